@@ -28,7 +28,7 @@ use std::sync::Arc;
 use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
 
-pub(crate) use self::all_reduce_scaled::{AllReduceScaled, Scaled};
+pub(crate) use self::all_reduce_scaled::{Scaled, all_reduce_scaled};
 pub(crate) use self::buffers::Buffers;
 pub(crate) use self::copy::Copies;
 pub use self::exchange::Lent;

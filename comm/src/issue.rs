@@ -1,11 +1,14 @@
 //! The way of a group's calls: they get numbers, are noted, and go to the backend that serves them.
 
+mod execution;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::{ByteCount, Rank};
 
+use self::execution::Execution;
 use crate::backend::thread::{InBlock, Member, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
@@ -14,7 +17,7 @@ use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
 use crate::handle::Backend;
 use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
-use crate::remote::{Execution, Transmit};
+use crate::remote::Transmit;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};

@@ -80,7 +80,7 @@
 //!
 //! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (who gives what to whom);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
-//! - execution: `engine` (operations, records of ranks, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
+//! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
 //!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
@@ -112,7 +112,9 @@ mod engine {
     mod operation;
     mod outputs;
     mod record;
+    mod shared;
     mod status;
+    mod table;
 
     pub(crate) use self::arrival::{Arrivals, Arrived, Difference};
     pub(crate) use self::attendance::Attendance;
@@ -120,7 +122,10 @@ mod engine {
     pub(crate) use self::operation::{Key, Operation};
     pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
     pub(crate) use self::record::Record;
+    pub(crate) use self::shared::Shared;
     pub(crate) use self::status::Status;
+    #[cfg(test)]
+    pub(crate) use self::table::Table;
 }
 mod environment;
 mod error;

@@ -27,7 +27,7 @@ pub(crate) struct Pattern<'a> {
     variant: Variant<'a>,
 }
 
-/// What a descriptor does not say.
+/// The facts that are not in a descriptor.
 #[derive(Clone, Copy, Debug)]
 enum Variant<'a> {
     Plain,
@@ -47,7 +47,7 @@ enum Variant<'a> {
     },
 }
 
-/// What one member gives to another.
+/// The elements that one member gives to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Part {
     /// Elements of what the giver has.

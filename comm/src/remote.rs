@@ -2,7 +2,7 @@
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
 //! In reading order: `buffer`, `message`, `header` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
-//! `units` (what travels of which operation), `execution` (one operation), `mailbox`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `drain`, `ending`, `alive`, `comparer`,
+//! `units` (what travels of which operation), `mailbox`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `drain`, `ending`, `alive`, `comparer`,
 //! `outgoing`, `progress`,
 //! `endpoint` (all of them together). `fuzzing` is for tests.
 
@@ -15,7 +15,6 @@ mod elements;
 mod ending;
 mod endpoint;
 mod exchanges;
-mod execution;
 pub(crate) mod fuzzing;
 mod header;
 mod hello;
@@ -38,13 +37,12 @@ pub(crate) use self::buffer::{Buffer, Pool};
 pub(crate) use self::comparer::Urgency;
 #[cfg(feature = "nccl")]
 pub(crate) use self::drain::{ALL_EPOCHS, Calls, DeviceCall, Place, Wire};
-pub(crate) use self::endpoint::Endpoint;
-pub(crate) use self::execution::Execution;
-pub(crate) use self::header::{rows_bytes, rows_of};
+pub(crate) use self::endpoint::{Endpoint, Request};
+pub(crate) use self::header::{DataHeader, data_header_bytes, rows_bytes, rows_of};
 pub(crate) use self::hello::Asked;
-#[cfg(any(feature = "mpi", feature = "nccl"))]
-pub(crate) use self::message::Message;
-pub(crate) use self::transmit::Transmit;
+pub(crate) use self::mailbox::Receiver;
+pub(crate) use self::message::{Kind, Message};
+pub(crate) use self::transmit::{At, DataMessage, DataMessages, Next, Transmit};
 pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;

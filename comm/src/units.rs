@@ -10,9 +10,8 @@ use hsdp_sharding::{DType, Role, UnitLayout};
 
 use crate::call::Call;
 use crate::execute::{
-    Accumulator, AllReduceScaled, Contribution, Reduced, Scaled, SharedGather,
-    SharedGatherContribution, UnitGather, UnitGatherContribution, UnitReduce,
-    UnitReduceContribution,
+    Accumulator, Contribution, Reduced, Scaled, SharedGather, SharedGatherContribution, UnitGather,
+    UnitGatherContribution, UnitReduce, UnitReduceContribution, all_reduce_scaled,
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
@@ -147,7 +146,7 @@ impl Group {
             .of(scaling.wire.dtype(), values.len())
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let work = move |all| AllReduceScaled::new(all, scaling);
+        let work = move |all| all_reduce_scaled(all, scaling);
         self.issue(call, Scaled(values), work)
     }
 

@@ -25,7 +25,7 @@ pub(crate) fn from_now(wait: Duration) -> Instant {
     now.checked_add(wait.min(FAR)).unwrap_or(now)
 }
 
-/// What rings again and again does so no more often than this.
+/// The shortest time from one alarm to its repetition.
 const OFTEN: Duration = Duration::from_millis(1);
 
 /// Started when the wait begins.

@@ -17,8 +17,8 @@ pub(crate) use self::issued::Issued;
 #[cfg(test)]
 pub(crate) use self::issued::Numbers;
 pub(crate) use self::state::{Members, RankState, Rolled, Wait, WaitKey};
-use crate::mismatch::MismatchRow;
-use crate::{Descriptor, GroupId};
+use crate::mismatch::{Mismatch, MismatchRow};
+use crate::{Descriptor, Error, GroupId};
 
 /// States of ranks, each from some moment of one look. A rank without a state counts as one that has issued nothing and waits for
 /// nothing.
@@ -41,6 +41,12 @@ pub(crate) fn judge(look: &Look, before: &Look) -> Option<Finding> {
         .map(|(group, index)| Finding::Differ(group, index))
         .or_else(|| left(look, before))
         .or_else(|| Some(circle(look, before)).filter(|rows| !rows.is_empty()).map(Finding::Circle))
+}
+
+/// The error that says that these ranks wait for each other.
+pub(crate) fn waiting_for_each_other(rows: Vec<MismatchRow>) -> Error {
+    let problem = "ranks wait for each other in different operations".to_owned();
+    Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
 }
 
 /// The first call of a group after which two ranks have other hashes.

@@ -50,7 +50,7 @@ impl Status {
         self.world_end().map_or(Ok(()), Err)
     }
 
-    /// What ended the world, if it has ended.
+    /// The end of the world, if it has ended.
     pub(crate) fn world_end(&self) -> Option<Error> {
         self.ends.lock().world.clone()
     }

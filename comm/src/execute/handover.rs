@@ -27,7 +27,7 @@ impl<T: Element> Buffers for Handing<T> {
     }
 }
 
-/// Whose vector each member gets.
+/// By receiver: the member that gives to it.
 pub(crate) fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
     let mut sources = vec![None; destinations.len()];
     for (from, destination) in destinations.iter().enumerate() {

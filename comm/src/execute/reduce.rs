@@ -36,21 +36,32 @@ pub(crate) enum Receivers {
     Root(usize),
 }
 
+/// The arithmetic of an operation: elements of all members become one.
+pub(crate) trait Combine<T>: Send + Sync + 'static {
+    fn combine(&self, target: &mut [T], sources: &[&[T]]);
+}
+
+impl<T: Element> Combine<T> for Reduction {
+    fn combine(&self, target: &mut [T], sources: &[&[T]]) {
+        combine(*self, target, sources);
+    }
+}
+
 /// A reduction whose result replaces the receivers' own elements.
-pub(crate) struct ReduceInPlace<T> {
+pub(crate) struct ReduceInPlace<T, C> {
     values: Vec<DisjointVec<T>>,
-    reduction: Reduction,
+    combine: C,
     receivers: Receivers,
     /// The slots that combine, and their elements. They cover all elements once.
     blocks: Vec<(usize, Range<usize>)>,
 }
 
-impl<T: Element> ReduceInPlace<T> {
+impl<T: Element, C: Combine<T>> ReduceInPlace<T, C> {
     /// # Errors
     /// If the vectors differ in length.
     pub(crate) fn new(
         values: Vec<Vec<T>>,
-        reduction: Reduction,
+        combine: C,
         receivers: Receivers,
     ) -> Result<Self, String> {
         let (len, members) = (one_length(values.iter().map(Vec::len))?, values.len());
@@ -62,11 +73,11 @@ impl<T: Element> ReduceInPlace<T> {
         };
         let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
         let values = values.into_iter().map(DisjointVec::from).collect();
-        Ok(Self { values, reduction, receivers, blocks })
+        Ok(Self { values, combine, receivers, blocks })
     }
 }
 
-impl<T: Element> Work for ReduceInPlace<T> {
+impl<T: Element, C: Combine<T>> Work for ReduceInPlace<T, C> {
     type Output = Vec<T>;
 
     fn blocks(&self) -> usize {
@@ -87,7 +98,7 @@ impl<T: Element> Work for ReduceInPlace<T> {
         for step in blocks_of(0..range.len(), STEP) {
             let result = &mut result[..step.len()];
             let sources: PerMember<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
-            combine(self.reduction, result, &sources);
+            self.combine.combine(result, &sources);
             drop(sources);
             match self.receivers {
                 Receivers::Root(root) => values[root][step].copy_from_slice(result),
@@ -105,28 +116,17 @@ impl<T: Element> Work for ReduceInPlace<T> {
 
 /// A reduction whose result only the root gets, in its own buffer.
 pub(crate) struct Reduce<T> {
-    reduce: ReduceInPlace<T>,
-    /// By slot.
-    gets: Vec<Gets>,
+    reduce: ReduceInPlace<T, Reduction>,
+    /// By slot: the output that a member gets with the elements in its buffer.
+    outputs: Vec<fn(Vec<T>) -> Exchange<T>>,
 }
 
-/// The output of a member of a reduction to a root.
-#[derive(Clone, Copy)]
-enum Gets {
-    /// The result.
-    Result,
-    /// Its own buffer, which it lent.
-    Back,
-    Nothing,
-}
-
-impl Gets {
-    fn of<T>(slot: usize, source: &Source<T>, root: usize) -> Self {
-        match source {
-            _ if slot == root => Self::Result,
-            Source::Lent(_) => Self::Back,
-            Source::Given(_) => Self::Nothing,
-        }
+/// The root gets the result; another member gets its own buffer back if it lent that.
+fn output<T>(source: &Source<T>, is_root: bool) -> fn(Vec<T>) -> Exchange<T> {
+    match source {
+        _ if is_root => |values| Exchange { source: Source::nothing(), target: Some(values) },
+        Source::Lent(_) => |values| Exchange { source: Source::Lent(values), target: None },
+        Source::Given(_) => |_| Exchange { source: Source::nothing(), target: None },
     }
 }
 
@@ -141,10 +141,10 @@ impl<T: Element> Reduce<T> {
         root: usize,
     ) -> Result<Self, String> {
         let slots = members.iter().enumerate();
-        let gets = slots.map(|(slot, it)| Gets::of(slot, &it.source, root)).collect();
+        let outputs = slots.map(|(slot, it)| output(&it.source, slot == root)).collect();
         let values = members.into_iter().map(Vec::from).collect();
         let reduce = ReduceInPlace::new(values, reduction, Receivers::Root(root))?;
-        Ok(Self { reduce, gets })
+        Ok(Self { reduce, outputs })
     }
 }
 
@@ -164,12 +164,7 @@ impl<T: Element> Work for Reduce<T> {
     }
 
     fn finish(self) -> Outputs<Exchange<T>> {
-        let output = |(values, gets)| match gets {
-            Gets::Result => Exchange { source: Source::nothing(), target: Some(values) },
-            Gets::Back => Exchange { source: Source::Lent(values), target: None },
-            Gets::Nothing => Exchange { source: Source::nothing(), target: None },
-        };
         let values = self.reduce.values.into_iter().map(DisjointVec::into_vec);
-        values.zip(self.gets).map(output).collect()
+        values.zip(self.outputs).map(|(values, output)| output(values)).collect()
     }
 }

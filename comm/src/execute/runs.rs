@@ -1,4 +1,4 @@
-//! What several members have of a unit, put together where it lies side by side in a parameter.
+//! Shards of several members, put together where they lie side by side in a parameter.
 
 use std::ops::Range;
 

@@ -97,8 +97,8 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     work.finish().0.into_iter().flatten().collect()
 }
 
-fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<AllReduceScaled, String> {
-    AllReduceScaled::new(values.into_iter().map(Scaled).collect(), scaling)
+fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<ReduceInPlace<f32, Scaling>, String> {
+    all_reduce_scaled(values.into_iter().map(Scaled).collect(), scaling)
 }
 
 fn assert_all_ones(full: &[Vec<HostBuffer>]) {

@@ -47,7 +47,7 @@ pub(crate) struct UnitGather {
 /// Shorter runs are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
 const LONG: usize = 512;
 
-/// What shards that share a block take, in words of 8 bytes, at the most: their elements have at most 4.
+/// The most words of 8 bytes in shards that share a block: an element has at most 4 bytes.
 const MOST_WORDS: usize = BLOCK_ELEMENTS / 2;
 
 /// Shards share blocks only where so many blocks are left for threads to claim.
@@ -120,7 +120,7 @@ impl UnitGather {
         self.layout.shard_len().div_ceil(self.block_len)
     }
 
-    /// Whose shards, and which elements of each. The blocks cover all shards once.
+    /// The shards of a block, and the range of each. The blocks cover all shards once.
     fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
         let (first, start) =
             (block / self.cuts() * self.neighbours, block % self.cuts() * self.block_len);
@@ -128,7 +128,7 @@ impl UnitGather {
         (first..end, start..self.layout.shard_len().min(start + self.block_len))
     }
 
-    /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
+    /// The parts of a range of a shard: the parameter, the elements, and their range in the parameter.
     fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
         let shard = self.shards[from].values();
         let parts = pieces_in(self.layout.pieces(from), range.clone());

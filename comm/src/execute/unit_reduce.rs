@@ -118,7 +118,7 @@ impl UnitReduce {
         self.shard_len().div_ceil(self.block_len)
     }
 
-    /// Whose partial, and which elements of it. The blocks cover all partials once.
+    /// The owner of a block's partial, and a range of it. The blocks cover all partials once.
     fn block(&self, block: usize) -> (usize, Range<usize>) {
         let (owner, start) = (block / self.cuts(), block % self.cuts() * self.block_len);
         (owner, start..self.shard_len().min(start + self.block_len))

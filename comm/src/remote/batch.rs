@@ -63,7 +63,7 @@ impl Batch {
     }
 
     /// # Errors
-    /// What is wrong with the message.
+    /// The problem with the message.
     pub(super) fn read(message: &Arc<Message>, size: usize) -> Result<Self, String> {
         let Batched { epoch, number, headers, parts } = read(message.header())?;
         let headers: Vec<Arc<[u8]>> = headers.into_iter().map(Into::into).collect();

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::sync::Mutex;
 
-/// What lengths of messages are multiples of: a line of a cache, and more than any element's alignment.
+/// Lengths of messages are multiples of this: a line of a cache, and more than any element's alignment.
 pub(crate) const BLOCK_BYTES: usize = 64;
 
 /// How many bytes of free buffers are kept: as much as a step has under way at once.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::thread::waiting_for_each_other;
+use crate::engine::judge::waiting_for_each_other;
 use crate::engine::judge::{self, Finding, Look, RankState, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Error, GroupId};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use hsdp_sharding::{DType, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::header::{bytes, read};
+use super::header::read;
 use crate::rolling::RollingHash;
 use crate::{GroupId, Op};
 
@@ -128,8 +128,9 @@ const OPS: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::AllReduce];
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// The calls of a rank until the end of an epoch, as bytes.
+#[cfg(any(feature = "nccl", test))]
 pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
-    bytes(&(epoch, calls))
+    super::header::bytes(&(epoch, calls))
 }
 
 /// # Errors

@@ -8,7 +8,7 @@ use hsdp_kernels::Element;
 use super::transmit::{At, DataMessages, Next, Transmit};
 use crate::execute::{Exchange, Handing, Splits, check_pairs, combine, sources_of};
 use crate::pattern::Pattern;
-use crate::{Counts, Op, Reduction};
+use crate::{Counts, Op};
 
 impl<T: Element> Transmit for Exchange<T> {
     const FUNCTION: u8 = 1;
@@ -76,7 +76,7 @@ impl Transmit for () {
 impl<T: Element> Transmit for Handing<T> {
     const FUNCTION: u8 = 4;
 
-    /// Whom it is for: 0 is nobody.
+    /// The receiver, from 1; 0 where there is none.
     fn note(&self) -> u64 {
         self.destination.map_or(0, |to| to as u64 + 1)
     }
@@ -126,7 +126,7 @@ impl<T: Element> Transmit for Vec<T> {
     }
 }
 
-/// Fills `target` with what all members give, this one from its `source`. Without a source, that lies in the target.
+/// Fills `target` with the elements that all members give, this one from its `source`, or from the target where it has none.
 pub(super) fn fill<T: Element>(
     target: &mut [T],
     source: &[T],
@@ -134,45 +134,18 @@ pub(super) fn fill<T: Element>(
     messages: &DataMessages,
 ) {
     let own = pattern.slot();
-    let given = || &source[pattern.gives(round, own)];
-    match pattern.combines(round) {
-        Some(reduction) if source.is_empty() => {
-            reduce_in_place(reduction, &mut target[pattern.takes(round, own)], own, messages);
-        }
-        Some(reduction) => {
-            let part = |from| if from == own { given() } else { messages.elements(from) };
-            combine(reduction, target, &(0..pattern.members()).map(part).collect::<Vec<_>>());
-        }
-        None => {
-            if !source.is_empty() {
-                target[pattern.takes(round, own)].copy_from_slice(given());
-            }
-            for from in pattern.others() {
-                target[pattern.takes(round, from)].copy_from_slice(messages.elements(from));
-            }
-        }
+    if let Some(reduction) = pattern.combines(round) {
+        let target = &mut target[pattern.takes(round, own)];
+        let before = if source.is_empty() { target.to_vec() } else { Vec::new() };
+        let given =
+            if source.is_empty() { &before[..] } else { &source[pattern.gives(round, own)] };
+        let part = |from| if from == own { given } else { messages.elements(from) };
+        return combine(reduction, target, &(0..pattern.members()).map(part).collect::<Vec<_>>());
     }
-}
-
-/// How many elements are combined at a time.
-const STEP: usize = 1 << 10;
-
-/// Combines the `values` of the member in slot `own` with what the others sent, in slot order.
-fn reduce_in_place<T: Element>(
-    reduction: Reduction,
-    values: &mut [T],
-    own: usize,
-    messages: &DataMessages,
-) {
-    let mut before = [T::zeroed(); STEP];
-    let mut start = 0;
-    for step in values.chunks_mut(STEP) {
-        let (before, range) = (&mut before[..step.len()], start..start + step.len());
-        before.copy_from_slice(step);
-        let part = |slot| {
-            if slot == own { &*before } else { &messages.elements::<T>(slot)[range.clone()] }
-        };
-        combine(reduction, step, &(0..messages.0.len()).map(part).collect::<Vec<_>>());
-        start = range.end;
+    if !source.is_empty() {
+        target[pattern.takes(round, own)].copy_from_slice(&source[pattern.gives(round, own)]);
+    }
+    for from in pattern.others() {
+        target[pattern.takes(round, from)].copy_from_slice(messages.elements(from));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::backend::thread::Operation;
+use crate::engine::Operation;
 use crate::sync;
 
 /// How long a rank that sees an end waits for that of the root.

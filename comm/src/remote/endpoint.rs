@@ -1,4 +1,4 @@
-//! Where a rank whose peers share no memory with it hands in what is to be sent, and the thread that sends and receives.
+//! A rank's side of the communication with ranks that share no memory with it: its requests, and the thread that sends and receives.
 //! `REMOTE.md`, "Progress".
 
 mod closing;
@@ -37,15 +37,15 @@ use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
-use crate::backend::thread::{Core, Operation};
 use crate::engine::judge::RankState;
+use crate::engine::{Operation, Shared};
 #[cfg(feature = "nccl")]
 use crate::sync::MutexGuard;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex};
 use crate::{Channel, Descriptor, Error, GroupId, Op};
 
-/// What the progress engine is to do.
+/// A request to the progress engine.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Send a message.
@@ -96,7 +96,7 @@ const LINGERING: Duration = Duration::from_secs(1);
 impl Endpoint {
     /// The endpoint of a world, whose progress has no thread yet.
     pub(crate) fn new(
-        core: &Arc<Core>,
+        core: &Arc<Shared>,
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
@@ -132,13 +132,23 @@ impl Endpoint {
         Ok(())
     }
 
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
+    }
+
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
     pub(crate) fn post(&self, request: Request) {
-        self.outgoing.lock().requests.push_back(request);
+        self.change(|outgoing| outgoing.requests.push_back(request));
+    }
+
+    /// Changes what is to be done, and wakes the progress thread for it.
+    fn change<T>(&self, change: impl FnOnce(&mut Outgoing) -> T) -> T {
+        let changed = change(&mut self.outgoing.lock());
         self.changed.notify_all();
+        changed
     }
 
     /// Sends what this rank brings to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
@@ -148,24 +158,22 @@ impl Endpoint {
         descriptor: &Descriptor,
         messages: Vec<Request>,
     ) -> Result<(), Error> {
-        let (mut outgoing, epoch) = (self.outgoing.lock(), descriptor.epoch);
-        if let Some((_, end)) = outgoing.stopped.as_ref().filter(|(last, _)| epoch <= *last) {
-            return Err(end.clone());
-        }
-        outgoing.issued.note(descriptor);
-        match self.exchanged(descriptor, &messages) {
-            Some(exchange) => {
-                outgoing.exchanged += 1;
-                outgoing.requests.push_back(exchange);
+        let exchange = self.exchanged(descriptor, &messages);
+        self.change(|outgoing| {
+            if let Some(end) = outgoing.stopped_in(descriptor.epoch) {
+                return Err(end.clone());
             }
-            None => outgoing.requests.extend(messages),
-        }
-        drop(outgoing);
-        self.changed.notify_all();
-        Ok(())
+            outgoing.issued.note(descriptor);
+            outgoing.exchanged += u64::from(exchange.is_some());
+            match exchange {
+                Some(exchange) => outgoing.requests.push_back(exchange),
+                None => outgoing.requests.extend(messages),
+            }
+            Ok(())
+        })
     }
 
-    /// What all ranks have for all others goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
+    /// An all-gather of all ranks goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
     fn exchanged(&self, descriptor: &Descriptor, messages: &[Request]) -> Option<Request> {
         let [Request::Send { message, .. }] = messages else { return None };
         let is_one = descriptor.op == Op::AllGather
@@ -175,29 +183,26 @@ impl Endpoint {
         is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
     }
 
-    /// Tells the others that this rank brings nothing more to `epoch`: once.
-    pub(crate) fn tell_stop(&self, epoch: u64, end: &Error) {
-        let mut outgoing = self.outgoing.lock();
-        if outgoing.stopped.as_ref().is_some_and(|(last, _)| epoch <= *last) {
+    /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
+    /// step alone.
+    pub(crate) fn end_epoch(&self, core: &Shared, epoch: u64, error: Error) {
+        let end = core.status().end_epoch(epoch, error);
+        if core.status().check_world().is_err() {
             return;
         }
-        outgoing.stopped = Some((epoch, end.clone()));
-        let header = end_bytes(epoch, end, self.rank);
-        let exchanged = outgoing.exchanged;
-        outgoing.requests.extend(self.last(Kind::Stop, &header, (0..self.size, exchanged)));
-        drop(outgoing);
-        self.changed.notify_all();
+        self.change(|outgoing| {
+            if outgoing.stopped_in(epoch).is_none() {
+                let header = end_bytes(epoch, &end, self.rank);
+                let to = (0..self.size, outgoing.exchanged);
+                outgoing.requests.extend(self.last(Kind::Stop, &header, to));
+                outgoing.stopped = Some((epoch, end));
+            }
+        });
     }
 
     /// A message to all other processes of the first `count`; none where there is no memory even for that.
     fn to_first(&self, count: usize, kind: Kind, header: &[u8]) -> Option<Request> {
-        let message = Message::write(&self.pool, (kind, 0), header, 0)?;
-        Some(self.to_others(0..count, message))
-    }
-
-    fn to_others(&self, processes: Range<usize>, message: Message) -> Request {
-        let others = processes.map(Rank::new).filter(|rank| *rank != self.rank);
-        Request::Send { to: others.collect(), message: Arc::new(message) }
+        self.last(kind, header, (0..count, 0))
     }
 
     /// The last message of this rank, of an epoch or of all, to others of these processes. Those beyond the ranks get no contributions.
@@ -208,18 +213,21 @@ impl Endpoint {
         (processes, exchanged): (Range<usize>, u64),
     ) -> Option<Request> {
         let message = Message::write(&self.pool, (kind, 0), header, 0)?.after(exchanged);
-        Some(self.to_others(processes, message))
+        Some(Request::Send { to: self.others(processes), message: Arc::new(message) })
+    }
+
+    fn others(&self, processes: Range<usize>) -> Vec<Rank> {
+        processes.map(Rank::new).filter(|rank| *rank != self.rank).collect()
     }
 
     /// This rank goes: the others are told when it has sent what it owes them.
     pub(crate) fn leave(&self) {
-        let mut outgoing = self.outgoing.lock();
-        if outgoing.leaving == Leaving::There {
-            (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
-        }
-        outgoing.is_called = true;
-        drop(outgoing);
-        self.changed.notify_all();
+        self.change(|outgoing| {
+            if outgoing.leaving == Leaving::There {
+                (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
+            }
+            outgoing.is_called = true;
+        });
     }
 
     /// An operation has its number, and no message.
@@ -254,13 +262,13 @@ impl Endpoint {
         progress.turn(self) == Turned::Something
     }
 
-    /// What is to be done, in order.
+    /// The requests, in order.
     pub(super) fn requests(&self) -> VecDeque<Request> {
         mem::take(&mut self.outgoing.lock().requests)
     }
 
     /// Tells the others that this rank has left, if it has, and owes them nothing: once.
-    pub(super) fn farewell(&self, core: &Core) {
+    pub(super) fn farewell(&self, core: &Shared) {
         if !self.is_leaving() {
             return;
         }
@@ -277,7 +285,7 @@ impl Endpoint {
     }
 
     /// The state of this rank when it leaves: it waits for nothing more.
-    fn last_state(&self, core: &Core) -> Vec<u8> {
+    fn last_state(&self, core: &Shared) -> Vec<u8> {
         let state = RankState { waits: Vec::new(), ..self.state(core, Calls::Last) };
         let encoded = header::bytes(&state);
         if encoded.len() <= MOST_STATEMENT {

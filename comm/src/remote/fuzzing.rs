@@ -1,15 +1,17 @@
 //! Messages of other processes, read and written again: for `comm/tests/fuzz`, and for the fuzzers, which run the same.
 
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 pub use super::message::Kind;
 
 use super::batch::Batched;
 use super::buffer::Pool;
 use super::comparer::Compared;
-use super::drain::{self, calls_bytes, calls_of};
-use super::header::{self, DataHeader, data_header_bytes, data_header_of, end_bytes, end_of};
+use super::drain::calls_of;
+use super::header::{self, DataHeader, end_bytes, end_of};
 use super::hello::Hello;
 use super::message;
 use crate::Error;
@@ -51,19 +53,44 @@ impl Message {
 }
 
 /// The content of a message besides elements.
-#[derive(Debug, PartialEq)]
-pub struct Header(Said);
+#[derive(Debug)]
+pub struct Header(Box<dyn Content>);
 
-#[derive(Debug, PartialEq)]
-enum Said {
-    Hello(Hello),
-    Welcome(Vec<Option<Hello>>),
-    Data(DataHeader),
-    End(u64, Error),
-    Left(RankState),
-    Exchange(Batched),
-    Compare(Compared),
-    Drain(u64, drain::Calls),
+trait Content: Debug {
+    fn bytes(&self) -> Vec<u8>;
+
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn error(&self) -> Option<&Error> {
+        None
+    }
+}
+
+impl<T: Serialize + Debug> Content for T {
+    fn bytes(&self) -> Vec<u8> {
+        header::bytes(self)
+    }
+}
+
+/// The end of an epoch, or of the world.
+#[derive(Debug)]
+struct End(u64, Error);
+
+impl Content for End {
+    fn bytes(&self) -> Vec<u8> {
+        end_bytes(self.0, &self.1, hsdp_sharding::Rank::new(0))
+    }
+
+    /// The text that users of the library get.
+    fn text(&self) -> String {
+        self.1.to_string()
+    }
+
+    fn error(&self) -> Option<&Error> {
+        Some(&self.1)
+    }
 }
 
 impl Header {
@@ -72,59 +99,40 @@ impl Header {
     /// # Errors
     /// The problem, in words.
     pub fn read(kind: Kind, bytes: &[u8]) -> Result<Self, String> {
-        Ok(Self(match kind {
-            Kind::Hello => Said::Hello(header::read(bytes)?),
-            Kind::Welcome => Said::Welcome(header::read(bytes)?),
-            Kind::Data => Said::Data(data_header_of(bytes)?),
+        match kind {
+            Kind::Hello => Self::of::<Hello>(bytes),
+            Kind::Welcome => Self::of::<Vec<Option<Hello>>>(bytes),
+            Kind::Data => Self::of::<DataHeader>(bytes),
             Kind::Stop | Kind::Proposal | Kind::End => {
-                let (number, error) = end_of(bytes)?;
-                Said::End(number, error)
+                end_of(bytes).map(|(epoch, error)| Self(Box::new(End(epoch, error))))
             }
-            Kind::Exchange => Said::Exchange(header::read(bytes)?),
-            Kind::Left => Said::Left(header::read(bytes)?),
-            Kind::Compare => Said::Compare(header::read(bytes)?),
-            Kind::Drain => {
-                let (epoch, calls) = calls_of(bytes)?;
-                Said::Drain(epoch, calls)
-            }
-        }))
+            Kind::Exchange => Self::of::<Batched>(bytes),
+            Kind::Left => Self::of::<RankState>(bytes),
+            Kind::Compare => Self::of::<Compared>(bytes),
+            Kind::Drain => calls_of(bytes).map(|it| Self(Box::new(it))),
+        }
+    }
+
+    fn of<T: for<'a> Deserialize<'a> + Serialize + Debug + 'static>(
+        bytes: &[u8],
+    ) -> Result<Self, String> {
+        header::read::<T>(bytes).map(|it| Self(Box::new(it)))
     }
 
     /// The same header as bytes.
     pub fn bytes(&self) -> Vec<u8> {
-        match &self.0 {
-            Said::Hello(hello) => header::bytes(hello),
-            Said::Welcome(hellos) => header::bytes(hellos),
-            Said::Data(data_header) => data_header_bytes(data_header),
-            Said::Exchange(batch) => header::bytes(batch),
-            Said::End(number, error) => end_bytes(*number, error, hsdp_sharding::Rank::new(0)),
-            Said::Left(state) => header::bytes(state),
-            Said::Compare(said) => header::bytes(said),
-            Said::Drain(epoch, calls) => calls_bytes(*epoch, calls),
-        }
+        self.0.bytes()
     }
 
     /// The error in a stop or an end.
     pub fn error(&self) -> Option<&Error> {
-        match &self.0 {
-            Said::End(_, error) => Some(error),
-            _ => None,
-        }
+        self.0.error()
     }
 }
 
-/// The text that users of the library get.
+/// Its content, in words.
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Said::Hello(hello) => write!(f, "{hello}"),
-            Said::Welcome(hellos) => write!(f, "{} processes: {hellos:?}", hellos.len()),
-            Said::Data(data_header) => write!(f, "{:?}", data_header.descriptor),
-            Said::End(_, error) => write!(f, "{error}"),
-            Said::Exchange(batch) => write!(f, "{batch:?}"),
-            Said::Left(state) => write!(f, "it has left: {state:?}"),
-            Said::Compare(said) => write!(f, "{said:?}"),
-            Said::Drain(epoch, calls) => write!(f, "until epoch {epoch}: {calls:?}"),
-        }
+        f.write_str(&self.0.text())
     }
 }

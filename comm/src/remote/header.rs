@@ -1,4 +1,4 @@
-//! What messages say besides elements, as bytes; in `ends` how steps and worlds ended.
+//! The contents of messages besides elements, as bytes; `ends` has the ends of steps and worlds.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ pub(crate) struct DataHeader {
     pub(crate) form: Form,
 }
 
-/// What tells operations from each other that are described alike.
+/// The difference between operations that are described alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Form {
     /// The function that was called.
     pub(crate) function: u8,
     /// A hash of the layout that it was called with; 0 without one.
     pub(crate) layout: u64,
-    /// What its sender alone has to say.
+    /// A note of its sender alone.
     pub(crate) note: u64,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn data_header_bytes(data_header: &DataHeader) -> Vec<u8> {
 /// The header of a data message, of its bytes.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The problem with them.
 pub(crate) fn data_header_of(bytes: &[u8]) -> Result<DataHeader, String> {
     read(bytes)
 }
@@ -51,7 +51,7 @@ pub(crate) fn bytes(header: &impl Serialize) -> Vec<u8> {
 /// Any header of bytes, which must be all of it, and as it is written here: a number has one form.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The problem with them.
 pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(encoded: &'a [u8]) -> Result<T, String> {
     let (header, rest) = postcard::take_from_bytes(encoded)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
@@ -64,7 +64,7 @@ pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(encoded: &'a [u8]) -> Res
     }
 }
 
-/// What is written must be this, and goes nowhere.
+/// Compares what is written with these bytes, and keeps none.
 struct Written<'a>(&'a [u8]);
 
 impl Flavor for Written<'_> {

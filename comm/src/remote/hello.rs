@@ -1,4 +1,4 @@
-//! What ranks that share no memory tell each other first, and compare. `REMOTE.md`, "Beginning".
+//! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`, "Beginning".
 
 use std::env;
 use std::fmt;
@@ -73,21 +73,18 @@ impl Hello {
         Self { process, started, ..self }
     }
 
-    /// What of `self` and `other` differs that must not, and how each has it.
+    /// The settings that all ranks must share, with their names.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
-    fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
-        let differs = |what, one: &dyn fmt::Debug, other: &dyn fmt::Debug| {
-            let [one, other] = [format!("{one:?}"), format!("{other:?}")];
-            (one != other).then_some((what, [one, other]))
-        };
-        differs("version", &self.version, &other.version)
-            .or_else(|| differs("byte order", &self.order, &other.order))
-            .or_else(|| differs("size of the world", &self.size, &other.size))
-            .or_else(|| differs("deadline", &self.deadline, &other.deadline))
-            .or_else(|| {
-                let [one, other] = [self.program, other.program].map(|it| format!("{it:016x}"));
-                differs("program (its hash)", &one, &other)
-            })
+    fn settings(&self) -> [(&'static str, String); 5] {
+        let Self { version, order, size, deadline, program, .. } = self;
+        let program = format!("{program:016x}");
+        [
+            ("version", format!("{version:?}")),
+            ("byte order", format!("{order:?}")),
+            ("size of the world", format!("{size:?}")),
+            ("deadline", format!("{deadline:?}")),
+            ("program (its hash)", format!("{program:?}")),
+        ]
     }
 }
 
@@ -99,7 +96,8 @@ impl Hello {
 pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
-        if let Some((what, [expected, found])) = first.difference(hello) {
+        let mut settings = first.settings().into_iter().zip(hello.settings());
+        if let Some(((what, expected), (_, found))) = settings.find(|(one, other)| one != other) {
             return Err(Error::ConfigMismatch {
                 what,
                 ranks: [Rank::new(0), Rank::new(other)],
@@ -110,7 +108,7 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The error that says who has come, and who has not.
+/// The error with the ranks that have come, and those that have not.
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
     let ranks = |there| {
@@ -132,7 +130,7 @@ fn boot() -> &'static str {
     BOOT.get_or_init(|| line("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
 
-/// What a file of the system says in its one line.
+/// The one line of a file of the system.
 fn line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }

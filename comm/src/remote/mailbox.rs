@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 
 use super::transmit::DataMessage;
 use crate::Descriptor;
-use crate::backend::thread::{Key, Operation};
+use crate::engine::{Key, Operation};
 use crate::pattern::rounds;
 
 /// Lays what came into the slots of an operation that this rank has issued.
@@ -25,7 +25,7 @@ pub(crate) trait Receiver: Debug + Send + Sync {
 /// Which round of which operation.
 type Round = (Key, u8);
 
-/// What came, by its operation.
+/// Data messages, by their operations.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     /// Of operations that this rank has not issued, in the order in which it came.

@@ -1,4 +1,4 @@
-//! What travels between ranks that share no memory: a prefix, a header, and elements. `REMOTE.md`, "Messages".
+//! The messages of ranks that share no memory: a prefix, a header, and elements. `REMOTE.md`, "Messages".
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::buffer::{BLOCK_BYTES, Buffer, Pool};
 
-/// What every message begins with: who finds something else there was sent no message of this version.
+/// The first bytes of each message of this version.
 const MAGIC: [u8; 8] = *b"hsdpltr1";
 
 /// Longer headers are refused: none of ours comes near.
@@ -33,7 +33,7 @@ pub enum Kind {
     Exchange,
     /// The hellos of all processes: the first message of process 0.
     Welcome,
-    /// What the comparer asks or is told.
+    /// A report, a question, a state or a verdict.
     Compare,
     /// The calls of NCCL that its sender has made in an epoch that is over.
     Drain,
@@ -127,7 +127,7 @@ impl Message {
     /// Reads what was received.
     ///
     /// # Errors
-    /// What is wrong with it: nothing that it says was believed.
+    /// The problem: no content of the message was used.
     pub(crate) fn read(buffer: Buffer) -> Result<Self, String> {
         let bytes = buffer.bytes();
         let prefix = bytes.get(..BLOCK_BYTES).ok_or("it is empty")?;
@@ -223,7 +223,7 @@ impl Message {
         self.buffer.bytes()
     }
 
-    /// What is between the header and the elements, and behind those.
+    /// The bytes between the header and the elements, and behind those.
     fn fillings(&self) -> [Range<usize>; 2] {
         let start = self.start();
         [BLOCK_BYTES + self.header..start, start + self.body..self.bytes().len()]

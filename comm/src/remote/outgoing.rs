@@ -1,4 +1,4 @@
-//! What a rank has for the others, and how far it has left.
+//! The requests of a rank to its progress engine, and how far it has left.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use super::endpoint::Request;
 use crate::Error;
 use crate::engine::judge::Issued;
 
-/// What a rank has for the others.
+/// The requests of a rank to its progress engine.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     pub(super) requests: VecDeque<Request>,
@@ -25,6 +25,13 @@ pub(super) struct Outgoing {
     pub(super) issued: Issued,
     /// The number of exchanges to which this rank has contributed.
     pub(super) exchanged: u64,
+}
+
+impl Outgoing {
+    /// How an epoch ended, if this rank brings nothing more to it.
+    pub(super) fn stopped_in(&self, epoch: u64) -> Option<&Error> {
+        self.stopped.as_ref().filter(|(last, _)| epoch <= *last).map(|(_, end)| end)
+    }
 }
 
 /// How far this rank has left.

@@ -1,10 +1,11 @@
-//! What is done with messages that go and come, one after the other. `REMOTE.md`, "Progress".
+//! Messages are sent and taken in, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
+use self::deliver::look;
 use super::alive::Watch;
 use super::comparer::{Action, Compared, Comparer};
 use super::endpoint::{Endpoint, Request};
@@ -14,8 +15,8 @@ use super::message::{Kind, MOST_STATEMENT, Message};
 use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Losses, Transport, TransportError, Waker};
 use crate::AbortReason;
-use crate::backend::thread::{Core, Operation};
 use crate::engine::Record;
+use crate::engine::{Operation, Shared};
 use crate::ledger::Messages;
 use crate::sync;
 
@@ -28,7 +29,7 @@ const MESSAGES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Progress {
     /// Until the world is gone: it holds this in turn.
-    core: Option<Arc<Core>>,
+    core: Option<Arc<Shared>>,
     rank: Rank,
     transport: Box<dyn Transport>,
     mailbox: Mailbox,
@@ -69,7 +70,7 @@ impl Drop for Turn {
     }
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     /// There was something to be done.
@@ -85,7 +86,7 @@ pub(super) enum Turned {
 }
 
 impl Progress {
-    pub(super) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Self {
+    pub(super) fn new(core: &Arc<Shared>, rank: Rank, transport: Box<dyn Transport>) -> Self {
         Self {
             core: Some(Arc::clone(core)),
             rank,
@@ -99,7 +100,7 @@ impl Progress {
 
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
-        // Who has kept a pending operation may wait for it yet.
+        // A rank that has kept a pending operation may wait for it yet.
         let core = if self.mailbox.is_awaited() { self.core.clone() } else { self.core.take() };
         if self.core.is_none() {
             self.mailbox.clear();
@@ -113,7 +114,7 @@ impl Progress {
             let turned = self.try_turn(&core, endpoint);
             let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
                 let reason = AbortReason::Unreachable { problem: problem.into() };
-                core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
+                endpoint.end_by(&core, peer.unwrap_or(self.rank), reason);
                 Turned::Awaits
             });
             endpoint.try_end(&core);
@@ -132,7 +133,7 @@ impl Progress {
     }
 
     /// Ends the world if a rank is lost that has not said that it leaves, or if this process reaches no other rank.
-    fn look_for_losses(&mut self, core: &Core) {
+    fn look_for_losses(&mut self, core: &Shared, endpoint: &Endpoint) {
         let mut lost: Vec<(Rank, AbortReason)> = Vec::new();
         match self.transport.lost() {
             Ok(losses) => {
@@ -145,7 +146,7 @@ impl Progress {
             // At once: the rank at fault may hear of this loss from others, and end its process for it.
             Err(Loss { rank, cause }) => {
                 if core.status().check_world().is_ok() {
-                    core.end(core.ended_by(rank, self.reason(rank, cause)));
+                    endpoint.end_by(core, rank, self.reason(rank, cause));
                 }
             }
         }
@@ -161,7 +162,7 @@ impl Progress {
             if core.records().get(rank.index()).is_some_and(is_there) {
                 // No rank waits for its answer about the end.
                 core.record(rank).leave();
-                core.end(core.ended_by(rank, reason));
+                endpoint.end_by(core, rank, reason);
             }
         }
     }
@@ -178,7 +179,7 @@ impl Progress {
 
     fn try_turn(
         &mut self,
-        core: &Arc<Core>,
+        core: &Arc<Shared>,
         endpoint: &Endpoint,
     ) -> Result<Turned, TransportError> {
         let (mut is_busy, failed) = self.run_requests((core, endpoint));
@@ -194,15 +195,14 @@ impl Progress {
                 self.deliver((core, endpoint), from, message)
             });
             if let Err(problem) = read {
-                let reason = AbortReason::Garbled { problem: problem.into() };
-                core.end(core.ended_by(from, reason));
+                endpoint.end_garbled(core, from, problem);
             }
             self.take_in((core, endpoint));
         }
         self.relay.look_for_overdue();
         self.take_in((core, endpoint));
         self.relay_on()?;
-        self.look_for_losses(core);
+        self.look_for_losses(core, endpoint);
         self.compare(core, endpoint);
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
@@ -227,7 +227,7 @@ impl Progress {
     }
 
     /// Whether other ranks depend on this one to get contributions to exchanges.
-    fn is_needed(&self, core: &Core) -> bool {
+    fn is_needed(&self, core: &Shared) -> bool {
         self.relay.owes(|rank, epoch| {
             let record = core.record(rank);
             record.has_left() || record.has_stopped(epoch)
@@ -236,14 +236,14 @@ impl Progress {
 
     /// Whether this rank has left, and others are on their way to what it has issued: their messages are received, or they could not
     /// be sent.
-    fn lingers(&mut self, core: &Core, endpoint: &Endpoint) -> bool {
+    fn lingers(&mut self, core: &Shared, endpoint: &Endpoint) -> bool {
         endpoint.lingers() && self.mailbox.expects(|rank| !core.record(rank).has_left())
     }
 
     /// Whether there were any, and what failed first: the others are run all the same.
     fn run_requests(
         &mut self,
-        (core, endpoint): (&Core, &Endpoint),
+        (core, endpoint): (&Shared, &Endpoint),
     ) -> (bool, Result<(), TransportError>) {
         let requests = endpoint.requests();
         let (any, mut failed) = (!requests.is_empty(), Ok(()));
@@ -264,39 +264,45 @@ impl Progress {
                 Request::Compare { to, said } => {
                     failed = failed.and(self.tell(core, to, &said));
                 }
-                Request::Open { receiver, operation } => self.open(core, receiver, &operation),
+                Request::Open { receiver, operation } => {
+                    self.open((core, endpoint), receiver, &operation);
+                }
             }
         }
         (any, failed)
     }
 
     /// Lays into an operation what has come of it before.
-    fn open(&mut self, core: &Core, receiver: Arc<dyn Receiver>, operation: &Arc<Operation>) {
+    fn open(
+        &mut self,
+        (core, endpoint): (&Shared, &Endpoint),
+        receiver: Arc<dyn Receiver>,
+        operation: &Arc<Operation>,
+    ) {
         for (from, message) in self.mailbox.open(receiver, Arc::clone(operation)) {
             if let Err(problem) = self.mailbox.put(from, message) {
-                let reason = AbortReason::Garbled { problem: problem.into() };
-                core.end(core.ended_by(from, reason));
+                endpoint.end_garbled(core, from, problem);
             }
         }
         let opened = self.mailbox.gathering();
         let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), operation));
-        opened.for_each(|it| self.look(core, it));
+        opened.for_each(|it| look((core, endpoint), it));
     }
 
     /// Has the comparer do what is due.
-    fn compare(&mut self, core: &Core, endpoint: &Endpoint) {
+    fn compare(&mut self, core: &Shared, endpoint: &Endpoint) {
         let is_there = |rank: &Rank| *rank == self.rank || !core.record(*rank).has_left();
         let there = || (0..core.records().len()).map(Rank::new).filter(is_there).collect();
         for action in self.comparer.turn(sync::now(), there) {
             match action {
                 Action::Say(to, said) => endpoint.post(Request::Compare { to, said }),
-                Action::End(error) => drop(core.end(error)),
+                Action::End(error) => drop(endpoint.end(core, error)),
             }
         }
     }
 
     /// Tells another rank something, of this rank's comparer or to its.
-    fn tell(&mut self, core: &Core, to: Rank, said: &Compared) -> Result<(), TransportError> {
+    fn tell(&mut self, core: &Shared, to: Rank, said: &Compared) -> Result<(), TransportError> {
         let header = header::bytes(said);
         let message = Message::write(&Arc::default(), (Kind::Compare, 0), &header, 0);
         // Without it, this rank counts as one that does not answer.
@@ -308,7 +314,7 @@ impl Progress {
     }
 
     /// Another rank, or this one, tells something.
-    fn hear(&mut self, (core, endpoint): (&Core, &Endpoint), from: Rank, said: Compared) {
+    fn hear(&mut self, (core, endpoint): (&Shared, &Endpoint), from: Rank, said: Compared) {
         match said {
             Compared::Report(report) => self.comparer.report(from, report),
             Compared::State(number, state) => self.comparer.answer(from, number, state),

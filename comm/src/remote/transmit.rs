@@ -1,4 +1,4 @@
-//! What the members of an operation that share no memory send each other, and what each makes of it.
+//! Data messages: the members of an operation pack them for each other, and unpack those of others.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::Range;
@@ -41,14 +41,14 @@ impl At {
         self.meant.scaling.expect("a reduction of gradients has one")
     }
 
-    /// What comes after this round: another one, or the output.
-    pub(super) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
+    /// After this round comes another one, or the output.
+    pub(crate) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
         let is_last = self.round + 1 == self.pattern().rounds();
         if is_last { Break(output(own)) } else { Continue(own) }
     }
 }
 
-/// What becomes of a member's buffers after a round: the output, or what it brings to another round.
+/// A member's buffers after a round: its output, or its contribution to another round.
 pub(crate) type Next<S> = ControlFlow<<S as Buffers>::Output, S>;
 
 /// Buffers whose elements go by messages: the pattern says which, and these are packed into bytes and unpacked.
@@ -61,7 +61,7 @@ pub(crate) trait Transmit: Buffers + Sized {
         None
     }
 
-    /// What this member alone has to say.
+    /// A note of this member alone.
     fn note(&self) -> u64 {
         0
     }
@@ -72,7 +72,7 @@ pub(crate) trait Transmit: Buffers + Sized {
     /// All messages were packed: keeps what stays here, if that was lent for no longer. May call code of users.
     ///
     /// # Errors
-    /// What failed. It ends the world: the others have this member's promise.
+    /// The failure. It ends the world: the others have this member's promise.
     fn keep(&mut self, _at: &At) -> Result<(), Error> {
         Ok(())
     }
@@ -80,26 +80,26 @@ pub(crate) trait Transmit: Buffers + Sized {
     /// Learns what only the messages of all say.
     ///
     /// # Errors
-    /// What does not fit: in words that go before "in operation ...".
+    /// The contradiction, in words that go before "in operation ...".
     fn learn(&mut self, _at: &At, _messages: &DataMessages) -> Result<(), String> {
         Ok(())
     }
 
-    /// What becomes of it with what came, which was checked.
+    /// Unpacks messages, which were checked.
     fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self>;
 
-    /// What the others are to know beside the descriptor.
+    /// The difference from other operations with this descriptor.
     fn form(&self) -> Form {
         let layout = self.layout().map_or(0, digest);
         Form { function: Self::FUNCTION, layout, note: self.note() }
     }
 }
 
-/// What the other members sent, by slot.
+/// The messages of the other members, by slot.
 #[derive(Debug)]
-pub(crate) struct DataMessages(pub(super) Vec<Option<DataMessage>>);
+pub(crate) struct DataMessages(pub(crate) Vec<Option<DataMessage>>);
 
-/// What one of them sent.
+/// The part of one of them in an operation.
 #[derive(Debug)]
 pub(crate) struct DataMessage {
     pub(crate) data_header: DataHeader,
@@ -108,17 +108,17 @@ pub(crate) struct DataMessage {
 }
 
 impl DataMessages {
-    /// What the member in slot `from` sent; nothing of this member.
+    /// The elements of the member in slot `from`, as bytes; none of this member.
     pub(crate) fn bytes(&self, from: usize) -> &[u8] {
         self.0[from].as_ref().map_or(&[], |message| message.payload.bytes())
     }
 
-    /// What the member in slot `from` said; nothing of this member.
+    /// The header of the member in slot `from`; none of this member.
     pub(crate) fn data_header(&self, from: usize) -> Option<&DataHeader> {
         self.0[from].as_ref().map(|message| &message.data_header)
     }
 
-    /// What the member in slot `from` sent, as elements: of a message that was checked.
+    /// The elements of the member in slot `from`, of a message that was checked.
     pub(crate) fn elements<T: Pod>(&self, from: usize) -> &[T] {
         bytemuck::cast_slice(self.bytes(from))
     }
@@ -126,8 +126,8 @@ impl DataMessages {
     /// Whether what came is what `own` expects.
     ///
     /// # Errors
-    /// What differs.
-    pub(super) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
+    /// The difference.
+    pub(crate) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
         let Form { function, layout, .. } = own.form();
         let forms = || self.0.iter().flatten().map(|message| message.data_header.form);
         if forms().any(|form| form.function != function) {
@@ -160,13 +160,13 @@ pub(crate) struct Payload {
 
 impl Payload {
     /// All elements of a message.
-    pub(super) fn whole(message: Message) -> Self {
+    pub(crate) fn whole(message: Message) -> Self {
         let range = 0..message.body().len();
         Self { message: Arc::new(message), range }
     }
 
     /// Some bytes of a message's elements. They are aligned for all elements if the range begins at a multiple of 64.
-    pub(super) fn part(message: &Arc<Message>, range: Range<usize>) -> Self {
+    pub(crate) fn part(message: &Arc<Message>, range: Range<usize>) -> Self {
         Self { message: Arc::clone(message), range }
     }
 

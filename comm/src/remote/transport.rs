@@ -1,4 +1,4 @@
-//! What carries messages between ranks that share no memory.
+//! The carrier of messages between ranks that share no memory.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) trait Transport: Debug + Send {
         Arrivals::Polled
     }
 
-    /// What has come, from whom; nothing that has not come whole.
+    /// The next message that has come whole, and its sender.
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError>;
 
     /// How many messages are still being sent or received.

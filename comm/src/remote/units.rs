@@ -119,7 +119,7 @@ impl UnitReduceContribution {
     }
 }
 
-/// What lies in a trainable shard, in order, and where: parts of parameters, and padding before and after each.
+/// The parts of a trainable shard, in order, with their places: parts of parameters, and padding before and after each.
 fn places(layout: &UnitLayout, slot: usize) -> impl Iterator<Item = (Option<Piece>, Range<usize>)> {
     let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
     let pieces = layout.pieces(slot).take_while(trainable).map(Some).chain([None]);
@@ -164,7 +164,7 @@ impl Transmit for Scaled {
     }
 }
 
-/// What this member contributes to its own part, in the dtype of the wire.
+/// The contribution of this member to its own part, in the dtype of the wire.
 fn packed(at: &At, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
     let (bytes, scaling) = (at.pattern().bytes_from(0, at.slot), at.scaling());
     let mut packed = vec![0_u64; bytes.div_ceil(8)];
@@ -173,7 +173,7 @@ fn packed(at: &At, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
     packed
 }
 
-/// What all members contribute to this member's part, in slot order; `own` is what this one has packed.
+/// The contributions of all members to this member's part, in slot order; `own` is the one of this member, packed.
 fn contributions<'a>(at: &At, own: &'a [u64], messages: &'a DataMessages) -> Vec<Values<'a>> {
     let (bytes, dtype) = (at.pattern().bytes_from(0, at.slot), summed(at).wire.dtype());
     let own = &bytemuck::cast_slice(own)[..bytes];

@@ -27,7 +27,7 @@ struct End {
     waker: OnceLock<Waker>,
 }
 
-/// Who sent what.
+/// The sender, and the bytes of its message.
 type Sent = (Rank, Vec<u8>);
 
 impl Wires {
@@ -48,7 +48,7 @@ impl Wires {
 
 impl Transport for Wires {
     fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
-        // Who has left hears nothing any more, and need not.
+        // A rank that has left receives nothing any more.
         let End { sender, waker } = &self.to[to.index()];
         let _ = sender.send((self.rank, message.bytes().to_vec()));
         if let Some(waker) = waker.get() {

@@ -1,4 +1,4 @@
-//! The state that the ranks of a local world share.
+//! The threads of a world, and the state that its ranks share.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -6,24 +6,19 @@ use std::sync::{Arc, OnceLock};
 use hsdp_sharding::Rank;
 
 use super::queue::Queue;
-use super::table::Table;
-use crate::engine::{Record, Status};
+use crate::engine::Shared;
 use crate::options::WorldOptions;
 use crate::remote::Endpoint;
 use crate::site::Site;
 use crate::slow::Links;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::thread;
-use hsdp_flight::{EntryNumber, Origin, Recorder};
+use hsdp_flight::EntryNumber;
 
-/// The state that the ranks of a local world share.
+/// The threads of a world: workers, ranks that wait, and the endpoint that stands for ranks of other processes.
 #[derive(Debug)]
 pub(crate) struct Core {
-    options: WorldOptions,
-    pub(super) origin: Origin,
-    records: Arc<[Arc<Record>]>,
-    pub(super) status: Arc<Status>,
-    pub(super) table: Table,
+    shared: Arc<Shared>,
     pub(super) queue: Queue,
     pub(super) links: Links,
     pub(super) cores: usize,
@@ -52,16 +47,11 @@ pub(crate) struct Member<'a> {
 
 impl Core {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
-        let (entries, origin) = (options.flight_entries, Origin::now());
-        let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
+        let links = Links::new(&options.slow);
         Arc::new(Self {
-            links: Links::new(&options.slow),
-            options,
-            origin,
-            records: (0..size).map(record).collect(),
-            status: Arc::default(),
-            table: Table::default(),
+            shared: Shared::new(size, options),
             queue: Queue::default(),
+            links,
             cores: thread::available_parallelism().map_or(1, usize::from),
             sleepers: AtomicUsize::new(0),
             endpoint: OnceLock::new(),
@@ -78,25 +68,17 @@ impl Core {
         self.endpoint.get()
     }
 
-    pub(crate) fn options(&self) -> &WorldOptions {
-        &self.options
-    }
-
-    pub(crate) fn records(&self) -> &[Arc<Record>] {
-        &self.records
-    }
-
-    pub(crate) fn status(&self) -> &Arc<Status> {
-        &self.status
-    }
-
     /// Whether each rank can have a core to itself, so that a short wait is best spent awake.
     pub(super) fn has_a_core_for_each(&self) -> bool {
-        self.records.len() <= self.cores
+        self.records().len() <= self.cores
     }
+}
 
-    pub(crate) fn record(&self, rank: Rank) -> &Record {
-        &self.records[rank.index()]
+impl Deref for Core {
+    type Target = Arc<Shared>;
+
+    fn deref(&self) -> &Arc<Shared> {
+        &self.shared
     }
 }
 
@@ -127,8 +109,8 @@ impl Lifeline {
 impl Drop for Lifeline {
     fn drop(&mut self) {
         if let Some(endpoint) = self.0.endpoint() {
-            endpoint.close(&self.0.status, self.0.options.deadline);
+            endpoint.close(self.0.status(), self.0.options().deadline);
         }
-        self.0.queue.close(self.0.options.deadline);
+        self.0.queue.close(self.0.options().deadline);
     }
 }

@@ -12,13 +12,6 @@ use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 
 impl Core {
-    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
-    pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
-        let record = self.records().get(rank.index());
-        let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
-        Error::WorldAborted { rank, step, operation, reason }
-    }
-
     /// Ends the world since `rank` cannot go on, unless it is over.
     #[cfg(feature = "nccl")]
     pub(crate) fn end_requested(&self, rank: Rank, reason: &str) {
@@ -47,23 +40,8 @@ impl Core {
     pub(crate) fn end(&self, error: Error) -> Error {
         match self.endpoint() {
             None => self.end_here(error, &[]),
-            Some(endpoint) => {
-                if self.status().world_end().is_none() {
-                    endpoint.propose_end(self, &error);
-                }
-                self.status().world_end().unwrap_or(error)
-            }
+            Some(endpoint) => endpoint.end(self, error),
         }
-    }
-
-    /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
-    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
-        let end = self.status().end_world(error);
-        for operation in self.table.drain(None) {
-            operation.fail_gathering(&end);
-        }
-        doomed.iter().for_each(|operation| operation.fail(&end));
-        end
     }
 
     /// An operation fails with the end of the world, now or when it is known.
@@ -80,29 +58,11 @@ impl Core {
     /// Where members share no memory, those fail for which a member is missing that brings nothing more, and all of them say
     /// so: `REMOTE.md`, "Aborted steps".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
-        let end = self.status().end_epoch(epoch, error);
         if let Some(endpoint) = self.endpoint() {
-            // The others are told of that as an end of the world, or else they would take it for one of the step alone.
-            if self.status().check_world().is_ok() {
-                endpoint.tell_stop(epoch, &end);
-            }
-            return;
+            return endpoint.end_epoch(self, epoch, error);
         }
+        let end = self.status().end_epoch(epoch, error);
         for operation in self.table.drain(Some(epoch)) {
-            operation.fail_gathering(&end);
-        }
-    }
-
-    /// Forgets what no rank can ask for any more.
-    pub(crate) fn forget_old_epochs(&self) {
-        let oldest = self.records().iter().map(|record| record.epoch()).min();
-        self.status().forget_before(oldest.unwrap_or(0));
-    }
-
-    /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
-    pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
-        if let Err(end) = self.status().check(epoch) {
-            self.table.remove(operation.key());
             operation.fail_gathering(&end);
         }
     }
@@ -123,12 +83,6 @@ impl Core {
                 let _ = self.end_left(rank, &operation, awaited);
             }
         }
-    }
-
-    /// Whether all ranks but `rank` have left.
-    pub(crate) fn is_last(&self, rank: Rank) -> bool {
-        let mut others = self.records().iter().enumerate().filter(|(it, _)| *it != rank.index());
-        others.all(|(_, record)| record.has_left())
     }
 
     /// The other half of [`leave`](Self::leave): a member that arrives looks whether a missing one has left.

@@ -21,7 +21,7 @@ impl Core {
     pub(super) fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
         // The last to arrive may be the progress engine, for whom others wait: it does no more than it must.
         let is_alone = self.endpoint().is_some();
-        let small = (running.blocks <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
+        let small = (running.blocks <= 1 && !is_alone) || running.work.bytes() <= INLINE_BYTES;
         let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };
         if small || (workers == 0 && !self.has_helpers(&running.operation)) {
             return self.run_here(running, rank);
@@ -44,7 +44,8 @@ impl Core {
     /// Runs blocks of `queued` for `rank`, which does not wait for it.
     fn help_for(&self, queued: Arc<Queued>, rank: Rank) {
         let operation = Arc::clone(&queued.running.operation);
-        let _blocked = queued.running.calls_users().then(|| self.record(rank).block_on(&operation));
+        let _blocked =
+            queued.running.work.calls_users().then(|| self.record(rank).block_on(&operation));
         self.help(queued, None);
     }
 
@@ -77,7 +78,7 @@ impl Core {
     /// so that others can find the owner of the code.
     fn run_here(&self, running: Running, rank: Rank) {
         let operation = Arc::clone(&running.operation);
-        let _blocked = running.calls_users().then(|| self.record(rank).block_on(&operation));
+        let _blocked = running.work.calls_users().then(|| self.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
         let ran = (0..running.blocks).try_for_each(|block| running.run(block, self));
@@ -99,14 +100,14 @@ impl Core {
         let span = running.span();
         let _entered = span.enter();
         while !own.is_some_and(Operation::is_settled) {
-            let Some(blocks) = queued.claim() else {
+            let Some(blocks) = queued.unclaimed.claim() else {
                 self.queue.remove(&queued);
                 break;
             };
             // Claimed blocks are run, unless the operation has failed: no member would get anything of it.
             let mut blocks = blocks.take_while(|_| !running.operation.is_settled());
             if let Err(panic) = blocks.try_for_each(|block| running.run(block, self)) {
-                queued.abandon();
+                queued.unclaimed.abandon();
                 self.end_panicked(&running.operation, panic);
             }
         }

@@ -43,8 +43,8 @@ impl Core {
     /// and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
-            None => self.status.check(epoch),
-            Some(_) => self.status.check_world(),
+            None => self.status().check(epoch),
+            Some(_) => self.status().check_world(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Core {
     ) {
         operation.gather_again::<D, W>((slot, descriptor), contribution);
         let entered = self.table.enter(operation.key(), || {
-            self.status.check_world()?;
+            self.status().check_world()?;
             Ok(Arc::clone(operation))
         });
         if let Err(end) = entered {

@@ -92,7 +92,8 @@ impl Queue {
         }
         let entries = self.entries.lock();
         let mine = entries.running.iter().find(|entry| Arc::ptr_eq(&entry.running.operation, own));
-        mine.or_else(|| entries.running.iter().find(|entry| !entry.running.calls_users())).cloned()
+        mine.or_else(|| entries.running.iter().find(|entry| !entry.running.work.calls_users()))
+            .cloned()
     }
 
     /// Work for a worker: the oldest. Sleeps while there is none; `None` when the world is gone.
@@ -187,7 +188,7 @@ impl fmt::Debug for Queue {
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) running: Running,
-    unclaimed: Unclaimed,
+    pub(super) unclaimed: Unclaimed,
 }
 
 impl Queued {
@@ -195,16 +196,6 @@ impl Queued {
     pub(super) fn new(running: Running, threads: usize) -> Self {
         let unclaimed = Unclaimed::new(running.blocks, threads);
         Self { running, unclaimed }
-    }
-
-    /// The next blocks that are not claimed: many neighbours first, and fewer towards the end.
-    pub(super) fn claim(&self) -> Option<Range<usize>> {
-        self.unclaimed.claim()
-    }
-
-    /// Leaves nothing to be claimed.
-    pub(super) fn abandon(&self) {
-        self.unclaimed.abandon();
     }
 }
 
@@ -215,7 +206,7 @@ const CLAIMS_OF_A_THREAD: usize = 4;
 ///
 /// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
 #[derive(Debug)]
-struct Unclaimed {
+pub(super) struct Unclaimed {
     next: AtomicUsize,
     blocks: usize,
     parts: usize,
@@ -226,16 +217,19 @@ impl Unclaimed {
         Self { next: AtomicUsize::new(0), blocks, parts: CLAIMS_OF_A_THREAD * threads.max(1) }
     }
 
+    /// The next blocks that are not claimed: many neighbours first, and fewer towards the end.
+    ///
     /// Memory is fetched ahead of a thread that goes on where it was; one that gets each second block is always at a new place.
     /// And few blocks at the end keep all threads busy to it ("guided self-scheduling", Polychronopoulos and Kuck 1987).
-    fn claim(&self) -> Option<Range<usize>> {
+    pub(super) fn claim(&self) -> Option<Range<usize>> {
         let end = |first: usize| first + (self.blocks - first).div_ceil(self.parts);
         let after = |first: usize| (first < self.blocks).then(|| end(first));
         let first = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok()?;
         Some(first..end(first))
     }
 
-    fn abandon(&self) {
+    /// Leaves nothing to be claimed.
+    pub(super) fn abandon(&self) {
         self.next.store(self.blocks, Ordering::Relaxed);
     }
 }

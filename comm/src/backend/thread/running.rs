@@ -104,16 +104,6 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// The bytes that are moved: they decide which threads do the work.
-    pub(super) fn bytes(&self) -> usize {
-        self.work.bytes()
-    }
-
-    /// Whether a block may call code of a user, which may hang: then fewer threads may help.
-    pub(super) fn calls_users(&self) -> bool {
-        self.work.calls_users()
-    }
-
     /// Runs a block that was claimed.
     pub(super) fn run(&self, block: usize, core: &Core) -> Result<(), WorkPanic> {
         let (ranks, readers) = (self.operation.ranks(), self.operation.readers());

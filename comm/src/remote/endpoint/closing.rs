@@ -24,7 +24,7 @@ impl Endpoint {
         }
         self.wait_for_messages(status, deadline);
         self.give_up();
-        // What it holds goes with it: MPI ends where that goes last, and must not do so in a thread that a program leaves behind.
+        // MPI ends where its last handle is dropped, which the thread may hold, and must not do so in a thread that a program leaves behind.
         if self.ends_before(from_now(FAREWELL)) {
             let _ = thread.join();
         }
@@ -44,16 +44,15 @@ impl Endpoint {
 
     /// Has the thread end, if it has not, whatever is still to be sent.
     fn give_up(&self) {
-        let mut outgoing = self.outgoing.lock();
-        if outgoing.has_ended {
-            return;
+        let has_ended = self.change(|outgoing| {
+            outgoing.gives_up = Some(sync::now());
+            outgoing.is_called = true;
+            outgoing.has_ended
+        });
+        if !has_ended {
+            let rank = self.rank.get();
+            tracing::warn!(rank, "messages to other ranks were not sent in time");
         }
-        outgoing.gives_up = Some(sync::now());
-        outgoing.is_called = true;
-        drop(outgoing);
-        self.changed.notify_all();
-        let rank = self.rank.get();
-        tracing::warn!(rank, "messages to other ranks were not sent in time");
     }
 
     /// Whether the thread ends; waits for it.
@@ -73,7 +72,6 @@ impl Drop for LastWord {
     fn drop(&mut self) {
         let Self(endpoint) = self;
         endpoint.progress.lock().close();
-        endpoint.outgoing.lock().has_ended = true;
-        endpoint.changed.notify_all();
+        endpoint.change(|outgoing| outgoing.has_ended = true);
     }
 }

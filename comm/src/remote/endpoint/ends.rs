@@ -6,8 +6,8 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, Request};
-use crate::backend::thread::{Core, Operation};
 use crate::engine::from_now;
+use crate::engine::{Operation, Shared};
 use crate::remote::header::end_bytes;
 use crate::remote::message::{Kind, Message};
 use crate::remote::progress::{self, Turned};
@@ -20,16 +20,34 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// The rank that decides about the end of the world, and compares the states of ranks: the lowest that has not left.
-    pub(in crate::remote) fn root(&self, core: &Core) -> Option<Rank> {
+    pub(in crate::remote) fn root(&self, core: &Shared) -> Option<Rank> {
         (0..self.size).map(Rank::new).find(|rank| !core.record(*rank).has_left())
+    }
+
+    /// Ends the world, unless it is over. Returns the end that all ranks get, or `error` while that is not known.
+    pub(crate) fn end(&self, core: &Shared, error: Error) -> Error {
+        if core.status().world_end().is_none() {
+            self.propose_end(core, &error);
+        }
+        core.status().world_end().unwrap_or(error)
+    }
+
+    /// Ends the world by `rank`'s doing.
+    pub(in crate::remote) fn end_by(&self, core: &Shared, rank: Rank, reason: AbortReason) {
+        self.end(core, core.ended_by(rank, reason));
+    }
+
+    /// Ends the world since `rank` has sent an invalid message.
+    pub(in crate::remote) fn end_garbled(&self, core: &Shared, rank: Rank, problem: String) {
+        self.end_by(core, rank, AbortReason::Garbled { problem: problem.into() });
     }
 
     /// This rank sees an end of the world. The root decides; where it is silent for half a second, this rank does. Waits for that, except in
     /// a turn of the progress engine, which is what hears the root.
-    pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
+    fn propose_end(&self, core: &Shared, error: &Error) {
         let root = self.root(core).filter(|root| *root != self.rank);
         match root {
-            None => self.decide(core, error),
+            None => self.end_with(core, error, error),
             Some(root) if self.ending.lock().see(error) => {
                 self.send_end(Kind::Proposal, error, vec![root]);
             }
@@ -43,31 +61,26 @@ impl Endpoint {
         }
     }
 
-    /// Ends the world for all ranks, unless this rank knows an end.
-    fn decide(&self, core: &Core, error: &Error) {
-        self.end_with(core, error, error);
-    }
-
     /// Ends the world with `own` here, and with `told` on the other ranks, unless this rank knows an end.
-    fn end_with(&self, core: &Core, own: &Error, told: &Error) {
+    fn end_with(&self, core: &Shared, own: &Error, told: &Error) {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             // Before any message of a rank that knows the end.
-            self.send_end(Kind::End, told, self.others());
+            self.send_end(Kind::End, told, self.others(0..self.size));
             core.end_here(own.clone(), &doomed);
         }
     }
 
     /// Another rank sees an end, and takes this one for the root: it gets the end of the world.
-    pub(in crate::remote) fn hear_proposal(&self, core: &Core, from: Rank, error: &Error) {
-        self.decide(core, error);
+    pub(in crate::remote) fn hear_proposal(&self, core: &Shared, from: Rank, error: &Error) {
+        self.end_with(core, error, error);
         if let Some(end) = core.status().world_end() {
             self.send_end(Kind::End, &end, vec![from]);
         }
     }
 
     /// The world has ended. Where another rank than the root says so, the root is told, once.
-    pub(in crate::remote) fn hear_end(&self, core: &Core, from: Rank, error: &Error) {
+    pub(in crate::remote) fn hear_end(&self, core: &Shared, from: Rank, error: &Error) {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             let root = self.root(core).filter(|root| ![from, self.rank].contains(root));
@@ -79,7 +92,7 @@ impl Endpoint {
     /// Before a rank is blamed as late: its message may wait in the process that forwards all messages. If that process answers, this
     /// rank takes in what came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
     /// others, if they hear it, that it hears nothing.
-    pub(crate) fn await_forwarder(&self, core: &Core) {
+    pub(crate) fn await_forwarder(&self, core: &Shared) {
         if let Some((rank, reason)) = self.silence(core) {
             let told = core.ended_by(self.rank, reason.clone());
             self.end_with(core, &core.ended_by(rank, reason), &told);
@@ -88,7 +101,7 @@ impl Endpoint {
 
     /// The process that forwards all messages, with the reason of its loss, if it is silent. Waits for its answer, for half a second at
     /// most; or for `PATIENCE`, if the progress thread hangs in its turn.
-    fn silence(&self, core: &Core) -> Option<(Rank, AbortReason)> {
+    fn silence(&self, core: &Shared) -> Option<(Rank, AbortReason)> {
         let until = from_now(PATIENCE);
         let goes_on = || core.status().world_end().is_none() && sync::now() < until;
         while !progress::is_in_turn() && goes_on() {
@@ -120,10 +133,6 @@ impl Endpoint {
         }
     }
 
-    fn others(&self) -> Vec<Rank> {
-        (0..self.size).map(Rank::new).filter(|rank| *rank != self.rank).collect()
-    }
-
     /// An operation fails with the end of the world, which is not known yet.
     pub(crate) fn doom(&self, operation: Arc<Operation>) {
         self.ending.lock().doom(operation);
@@ -135,8 +144,8 @@ impl Endpoint {
     }
 
     /// Ends the world, if this rank has seen an end, and the root is silent.
-    pub(in crate::remote) fn try_end(&self, core: &Core) {
+    pub(in crate::remote) fn try_end(&self, core: &Shared) {
         let overdue = self.ending.lock().overdue();
-        overdue.into_iter().for_each(|error| self.decide(core, &error));
+        overdue.into_iter().for_each(|error| self.end_with(core, &error, &error));
     }
 }

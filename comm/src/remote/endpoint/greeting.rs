@@ -12,7 +12,7 @@ use super::{FIRST_NAP, NAPS};
 use crate::Error;
 use crate::WorldOptions;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
-use crate::backend::thread::Core;
+use crate::engine::Shared;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::engine::{Alarm, Clock};
 use crate::remote::header;
@@ -138,7 +138,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
-    pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
+    pub(crate) fn greet(&self, core: &Shared, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
         let (mut clock, mut nap) = (Clock::until(patience), FIRST_NAP);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, Request};
-use crate::backend::thread::Core;
+use crate::engine::Shared;
 use crate::engine::from_now;
 use crate::engine::judge::{RankState, Rolled, WaitKey};
 use crate::remote::comparer::{Calls, Compared, GAP, Report, Urgency, Verdict};
@@ -51,7 +51,7 @@ impl Reports {
 
 impl Endpoint {
     /// This rank cannot go on: the comparer is told.
-    pub(crate) fn report(&self, core: &Core, urgency: Urgency, wait: WaitKey) {
+    pub(crate) fn report(&self, core: &Shared, urgency: Urgency, wait: WaitKey) {
         let Some(to) = self.root(core) else { return };
         if self.reports.lock().is_due(wait, urgency) {
             let said = Compared::Report(Report { urgency, wait });
@@ -79,7 +79,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The rank that has the comparer, if that is silent for a second.
-    pub(crate) fn await_culprit(&self, core: &Core, wait: WaitKey) -> Result<Option<Rank>, Rank> {
+    pub(crate) fn await_culprit(&self, core: &Shared, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
         let (mut until, mut asked) = (from_now(PATIENCE), None);
         while !progress::is_in_turn() && core.status().world_end().is_none() {
@@ -101,7 +101,7 @@ impl Endpoint {
     }
 
     /// The state of this rank, with the hashes that are asked for.
-    pub(in crate::remote) fn state(&self, core: &Core, calls: Calls) -> RankState {
+    pub(in crate::remote) fn state(&self, core: &Shared, calls: Calls) -> RankState {
         let mut state = core.state(self.rank);
         state.rolled = rolled(&core.record(self.rank).rolling, calls);
         state.issued = self.outgoing.lock().issued.clone();

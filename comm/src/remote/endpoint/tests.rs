@@ -10,6 +10,7 @@ use hsdp_sharding::Rank;
 
 use super::*;
 use crate::WorldOptions;
+use crate::backend::thread::Core;
 use crate::engine::from_now;
 use crate::remote;
 use crate::remote::buffer::Buffer;
@@ -57,7 +58,7 @@ fn loss(rank: usize, cause: Cause) -> Loss {
 }
 
 /// The rank that the world's end names, and the reason, after as many turns as that takes.
-fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
+fn end_after_turns(core: &Shared, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
         let _ = endpoint.hear();
@@ -115,7 +116,7 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
 fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
-    progress::in_turn(|| endpoint.propose_end(&core, &gone()));
+    let _ = progress::in_turn(|| endpoint.end(&core, gone()));
     assert_eq!(core.status().world_end(), None, "the root decides");
     endpoint.close(core.status(), Duration::from_secs(60));
     assert_eq!(core.status().world_end(), Some(gone()), "though the root says nothing");
@@ -223,7 +224,7 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
 }
 
 /// The end that a rank proposes whose deadline has passed.
-fn late(core: &Core) -> Error {
+fn late(core: &Shared) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
     let awaited = Descriptor {
         group: GroupId::of(&ranks, Channel::User),

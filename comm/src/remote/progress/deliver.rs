@@ -1,12 +1,11 @@
-//! What is done with a message that has come.
+//! A message that has come is put where it belongs.
 
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::{BACKGROUND, Progress};
-use crate::AbortReason;
-use crate::backend::thread::Core;
+use crate::engine::Shared;
 use crate::pattern::rounds;
 use crate::remote::endpoint::Endpoint;
 use crate::remote::header::{self, DataHeader, data_header_of, end_of};
@@ -15,10 +14,11 @@ use crate::remote::mailbox::Open;
 use crate::remote::message::{Kind, Message};
 use crate::remote::relay::Come;
 use crate::remote::transmit::{DataMessage, Payload};
+use crate::{AbortReason, Error};
 
 impl Progress {
     /// Takes in the contributions that have come, before any message that came after them.
-    pub(super) fn take_in(&mut self, (core, endpoint): (&Core, &Endpoint)) {
+    pub(super) fn take_in(&mut self, (core, endpoint): (&Shared, &Endpoint)) {
         // Before a rank hears of it that could ask for the counts.
         self.relay.note_in(&core.record(self.rank).ledger);
         while let Some((from, come)) = self.relay.next_come() {
@@ -27,8 +27,7 @@ impl Progress {
                 Come::Last(message) => self.act((core, endpoint), from, message),
             };
             if let Err(problem) = read {
-                let reason = AbortReason::Garbled { problem: problem.into() };
-                core.end(core.ended_by(from, reason));
+                endpoint.end_garbled(core, from, problem);
             }
         }
     }
@@ -36,7 +35,7 @@ impl Progress {
     /// A rank's part in an operation has come.
     pub(super) fn put(
         &mut self,
-        core: &Core,
+        core: &Shared,
         from: Rank,
         message: DataMessage,
     ) -> Result<(), String> {
@@ -54,7 +53,7 @@ impl Progress {
     /// A message has come. The last message of an epoch, or of a rank, waits for the contributions before it.
     pub(super) fn deliver(
         &mut self,
-        (core, endpoint): (&Core, &Endpoint),
+        (core, endpoint): (&Shared, &Endpoint),
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
@@ -71,82 +70,87 @@ impl Progress {
 
     fn act(
         &mut self,
-        (core, endpoint): (&Core, &Endpoint),
+        (core, endpoint): (&Shared, &Endpoint),
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
+        let encoded = message.header();
         match message.kind() {
             Kind::Data => {
-                let data_header = data_header_of(message.header())?;
-                let (round, payload) = (message.round(), Payload::whole(message));
-                self.put(core, from, DataMessage { data_header, round, payload })
+                let (data_header, round) = (data_header_of(encoded)?, message.round());
+                let payload = Payload::whole(message);
+                self.put(core, from, DataMessage { data_header, round, payload })?;
             }
             Kind::Compare => {
-                let said = header::read(message.header())?;
+                let said = header::read(encoded)?;
                 core.record(self.rank).ledger.moved(BACKGROUND);
                 self.hear((core, endpoint), from, said);
-                Ok(())
             }
-            Kind::Exchange => self.relay.receive(from, message),
-            Kind::Drain => endpoint.put_calls(from, message.header()),
-            Kind::Stop => {
-                let (epoch, end) = end_of(message.header())?;
-                if !core.record(from).stop(epoch) {
-                    return Err(format!("it ends epoch {epoch}, but not all epochs before"));
-                }
-                core.end_epoch(epoch, end);
-                self.look_at_all(core);
-                Ok(())
-            }
-            Kind::Proposal => {
-                endpoint.hear_proposal(core, from, &end_of(message.header())?.1);
-                Ok(())
-            }
-            Kind::End => {
-                endpoint.hear_end(core, from, &end_of(message.header())?.1);
-                Ok(())
-            }
+            Kind::Exchange => self.relay.receive(from, message)?,
+            Kind::Drain => endpoint.put_calls(from, encoded)?,
+            Kind::Stop => self.stop((core, endpoint), from, end_of(encoded)?)?,
+            Kind::Proposal => endpoint.hear_proposal(core, from, &end_of(encoded)?.1),
+            Kind::End => endpoint.hear_end(core, from, &end_of(encoded)?.1),
             Kind::Left => {
-                self.comparer.leave(from, header::read(message.header())?);
+                self.comparer.leave(from, header::read(encoded)?);
                 core.record(from).leave();
                 core.status().ring();
-                self.look_at_all(core);
-                Ok(())
+                self.look_at_all((core, endpoint));
             }
             Kind::Hello => {
-                self.watch.see(from, &header::read(message.header())?);
-                greeted(endpoint, from, &message)
+                self.watch.see(from, &header::read(encoded)?);
+                greeted(endpoint, from, &message)?;
             }
-            Kind::Welcome => {
-                let hellos: Vec<Option<Hello>> = header::read(message.header())?;
-                endpoint.welcomed(from, hellos.clone())?;
-                let ranks = hellos.iter().take(core.records().len()).enumerate();
-                for (rank, hello) in ranks.filter_map(|(rank, hello)| Some((rank, hello.as_ref()?)))
-                {
-                    self.watch.see(Rank::new(rank), hello);
-                }
-                Ok(())
-            }
+            Kind::Welcome => self.welcome((core, endpoint), from, header::read(encoded)?)?,
         }
+        Ok(())
     }
 
-    fn look_at_all(&self, core: &Core) {
-        self.mailbox.gathering().for_each(|open| self.look(core, open));
+    /// Another rank brings nothing more to an epoch.
+    fn stop(
+        &self,
+        (core, endpoint): (&Shared, &Endpoint),
+        from: Rank,
+        (epoch, end): (u64, Error),
+    ) -> Result<(), String> {
+        if !core.record(from).stop(epoch) {
+            return Err(format!("it ends epoch {epoch}, but not all epochs before"));
+        }
+        endpoint.end_epoch(core, epoch, end);
+        self.look_at_all((core, endpoint));
+        Ok(())
     }
 
-    /// Ends an operation of which a member is missing that does not come any more.
-    pub(super) fn look(&self, core: &Core, open: &Open) {
-        let descriptor = open.descriptor();
-        for rank in open.missing().filter(|rank| *rank != self.rank) {
-            let record = core.record(rank);
-            if record.has_stopped(descriptor.epoch) {
-                return core.fail_in_epoch(open.operation(), descriptor.epoch);
-            }
-            if record.has_left() {
-                let awaited = Arc::clone(descriptor);
-                core.end(core.ended_by(rank, AbortReason::Left { awaited }));
-                return;
-            }
+    /// Process 0 sends the hellos of all processes.
+    fn welcome(
+        &mut self,
+        (core, endpoint): (&Shared, &Endpoint),
+        from: Rank,
+        hellos: Vec<Option<Hello>>,
+    ) -> Result<(), String> {
+        endpoint.welcomed(from, hellos.clone())?;
+        for (rank, hello) in hellos.iter().take(core.records().len()).enumerate() {
+            hello.iter().for_each(|hello| self.watch.see(Rank::new(rank), hello));
+        }
+        Ok(())
+    }
+
+    fn look_at_all(&self, (core, endpoint): (&Shared, &Endpoint)) {
+        self.mailbox.gathering().for_each(|open| look((core, endpoint), open));
+    }
+}
+
+/// Ends an operation of which a member is missing that does not come any more.
+pub(super) fn look((core, endpoint): (&Shared, &Endpoint), open: &Open) {
+    let descriptor = open.descriptor();
+    for rank in open.missing().filter(|rank| *rank != endpoint.rank()) {
+        let record = core.record(rank);
+        if record.has_stopped(descriptor.epoch) {
+            return core.fail_in_epoch(open.operation(), descriptor.epoch);
+        }
+        if record.has_left() {
+            let awaited = Arc::clone(descriptor);
+            return endpoint.end_by(core, rank, AbortReason::Left { awaited });
         }
     }
 }

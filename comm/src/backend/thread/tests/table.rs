@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use hsdp_sharding::Rank;
 
 use super::{aborted, arrive, complete, ranks, taken};
-use crate::backend::thread::table::Table;
+use crate::engine::Table;
 use crate::engine::{Arrived, Key, Operation};
 use crate::{Channel, Error, GroupId};
 use hsdp_flight::Origin;

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::endpoint::{Endpoint, Request};
-use super::header::{DataHeader, data_header_bytes};
-use super::mailbox::Receiver;
-use super::message::{Kind, Message};
-use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
-use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
+use crate::backend::thread::{Access, InBlock, Member, Ticket};
 use crate::call::Described;
+use crate::engine::{Operation, panic_message};
 use crate::execute::{Meter, NextRound, Outputs, Work};
+use crate::remote::{
+    At, DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Next, Receiver, Request,
+    Transmit, data_header_bytes,
+};
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
 use hsdp_flight::FlightState;
@@ -26,13 +26,13 @@ use hsdp_flight::FlightState;
 pub(crate) struct Execution<S> {
     access: Arc<Access>,
     endpoint: Arc<Endpoint>,
-    /// What the others compare.
+    /// The call, as the others compare it.
     told: Arc<Descriptor>,
     at: At,
     brings: PhantomData<fn(S)>,
 }
 
-/// What lies in a slot: what this member brings, or what another sent.
+/// The content of a slot: the buffers of this member, or the message of another.
 type Contribution<S> = (Option<S>, Option<DataMessage>);
 
 impl<S: Transmit> Execution<S> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
+use super::operation::{Key, Operation};
 use crate::Error;
-use crate::engine::{Key, Operation};
 use crate::sync::Mutex;
 
 /// The operations of a world for which members are missing.

@@ -1,0 +1,117 @@
+//! The state of a world that its ranks share, wherever they run.
+
+use std::sync::Arc;
+
+use hsdp_flight::{Origin, Recorder};
+use hsdp_sharding::Rank;
+
+use super::judge::{Members, RankState, Wait};
+use super::operation::Operation;
+use super::record::Record;
+use super::status::Status;
+use super::table::Table;
+use crate::options::WorldOptions;
+use crate::{AbortReason, Error};
+
+/// The state of a world that its ranks share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    options: WorldOptions,
+    pub(crate) origin: Origin,
+    records: Arc<[Arc<Record>]>,
+    status: Arc<Status>,
+    pub(crate) table: Table,
+}
+
+impl Shared {
+    pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
+        let (entries, origin) = (options.flight_entries, Origin::now());
+        let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
+        let (records, status) = ((0..size).map(record).collect(), Arc::default());
+        Arc::new(Self { options, origin, records, status, table: Table::default() })
+    }
+
+    pub(crate) fn options(&self) -> &WorldOptions {
+        &self.options
+    }
+
+    pub(crate) fn records(&self) -> &[Arc<Record>] {
+        &self.records
+    }
+
+    pub(crate) fn record(&self, rank: Rank) -> &Record {
+        &self.records[rank.index()]
+    }
+
+    pub(crate) fn status(&self) -> &Arc<Status> {
+        &self.status
+    }
+
+    /// Whether all ranks but `rank` have left.
+    pub(crate) fn is_last(&self, rank: Rank) -> bool {
+        let mut others = self.records.iter().enumerate().filter(|(it, _)| *it != rank.index());
+        others.all(|(_, record)| record.has_left())
+    }
+
+    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
+    pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
+        let record = self.records.get(rank.index());
+        let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
+        Error::WorldAborted { rank, step, operation, reason }
+    }
+
+    /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
+    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
+        let end = self.status.end_world(error);
+        for operation in self.table.drain(None) {
+            operation.fail_gathering(&end);
+        }
+        doomed.iter().for_each(|operation| operation.fail(&end));
+        end
+    }
+
+    /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
+    pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
+        if let Err(end) = self.status.check(epoch) {
+            self.table.remove(operation.key());
+            operation.fail_gathering(&end);
+        }
+    }
+
+    /// Forgets what no rank can ask for any more.
+    pub(crate) fn forget_old_epochs(&self) {
+        let oldest = self.records.iter().map(|record| record.epoch()).min();
+        self.status.forget_before(oldest.unwrap_or(0));
+    }
+
+    /// The state of a rank, as far as this process knows it.
+    pub(crate) fn state(&self, rank: Rank) -> RankState {
+        let record = self.record(rank);
+        let epoch = record.epoch();
+        let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| {
+            operation.wait_of(rank, is_of_issuer)
+        };
+        let on_device = record.device_wait().map(Wait::Members);
+        RankState {
+            step: record.step(),
+            epoch,
+            given_up: self.status.is_aborted(epoch),
+            has_left: record.has_left(),
+            last: record.last(),
+            waits: record.blocked_on().into_iter().map(wait).chain(on_device).collect(),
+            ..RankState::default()
+        }
+    }
+}
+
+impl Operation {
+    /// The wait of `rank` for this operation. Members that differ end it by themselves, like work.
+    pub(crate) fn wait_of(&self, rank: Rank, is_of_issuer: bool) -> Wait {
+        match self.gathering(rank) {
+            None => Wait::Work(self.lender()),
+            Some((operation, missing)) => {
+                Wait::Members(Members { operation, index: None, missing, is_of_issuer })
+            }
+        }
+    }
+}
