@@ -13,6 +13,7 @@ use crate::backend::thread::{Access, Lifeline, in_work};
 use crate::call::Call;
 use crate::engine::{Record, Status};
 use crate::fault::Injector;
+use crate::nccl::{Held, Link};
 use crate::process::Process;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
@@ -45,7 +46,7 @@ pub(crate) struct RankHandle {
     /// Where its operations on devices run.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
-    pub(crate) nccl: crate::nccl::Held,
+    pub(crate) nccl: Held,
 }
 
 /// Who serves the operations of a world.
@@ -105,7 +106,7 @@ impl RankHandle {
             withheld: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
-            nccl: crate::nccl::Held::default(),
+            nccl: Held::default(),
         }
     }
 
@@ -277,6 +278,22 @@ impl RankHandle {
             }
         }
         self.record.epoch()
+    }
+
+    /// Its link to the other members of a group on devices, if the group goes by NCCL.
+    pub(crate) fn link(&self, group: GroupId, step: u64) -> Option<Link> {
+        match &self.backend {
+            Backend::Local { core, .. } => self.nccl.link((core, self.rank), group, step),
+            Backend::Counting => None,
+        }
+    }
+
+    /// Waits until the steps that the rank has given up are drained on its device.
+    pub(crate) fn await_drained(&self) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Local { core, .. } => self.nccl.await_drained((core, self.rank)),
+            Backend::Counting => Ok(()),
+        }
     }
 
     pub(crate) fn leave(&self) {

@@ -20,8 +20,12 @@ impl World {
     ///
     /// All ranks pass the groups that they would pass to [`compare_operations`](Self::compare_operations). Only operations that
     /// NCCL carries between processes count. The word of a world without them is 0.
+    ///
+    /// Waits until the steps that this rank has given up are drained on its device, for a deadline at the most: then the world ends, which
+    /// the exchange of the words says.
     #[must_use]
     pub fn operations_word(&self, groups: &[&Group]) -> [u64; 2] {
+        let _end = self.handle().await_drained();
         let places = groups.iter().map(|group| group.membership());
         words(self.handle().record.rolling.word(places).to_le_bytes())
     }
