@@ -28,7 +28,10 @@ pub(crate) const TRIALS: &[Named] = &[
     }),
     ("devices::a_rank_waits_before_too_many_calls_are_not_done", || passes("many calls")),
     ("devices::a_rank_that_is_missing_is_waited_for_until_the_deadline", missing),
-    ("devices::a_rank_that_leaves_a_step_that_is_given_up_ends_the_next", leaves),
+    ("devices::a_rank_that_leaves_a_step_that_is_given_up_ends_the_next", || leaves("leaves")),
+    ("devices::so_does_one_that_leaves_the_first_call_of_a_communicator", || leaves("leaves first")),
+    ("devices::words_after_a_step_that_is_given_up_are_those_of_drained_ranks", || passes("words")),
+    ("devices::groups_are_connected_right_after_a_step_that_is_given_up", || passes("connects")),
 ];
 
 /// Set in the environment of processes that run [`as_process`], and not the tests.
@@ -63,10 +66,10 @@ pub(crate) fn passes(scenario: &str) -> Result<(), String> {
 }
 
 /// MPI does not like that the world ends early: what ranks are told counts.
-fn leaves() -> Result<(), String> {
-    let ended = process("leaves", folder()?.path())?;
+fn leaves(scenario: &str) -> Result<(), String> {
+    let ended = process(scenario, folder()?.path())?;
     has(&ended.err, &["rank 1: it is told of rank 3"])?;
-    match ended.err.contains("is not told") {
+    match ended.err.contains("is not told in time") {
         true => Err(ended.err),
         false => Ok(()),
     }
@@ -95,7 +98,10 @@ pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
         "given up" => rank.gives_up_at_each_point(),
         "fails alone" => rank.fails_alone(),
         "many calls" => rank.issues_many_calls(),
-        "leaves" => rank.leaves(),
+        "leaves" => rank.leaves(OPERATIONS),
+        "leaves first" => rank.leaves(0),
+        "words" => rank.takes_words(),
+        "connects" => rank.connects_groups(),
         _ => rank.misses_a_rank(),
     };
     ended.map_err(|error| format!("{told}: {error}"))
@@ -330,8 +336,7 @@ impl Process {
         self.world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
         let began = Instant::now();
         if !is_first {
-            let (_says, hears) = mpsc::channel::<()>();
-            let _ = hears.recv_timeout(Duration::from_secs(1));
+            pause(Duration::from_secs(1));
             for _ in 0..64 {
                 outputs.push(call()?);
             }
@@ -345,20 +350,72 @@ impl Process {
         }
     }
 
-    /// Rank 3 gives up its step, and leaves: who needs it is told so.
-    fn leaves(self) -> Outcome<()> {
-        self.step(OPERATIONS, Reads::AtTheEnd)?;
+    /// Rank 3 gives up its step after so many operations, and leaves: ranks that need it are told so.
+    fn leaves(self, operations: usize) -> Outcome<()> {
+        let began = Instant::now();
+        self.step(operations, Reads::AtTheEnd)?;
         if self.world.rank().index() == 3 {
+            // The others are in the midst of a call.
+            pause(Duration::from_millis(20));
             self.give_up();
+            drop(self);
+            // MPI ends the others with this process.
+            pause(Duration::from_secs(2));
             return Ok(());
         }
         let _given_up = self.step(OPERATIONS, Reads::Each);
         self.until_given_up(0);
-        match self.step(OPERATIONS, Reads::Each) {
-            Err(error) if error.to_string().starts_with("world aborted: rank 3") => {
-                Err("it is told of rank 3".into())
+        let (next, took) = (self.step(OPERATIONS, Reads::Each), began.elapsed());
+        match next {
+            Err(error)
+                if error.to_string().starts_with("world aborted: rank 3")
+                    && took < PATIENCE / 3 =>
+            {
+                self.is_told();
+                Ok(())
             }
-            other => Err(format!("it is not told: {other:?}").into()),
+            other => Err(format!("it is not told in time, but {other:?} after {took:?}").into()),
+        }
+    }
+
+    /// Says so, and stays until the others have said it.
+    #[expect(clippy::print_stderr, reason = "the test reads it")]
+    fn is_told(&self) {
+        eprintln!("rank {}: it is told of rank 3", self.world.rank());
+        pause(Duration::from_secs(1));
+    }
+
+    /// The words of ranks agree, though they are taken before any watchdog looks.
+    fn takes_words(&self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for point in 0..OPERATIONS {
+            self.gives_up(point, Reads::AtTheEnd)?;
+            let word = self.world.operations_word(&self.groups.each_ref());
+            let all = self.world.world_group(Channel::User).all_gather(tag(), word.to_vec())?;
+            let words = all.wait()?;
+            let words = words.as_chunks().0.iter();
+            let words = words.map(|[low, high]| u128::from(*low) | u128::from(*high) << 64);
+            if words.fold(0, u128::wrapping_add) != 0 {
+                return Err(format!("words differ after a step that was given up at {point}").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Two ranks connect a group at once, for which the others are late: they wait for their calls to be drained.
+    fn connects_groups(&self) -> Outcome<()> {
+        let began = Instant::now();
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for channel in [Channel::Gather, Channel::Reduce, Channel::AllReduce] {
+            self.gives_up(4, Reads::AtTheEnd)?;
+            if self.world.rank().index() % 2 == 0 {
+                self.operation(2)?;
+            }
+            self.world.connect_groups(&[&self.world.world_group(channel)])?;
+        }
+        match began.elapsed() {
+            took if took < PATIENCE / 3 => Ok(()),
+            took => Err(format!("groups are connected after {took:?}").into()),
         }
     }
 
@@ -375,6 +432,11 @@ impl Process {
         let missed = missed.and_then(|_| self.step(1, Reads::Each));
         Err(missed.err().unwrap_or_else(|| "no rank was missing".into()))
     }
+}
+
+fn pause(time: Duration) {
+    let (_says, hears) = mpsc::channel::<()>();
+    let _ = hears.recv_timeout(time);
 }
 
 fn tag() -> Tag {
