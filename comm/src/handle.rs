@@ -169,7 +169,6 @@ impl RankHandle {
     }
 
     /// What the ranks share, where there are others.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn access(&self) -> Option<&Arc<Access>> {
         match &self.backend {
             Backend::Local { core, .. } => Some(core),

@@ -179,6 +179,12 @@ pub use hsdp_flight::{
 };
 pub use hsdp_kernels::Scaling;
 
+/// Hooks for tests only.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::operations::note_operation;
+}
+
 /// The parser of the messages that other processes send: public for tests and fuzzers only.
 #[doc(hidden)]
 pub mod fuzzing {

@@ -40,6 +40,9 @@ pub(crate) struct Rolled {
     /// The call that was asked for.
     #[serde(with = "maybe_described")]
     pub(crate) entry: Option<Arc<Descriptor>>,
+    /// The last call that the rank can describe, where one was asked for.
+    #[serde(with = "maybe_described")]
+    pub(crate) last: Option<Arc<Descriptor>>,
 }
 
 /// The cause for which a thread of a rank waits.

@@ -91,19 +91,6 @@ pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
     Ok((epoch, error.try_into()?))
 }
 
-/// Rows of a table, as bytes.
-pub(crate) fn rows_bytes(rows: &[MismatchRow]) -> Vec<u8> {
-    bytes(&encoded_rows(rows))
-}
-
-/// The rows that these bytes say.
-///
-/// # Errors
-/// What is wrong with them.
-pub(crate) fn rows_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
-    decoded_rows(read(bytes)?)
-}
-
 fn encoded_rows(rows: &[MismatchRow]) -> Vec<EncodedRow> {
     rows.iter().map(|row| (row.rank.get(), (&row.wanted).into())).collect()
 }
