@@ -83,7 +83,8 @@ impl Rolling {
     /// The groups that are known, each with its last entries.
     pub(crate) fn kept(&self) -> BTreeMap<GroupId, Vec<Entry>> {
         let issued = self.0.lock();
-        let kept = |(group, kept): (&GroupId, &VecDeque<Entry>)| (*group, kept.iter().cloned().collect());
+        let kept =
+            |(group, kept): (&GroupId, &VecDeque<Entry>)| (*group, kept.iter().cloned().collect());
         issued.groups.iter().map(kept).collect()
     }
 

@@ -25,10 +25,7 @@ const REST: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
-pub(super) fn start(
-    connected: &Arc<Connected>,
-    (access, rank): Seat<'_>,
-) -> Result<(), NcclError> {
+pub(super) fn start(connected: &Arc<Connected>, (access, rank): Seat<'_>) -> Result<(), NcclError> {
     let mut watch = Watch {
         rank,
         connected: Arc::downgrade(connected),

@@ -323,7 +323,9 @@ pub(super) fn rolled(rolling: &Rolling, calls: Calls) -> BTreeMap<GroupId, Rolle
     let of = |(group, kept): (GroupId, Vec<Entry>)| {
         let (all, asked) = match calls {
             Calls::All(asked) if asked == group => (&kept[..], None),
-            Calls::Entry(asked, index) if asked == group => (kept.get(..1).unwrap_or(&[]), Some(index)),
+            Calls::Entry(asked, index) if asked == group => {
+                (kept.get(..1).unwrap_or(&[]), Some(index))
+            }
             _ => (&[][..], None),
         };
         let hashed = all.iter().chain(kept.last());

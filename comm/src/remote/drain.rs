@@ -106,7 +106,9 @@ impl Drains {
     /// If there are calls of this rank and epoch, or more of this rank than there can be.
     pub(super) fn put(&mut self, from: Rank, (epoch, calls): (u64, Calls)) -> Result<(), String> {
         if self.0.iter().filter(|(_, rank, _)| *rank == from).count() >= MOST_OF_A_RANK {
-            return Err(format!("it says for too many epochs which calls of NCCL it made, also for {epoch}"));
+            return Err(format!(
+                "it says for too many epochs which calls of NCCL it made, also for {epoch}"
+            ));
         }
         if self.0.iter().any(|(known, rank, _)| (*known, *rank) == (epoch, from)) {
             return Err(format!("it says twice which calls of NCCL it made until epoch {epoch}"));

@@ -140,7 +140,8 @@ fn what_is_adopted_makes_hashes_equal_again() {
     entries[1..].iter().for_each(|entry| behind.adopt(entry.clone()));
     let last = [&all, &behind].map(|rolling| rolling.note(&call(3), 7));
     assert_eq!(last[0], last[1]);
-    let descriptors = behind.kept().remove(&base().group).into_iter().flatten().map(|it| it.descriptor);
+    let descriptors =
+        behind.kept().remove(&base().group).into_iter().flatten().map(|it| it.descriptor);
     assert_eq!(descriptors.collect::<Vec<_>>(), [Some(call(0)), None, None, Some(call(3))]);
 }
 

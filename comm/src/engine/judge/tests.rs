@@ -167,12 +167,19 @@ fn a_wait_in_nccl_is_for_the_ranks_that_have_made_fewer_calls() {
     first.waits.push(on_device(5));
     let states = look([first.clone(), rolled(&[(5, 1)]), rolled(&[(4, 1)])]);
     assert_eq!(culprit(&states, Rank::new(0), &first.waits[0]), Some(Rank::new(2)));
-    assert_eq!(uneven(&states, awaited(&states)), Some(GroupId::from_hash(9)), "earlier hashes are to be compared");
+    assert_eq!(
+        uneven(&states, awaited(&states)),
+        Some(GroupId::from_hash(9)),
+        "earlier hashes are to be compared"
+    );
     let mut left = states.clone();
     left.get_mut(&Rank::new(2)).expect("a state").has_left = true;
     assert_eq!(still(&left), Some(Finding::Left(Rank::new(2), operation(9, 0))));
     let even = look([first.clone(), rolled(&[(6, 1)]), rolled(&[(6, 1)])]);
-    assert_eq!((culprit(&even, Rank::new(0), &first.waits[0]), uneven(&even, awaited(&even))), (None, None));
+    assert_eq!(
+        (culprit(&even, Rank::new(0), &first.waits[0]), uneven(&even, awaited(&even))),
+        (None, None)
+    );
 }
 
 #[test]

@@ -217,7 +217,10 @@ fn a_rank_that_has_left_is_missed_by_the_calls_that_it_has_not_made() {
 fn calls_that_a_leaving_rank_aborts_are_not_among_those_that_it_says_to_have_made() {
     let calls = [(Channel::Gather, 0), (Channel::Reduce, 1), (Channel::Gather, 2)];
     let Issuer { groups, counts, stream } = issuer(&calls);
-    let of = |done| Calls { counts: counts.clone(), unfinished: stream.iter().skip(done).cloned().collect() };
+    let of = |done| Calls {
+        counts: counts.clone(),
+        unfinished: stream.iter().skip(done).cloned().collect(),
+    };
     for (done, expected) in [(3, [2, 1]), (2, [1, 1]), (1, [1, 0]), (0, [0, 0])] {
         let counts = groups.iter().copied().zip(expected).collect();
         assert_eq!(of(done).done(), Calls { counts, unfinished: Vec::new() });
