@@ -7,6 +7,9 @@ use crate::{Channel, Error, Group, Stage, Tag, World};
 /// The longest text that is compared as it is; of longer ones the first part, and a hash of all.
 const MOST_BYTES: usize = 4 << 10;
 
+/// The most bytes that are added to the first part.
+const MOST_ADDED: usize = 64;
+
 impl World {
     /// Compares a setting that all ranks must share, such as a seed or the options of a program. `what` names it, `said`
     /// is its value on this rank.
@@ -41,14 +44,19 @@ impl World {
     }
 }
 
-/// The bytes that each rank brings, by rank. **Collective**.
-pub(crate) fn exchanged(group: &Group, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+/// The bytes that each rank brings, by rank: so many of a rank that says to bring more than any does. **Collective**.
+fn exchanged(group: &Group, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let lengths = gathered(group, vec![own.len() as u64])?;
-    let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(8));
-    let longest = usize::try_from(longest).expect("texts are short");
+    let longest = longest(&lengths);
     let all = gathered(group, words(own, longest))?;
-    let bytes = |(rank, len): (usize, &u64)| text(&all[rank * longest..], *len);
+    let bytes = |(rank, len): (usize, &u64)| text(&all[rank * longest..][..longest], *len);
     Ok(lengths.iter().enumerate().map(bytes).collect())
+}
+
+/// The words of the longest of these texts, and no more than those of the longest that there is.
+fn longest(lengths: &[u64]) -> usize {
+    let longest = lengths.iter().map(|len| usize::try_from(*len).unwrap_or(usize::MAX)).max();
+    longest.unwrap_or(0).min(MOST_BYTES + MOST_ADDED).div_ceil(8)
 }
 
 /// The words that each rank brings, by rank. **Collective**.
@@ -91,6 +99,17 @@ mod tests {
         let error = ends[0].as_ref().expect_err("they differ").to_string();
         assert!(error.contains("(8193 bytes, hash "), "{error}");
         assert_eq!(world(2, |world| world.compare("options", &said(3))), [Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn the_length_that_a_rank_says_takes_no_memory_beyond_that_of_the_longest_text() {
+        let long = shortened(&"x".repeat(usize::from(u16::MAX)));
+        assert!(long.len() <= MOST_BYTES + MOST_ADDED);
+        assert_eq!(longest(&[1, 9, 0]), 2);
+        for len in [MOST_BYTES as u64 + 65, 1 << 40, u64::MAX] {
+            assert_eq!(longest(&[3, len]), (MOST_BYTES + MOST_ADDED) / 8);
+        }
+        assert_eq!(text(&[0; 2], u64::MAX).len(), 16);
     }
 
     #[test]

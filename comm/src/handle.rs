@@ -13,6 +13,7 @@ use crate::backend::thread::{Access, Lifeline, in_work};
 use crate::call::Call;
 use crate::engine::{Record, Status};
 use crate::fault::Injector;
+use crate::nccl::{Held, Link};
 use crate::process::Process;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
@@ -45,7 +46,7 @@ pub(crate) struct RankHandle {
     /// The streams of its operations on devices.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
-    pub(crate) nccl: crate::nccl::Held,
+    pub(crate) nccl: Held,
 }
 
 /// The backend that serves the operations of a world.
@@ -101,7 +102,7 @@ impl RankHandle {
             withheld: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
-            nccl: crate::nccl::Held::default(),
+            nccl: Held::default(),
         }
     }
 
@@ -266,6 +267,22 @@ impl RankHandle {
 
     pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
         Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
+    }
+
+    /// Its link to the other members of a group on devices, if the group goes by NCCL.
+    pub(crate) fn link(&self, group: GroupId, step: u64) -> Option<Link> {
+        match &self.backend {
+            Backend::Local { core, .. } => self.nccl.link((core, self.rank), group, step),
+            Backend::Counting => None,
+        }
+    }
+
+    /// Waits until the steps that the rank has given up are drained on its device.
+    pub(crate) fn await_drained(&self) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Local { core, .. } => self.nccl.await_drained((core, self.rank)),
+            Backend::Counting => Ok(()),
+        }
     }
 
     pub(crate) fn leave(&self) {

@@ -84,7 +84,7 @@
 //!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
-//!   settings that all ranks must share);
+//!   settings that all ranks must share), `connect` (NCCL in a world);
 //! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).
@@ -99,6 +99,8 @@ mod bytes;
 mod call;
 mod collectives;
 mod comparison;
+#[cfg(feature = "nccl")]
+mod connect;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod device;
@@ -180,6 +182,12 @@ pub use hsdp_flight::{
     Presence, Reduction, Stage, Tag, WorldEnd, explain,
 };
 pub use hsdp_kernels::Scaling;
+
+/// Hooks for tests only.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::operations::note_operation;
+}
 
 /// The parser of the messages that other processes send: public for tests and fuzzers only.
 #[doc(hidden)]

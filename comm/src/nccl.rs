@@ -2,9 +2,9 @@
 //! ended.
 //!
 //! In reading order: `unique_id`, `patience` (bounded waits), `communicator` (making and aborting one), `transfer`,
-//! `collectives`, `connected` (a world whose collectives on devices use NCCL), `link` (a member's part of an operation), `queue` (the calls of a
+//! `collectives`, `connected` (the communicators of a rank), `link` (a member's part of an operation), `queue` (the calls of a
 //! rank whose peers are processes), `drain` (those of a step that is given up), `watchdog` (a thread that watches the communicators). Without the
-//! feature `nccl`, `absent` is in their place.
+//! feature `nccl`, `absent` is in their place. The module `connect` has the calls of a world.
 
 mod collectives;
 mod communicator;
@@ -20,7 +20,8 @@ mod watchdog;
 pub use crate::error::NcclError;
 
 pub use self::communicator::Communicator;
-pub(crate) use self::connected::Held;
+pub(crate) use self::connected::{Held, Seat};
 pub(crate) use self::link::Link;
+pub(crate) use self::patience::Patience;
 pub(crate) use self::transfer::Transfer;
 pub use self::unique_id::UniqueId;

@@ -34,11 +34,11 @@ pub(crate) use self::buffer::BLOCK_BYTES;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::buffer::{Buffer, Pool};
 
-pub(crate) use self::comparer::Urgency;
+pub(crate) use self::comparer::{Urgency, find_difference};
 #[cfg(feature = "nccl")]
 pub(crate) use self::drain::{ALL_EPOCHS, Calls, DeviceCall, Place, Wire};
 pub(crate) use self::endpoint::{Endpoint, Request};
-pub(crate) use self::header::{DataHeader, data_header_bytes, rows_bytes, rows_of};
+pub(crate) use self::header::{DataHeader, data_header_bytes};
 pub(crate) use self::hello::Asked;
 pub(crate) use self::mailbox::Receiver;
 pub(crate) use self::message::{Kind, Message};

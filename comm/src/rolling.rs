@@ -1,7 +1,7 @@
 //! The operations of a rank that NCCL carries between processes: counted, and hashed for each group. No message carries their
 //! descriptors, so ranks compare the hashes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use hsdp_sharding::{Rank, UnitId, UnitLayout};
@@ -37,7 +37,7 @@ pub(crate) struct Rolling(Mutex<Issued>);
 
 #[derive(Debug, Default)]
 struct Issued {
-    /// The last entries of each group in which something was issued, at least one and at most [`KEPT`].
+    /// The last entries of each group, at most [`KEPT`].
     groups: HashMap<GroupId, VecDeque<Entry>>,
 }
 
@@ -75,16 +75,17 @@ impl Rolling {
         self.0.lock().now(group).0
     }
 
-    /// The last entry of each group in which something was issued.
-    pub(crate) fn last(&self) -> Vec<Entry> {
-        self.0.lock().groups.values().filter_map(VecDeque::back).cloned().collect()
+    /// Counts a group in which nothing may have been issued yet.
+    pub(crate) fn know(&self, group: GroupId) {
+        self.0.lock().groups.entry(group).or_default();
     }
 
-    /// The entries of a group that are kept, from number `index` on.
-    pub(crate) fn entries_from(&self, group: GroupId, index: u64) -> Vec<Entry> {
+    /// The groups that are known, each with its last entries.
+    pub(crate) fn kept(&self) -> BTreeMap<GroupId, Vec<Entry>> {
         let issued = self.0.lock();
-        let kept = issued.groups.get(&group).into_iter().flatten();
-        kept.filter(|entry| entry.index >= index).cloned().collect()
+        let kept =
+            |(group, kept): (&GroupId, &VecDeque<Entry>)| (*group, kept.iter().cloned().collect());
+        issued.groups.iter().map(kept).collect()
     }
 
     /// The rank's share of the check of `groups`: the sum of all ranks' words is 0, modulo 2^128, if the members of each group
@@ -108,8 +109,7 @@ impl Issued {
 
     fn keep(&mut self, entry: Entry) {
         debug_assert_eq!(entry.index, self.now(entry.group).0, "no number is left out");
-        let kept = self.groups.entry(entry.group);
-        let kept = kept.or_insert_with(|| VecDeque::with_capacity(KEPT));
+        let kept = self.groups.entry(entry.group).or_default();
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -128,17 +128,6 @@ impl Membership {
     fn random(&self, slot: usize) -> u128 {
         u128::from_le_bytes(hash_of(&[self.group.get(), slot as u64]))
     }
-}
-
-/// The hash after the first `count` operations of a group of which `kept` is kept.
-pub(crate) fn hash_after<'a>(
-    count: u64,
-    kept: impl IntoIterator<Item = &'a Entry>,
-) -> Option<RollingHash> {
-    if count == 0 {
-        return Some(RollingHash::default());
-    }
-    kept.into_iter().find(|entry| entry.index + 1 == count).map(|entry| entry.hash)
 }
 
 /// A digest of the called function and of the layout of the unit that was passed.

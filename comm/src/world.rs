@@ -199,16 +199,6 @@ impl World {
         self.handle.access().is_some_and(|core| core.endpoint().is_none())
     }
 
-    /// Why NCCL cannot carry what lies on devices, if it cannot.
-    #[cfg(feature = "nccl")]
-    pub(crate) fn keeps_off_devices(&self) -> Option<&'static str> {
-        let Some(core) = self.handle.access() else {
-            return Some("it only counts operations, and has no other ranks");
-        };
-        let exchanges_messages = core.options().between == Between::Messages;
-        exchanges_messages.then_some("its ranks are threads that share no memory")
-    }
-
     /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
     ///
     /// All members must list the same ranks in the same order: another order is another group. Groups of

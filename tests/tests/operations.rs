@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use hsdp::comm::testing::note_operation;
 use hsdp::comm::{Between, Counts, Descriptor};
 use hsdp::{
     Channel, CommError, DType, Error, ModelOptions, Op, Optimizer, Rank, Reduction, Sgd,
@@ -34,7 +35,7 @@ fn note(world: &World, odd: Odd) {
     let group = [rank / 2 * 2, rank / 2 * 2 + 1].map(Rank::new);
     let group = world.group(&group, Channel::Reduce).expect("a group");
     let dtype = if odd == Some(rank) { DType::F16 } else { DType::BF16 };
-    world.note_operation(&Arc::new(Descriptor {
+    let operation = Descriptor {
         group: group.id(),
         channel: Channel::Reduce,
         epoch: 0,
@@ -47,7 +48,8 @@ fn note(world: &World, odd: Odd) {
         peer: None,
         scaling: None,
         tag: Tag::default().step(1),
-    }));
+    };
+    note_operation(world, &Arc::new(operation));
 }
 
 /// One step for which an operation is noted.

@@ -15,7 +15,6 @@ use crate::call::Call;
 use crate::call::{Described, Issuing};
 use crate::engine::Record;
 use crate::execute::{Assemble, Work};
-use crate::nccl::Link;
 use crate::pattern::Pattern;
 use crate::rolling::called;
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
@@ -190,7 +189,7 @@ impl Group {
     ) -> D::Output {
         let (told, called) = (Arc::clone(&described.told), called(D::FUNCTION, own.layout()));
         let issuing = Issuing { told, called, entry };
-        own.part().link.iter_mut().for_each(|link| link.issues(issuing.clone()));
+        own.part().link.iter_mut().for_each(|link| link.issuing = Some(issuing.clone()));
         let work = assemble(vec![own]).expect("one member agrees with itself");
         self.run_alone(described.meant(), work)
     }
@@ -200,7 +199,7 @@ impl Group {
         let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
-        let link = if self.size() > 1 { Link::of(handle, self.id(), step) } else { None };
+        let link = if self.size() > 1 { handle.link(self.id(), step) } else { None };
         Ok(Part { rank, step, stream, link })
     }
 

@@ -64,13 +64,23 @@ pub(crate) fn difference(look: &Look) -> Option<(GroupId, u64)> {
     first.into_iter().next()
 }
 
-/// The first group of NCCL in which a rank waits while ranks have other numbers of calls: only their earlier hashes can be compared.
-pub(crate) fn uneven(look: &Look) -> Option<GroupId> {
+/// The groups of NCCL in which a device waits.
+pub(crate) fn awaited(look: &Look) -> impl Iterator<Item = GroupId> {
     let waits = look.values().flat_map(RankState::members).filter(|it| it.index.is_some());
-    let counts =
-        |group| look.values().filter_map(move |it| it.rolled.get(&group)).map(|it| it.count);
-    let mut groups = waits.map(|it| it.operation.group);
-    groups.find(|group| counts(*group).min() != counts(*group).max())
+    waits.map(|it| it.operation.group)
+}
+
+/// The groups of NCCL that ranks know.
+pub(crate) fn known(look: &Look) -> impl Iterator<Item = GroupId> {
+    look.values().flat_map(|state| state.rolled.keys().copied())
+}
+
+/// The first of these groups in which ranks have other numbers of calls: only their earlier hashes can be compared.
+pub(crate) fn uneven(look: &Look, mut groups: impl Iterator<Item = GroupId>) -> Option<GroupId> {
+    groups.find(|group| {
+        let counts = look.values().filter_map(|it| it.rolled.get(group)).map(|it| it.count);
+        counts.clone().min() != counts.max()
+    })
 }
 
 /// A rank that has left, and that another waits for in both looks.

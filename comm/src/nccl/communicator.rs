@@ -3,8 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +32,7 @@ pub struct Communicator {
     /// For how long it may take to issue something, too.
     pub(super) patience: Duration,
     /// Whether it is of no use to wait for it any more.
-    over: Arc<AtomicBool>,
+    ended: Box<dyn Fn() -> bool + Send>,
     /// NCCL's communicators are used by one thread at a time.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -79,7 +78,7 @@ impl Communicator {
     }
 
     /// The same, with a patience that may end early.
-    pub(super) fn join_while(
+    pub(crate) fn join_while(
         device: &Device,
         id: UniqueId,
         (rank, size): (usize, usize),
@@ -122,7 +121,7 @@ impl Communicator {
     }
 
     /// The same, with a patience that may end early.
-    pub(super) fn split_while(
+    pub(crate) fn split_while(
         &mut self,
         color: Option<usize>,
         key: usize,
@@ -169,25 +168,23 @@ impl Communicator {
     ) -> Self {
         let raw = (!raw.is_null()).then_some(Raw(raw));
         let device = device.clone();
-        let over = Arc::default();
-        Self { nccl, raw, device, rank, size, patience, over, not_sync: PhantomData }
+        let ended = Box::new(|| false);
+        Self { nccl, raw, device, rank, size, patience, ended, not_sync: PhantomData }
     }
 
-    /// The same, of which nobody waits for an operation when this becomes true.
-    pub(super) fn ending_with(mut self, over: &Arc<AtomicBool>) -> Self {
-        self.over = Arc::clone(over);
-        self
-    }
-
-    /// The same, whose operations may take so long to be issued.
-    pub(super) fn waiting(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    /// The same, whose operations may take so long to be issued, and which is waited for until it has `ended`.
+    pub(super) fn waiting(
+        mut self,
+        patience: Duration,
+        ended: impl Fn() -> bool + Send + 'static,
+    ) -> Self {
+        (self.patience, self.ended) = (patience, Box::new(ended));
         self
     }
 
     /// Whether it is of no use to wait for it any more.
     pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+        (self.ended)()
     }
 
     /// This rank's number in the communicator.
@@ -233,11 +230,16 @@ impl Communicator {
     /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`]; [`NcclError::GivenUp`]; [`NcclError::Device`]. The
     /// communicator is aborted then.
     pub fn close(mut self, patience: Duration) -> Result<(), NcclError> {
+        self.finish(patience)
+    }
+
+    /// The same, of a communicator that others may still look at. After an error, it is aborted by its drop.
+    pub(super) fn finish(&mut self, patience: Duration) -> Result<(), NcclError> {
         let raw = self.raw("close")?;
         self.device.make_current()?;
         // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
-        self.settle("close", status, &Patience::of(patience))?;
+        self.settle("close", status, &Patience::until(patience, &self.ended))?;
         self.raw = None;
         // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
         let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };

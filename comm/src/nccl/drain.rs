@@ -17,11 +17,11 @@ use crate::remote::{Calls, DeviceCall, Endpoint, Wire};
 /// The drain of a rank that is under way.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// What this rank has told its peers, and who they are.
+    /// What this rank has told, and the peers that it has told it.
     told: Option<(Calls, BTreeSet<Rank>)>,
 }
 
-/// What a rank drains.
+/// The objects of a drain.
 pub(super) struct Drained<'a> {
     pub(super) rank: Rank,
     pub(super) access: &'a Access,
@@ -34,7 +34,7 @@ impl Drain {
     /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the others are known.
     ///
     /// # Errors
-    /// What ends the world.
+    /// The reason for which the world ends.
     pub(super) fn go_on(&mut self, of: &Drained<'_>) -> Result<(), String> {
         let (Some(epoch), Some(endpoint)) = (of.queue.owed(), of.access.endpoint()) else {
             return Ok(());
@@ -52,18 +52,18 @@ impl Drain {
         }
         let is_complete = missing.is_empty();
         of.queue.await_calls(missing);
-        if !is_complete {
-            return Ok(());
-        }
+        // A thread of the rank that is in the midst of a call is not waited for: the watchdog looks again.
+        let Some(turn) = of.queue.try_turn().filter(|_| is_complete) else { return Ok(()) };
         let others = endpoint.drains().take(epoch);
         of.fill_up(&members, own.owed(&others.iter().collect::<Vec<_>>())?)?;
+        drop(turn);
         of.queue.has_drained();
         self.told = None;
         Ok(())
     }
 }
 
-/// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of all: those, and who was told.
+/// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of all: the calls, and the ranks that are told.
 pub(super) fn tell(
     (endpoint, rank, epoch): (&Endpoint, Rank, u64),
     calls: Calls,
@@ -76,9 +76,8 @@ pub(super) fn tell(
 }
 
 impl Drained<'_> {
-    /// Makes the calls that others have made.
+    /// Makes the calls that others have made, in a turn.
     fn fill_up(&self, members: &Members, owed: Vec<DeviceCall>) -> Result<(), String> {
-        let _turn = self.queue.turn();
         for call in owed {
             let member = members.iter().find(|(group, _)| *group == call.group);
             let (_, member) = member

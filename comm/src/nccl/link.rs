@@ -1,4 +1,4 @@
-//! How a member's part of an operation goes by NCCL.
+//! A member's part of an operation that goes by NCCL.
 
 use std::sync::Arc;
 
@@ -12,58 +12,43 @@ use super::queue::Queue;
 use super::transfer::Transfer;
 use crate::backend::thread::Access;
 use crate::call::Issuing;
-use crate::handle::RankHandle;
-use crate::{Error, GroupId, Op};
+use crate::{Error, Op};
 
 /// A member's way to the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
-    rank: Rank,
-    step: u64,
+    pub(super) rank: Rank,
+    pub(super) step: u64,
     pub(super) comm: SharedCommunicator,
     pub(super) stream: Arc<Stream>,
-    access: Arc<Access>,
+    pub(super) access: Arc<Access>,
     /// Where the others are processes.
     pub(super) queue: Option<Arc<Queue>>,
-    issuing: Option<Issuing>,
+    /// The operation that is issued by the calls that follow.
+    pub(crate) issuing: Option<Issuing>,
 }
 
 impl Link {
-    /// That of a rank in a group, if its operations on devices go by NCCL.
-    pub(crate) fn of(handle: &RankHandle, group: GroupId, step: u64) -> Option<Self> {
-        let access = Arc::clone(handle.access()?);
-        let (comm, stream, queue) = handle.nccl.of(group)?;
-        Some(Self { rank: handle.rank, step, comm, stream, access, queue, issuing: None })
-    }
-
-    /// The operation that is issued by the calls that follow.
-    pub(crate) fn issues(&mut self, issuing: Issuing) {
-        self.issuing = Some(issuing);
-    }
-
     /// Makes one call of NCCL of all members that are in this process: together, or this rank's own in its turn.
     ///
     /// # Errors
     /// Of this call alone, which was not made. One that NCCL refuses in the midst of it ends the world.
     pub(crate) fn carry(links: &[Self], op: Op, transfers: Vec<Transfer<'_>>) -> Result<(), Error> {
         let own = &links[0];
-        let turn = match (&own.queue, &own.issuing) {
-            (Some(queue), Some(issuing)) => {
-                Some((queue, issuing, queue.begin(&own.access, &issuing.told)?))
-            }
-            _ => None,
-        };
+        let queued = own.queue.as_ref().zip(own.issuing.as_ref());
+        let turn = queued.map(|(queue, issuing)| queue.begin(&own.access, &issuing.told));
+        let turn = turn.transpose()?;
         let mut held: Vec<_> = links.iter().map(|link| link.comm.lock()).collect();
         let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(links.len());
         for ((link, comm), transfer) in links.iter().zip(&held).zip(transfers) {
             let call = comm.prepare(op, &link.stream, transfer);
             calls.push(call.map_err(|error| link.refused(op, error))?);
         }
-        if let Some((queue, issuing, _)) = &turn {
+        if let Some((queue, issuing)) = queued {
             queue.note(&own.access, issuing, calls[0].wire)?;
         }
         let issued = issue_together(calls).and_then(|()| {
-            if let Some((queue, ..)) = &turn {
+            if let Some((queue, _)) = queued {
                 queue.issued(own.stream.moment()?);
             }
             Ok(())
@@ -73,10 +58,22 @@ impl Link {
             held.iter_mut().for_each(|comm| comm.give_up());
             // The end is waited for, and nobody waits for a communicator meanwhile.
             drop((held, turn));
-            let error = links[slot].refused(op, *error);
-            own.access.end_requested(links[slot].rank, &error.to_string());
-            own.access.status().world_end().unwrap_or(error)
+            links[slot].end(op, *error)
         })
+    }
+
+    /// Ends the world, since a call was not made.
+    fn end(&self, op: Op, error: NcclError) -> Error {
+        let left = self.queue.as_ref().zip(self.issuing.as_ref());
+        let left = left.and_then(|(queue, issuing)| queue.left(&self.access, &issuing.told));
+        let error = self.refused(op, error);
+        match left {
+            Some(left) => self.access.end(left),
+            None => {
+                self.access.end_requested(self.rank, &error.to_string());
+                self.access.status().world_end().unwrap_or(error)
+            }
+        }
     }
 
     fn refused(&self, op: Op, error: NcclError) -> Error {

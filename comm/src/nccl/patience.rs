@@ -1,25 +1,25 @@
-//! For how long something of NCCL is waited for.
+//! The time for which something of NCCL is waited for.
 
 use std::time::{Duration, Instant};
 
-/// For how long to wait at the most.
-pub(super) struct Patience<'a> {
-    pub(super) limit: Duration,
+/// The longest time to wait.
+pub(crate) struct Patience<'a> {
+    pub(crate) limit: Duration,
     /// Whether waiting is of no use any more.
     ended: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn of(limit: Duration) -> Self {
+    pub(crate) fn of(limit: Duration) -> Self {
         Self { limit, ended: &|| false }
     }
 
     /// So long, but no longer than until `ended`.
-    pub(super) fn until(limit: Duration, ended: &'a dyn Fn() -> bool) -> Self {
+    pub(crate) fn until(limit: Duration, ended: &'a dyn Fn() -> bool) -> Self {
         Self { limit, ended }
     }
 
-    pub(super) fn is_over(&self, began: Instant) -> bool {
+    pub(crate) fn is_over(&self, began: Instant) -> bool {
         began.elapsed() >= self.limit || (self.ended)()
     }
 }

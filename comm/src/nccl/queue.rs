@@ -11,8 +11,7 @@ use hsdp_sharding::Rank;
 use super::connected::Members;
 use crate::backend::thread::Access;
 use crate::call::Issuing;
-use crate::engine::Record;
-use crate::engine::{Alarm, Clock, Status, from_now};
+use crate::engine::{Alarm, Clock, Record, Status, from_now};
 use crate::remote::{Calls, DeviceCall, Place, Wire};
 use crate::rolling::Entry;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -54,9 +53,9 @@ struct State {
 #[derive(Debug)]
 struct Call {
     call: DeviceCall,
-    /// Nothing of one that was drained: this rank was not asked for it.
+    /// `None` for a call that was drained: this rank was not asked for it.
     issuing: Option<(Arc<Descriptor>, EntryNumber)>,
-    /// Until then NCCL has it in progress.
+    /// `None` while NCCL has it in progress.
     done: Option<Moment>,
 }
 
@@ -91,67 +90,66 @@ impl Queue {
         access: &Access,
         descriptor: &Arc<Descriptor>,
     ) -> Result<MutexGuard<'_, ()>, Error> {
-        // Who drains makes calls, too.
-        self.wait((access, descriptor), |state| state.drained >= descriptor.epoch)?;
+        let (rank, epoch) = (self.rank, descriptor.epoch);
+        let wait = Waiting { access, rank, epoch, descriptor };
+        // A drain makes calls, too.
+        self.wait(&wait, |state| state.drained >= epoch)?;
         let turn = self.turn.lock();
-        self.wait((access, descriptor), |state| state.calls.len() < MOST)?;
+        self.wait(&wait, |state| state.calls.len() < MOST)?;
         Ok(turn)
     }
 
-    /// A turn without a wait, for whoever drains.
-    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
+    /// A turn without a wait, for a drain; `None` while a call is made.
+    pub(super) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.turn.try_lock()
     }
 
-    fn wait(
-        &self,
-        (access, descriptor): (&Access, &Arc<Descriptor>),
-        is_over: impl Fn(&State) -> bool,
-    ) -> Result<(), Error> {
-        let mut clock = Clock::start(access.options());
+    /// Waits until all epochs before this one are drained.
+    ///
+    /// # Errors
+    /// The end of the epoch or of the world, also that by the deadline of this wait.
+    pub(super) fn await_drained(&self, access: &Access, epoch: u64) -> Result<(), Error> {
+        // A rank that has issued nothing has connected nothing.
+        let Some(descriptor) = &access.record(self.rank).last() else { return Ok(()) };
+        let wait = Waiting { access, rank: self.rank, epoch, descriptor };
+        self.wait(&wait, |state| state.drained >= epoch)
+    }
+
+    fn wait(&self, wait: &Waiting<'_>, is_over: impl Fn(&State) -> bool) -> Result<(), Error> {
+        let mut clock = Clock::start(wait.access.options());
         loop {
             let mut state = self.state.lock();
-            state.forget_done(access.record(self.rank));
-            self.status.check(descriptor.epoch)?;
-            if let Some(rank) = state.left {
-                drop(state);
-                let awaited = Arc::clone(descriptor);
-                return Err(access.end(access.ended_by(rank, AbortReason::Left { awaited })));
-            }
-            if is_over(&state) {
+            state.forget_done(wait.access.record(self.rank));
+            self.status.check(wait.epoch)?;
+            let (left, alarm) = (state.left, clock.alarm());
+            if left.is_none() && is_over(&state) {
                 return Ok(());
             }
-            match clock.alarm() {
-                Alarm::None(rest) => {
-                    self.changed.wait_until(&mut state, from_now(rest.min(LOOK)));
-                }
-                Alarm::Late(lateness) => warn(self.rank, descriptor, lateness),
-                Alarm::Circle => {}
-                Alarm::Deadline => {
-                    let missing = state.awaited.clone();
-                    drop(state);
-                    return Err(self.end_late(access, descriptor, missing));
-                }
+            if let (None, Alarm::None(rest)) = (left, &alarm) {
+                self.changed.wait_until(&mut state, from_now((*rest).min(LOOK)));
+                continue;
+            }
+            let missing = state.awaited.clone();
+            drop(state);
+            match (left, alarm) {
+                (Some(rank), _) => return Err(wait.access.end(wait.left(rank))),
+                (None, Alarm::Deadline) => return Err(wait.end_late(missing)),
+                (None, Alarm::Late(lateness)) => wait.warn(lateness),
+                (None, Alarm::None(_) | Alarm::Circle) => {}
             }
         }
     }
 
-    /// Ends the world since a call could not be made within the deadline: by the first of the ranks that are known to be missing, or
-    /// by the rank that keeps the device waiting.
-    fn end_late(&self, access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
-        if let (true, Some(wait)) = (missing.is_empty(), access.record(self.rank).device_wait()) {
-            access.end_late_on_device(self.rank, &wait);
-            if let Some(end) = access.status().world_end() {
-                return end;
-            }
-        }
-        let (awaited, deadline) = (Arc::clone(awaited), access.options().deadline);
-        let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
-        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
-        access.end(match culprit {
-            Some(rank) => access.ended_by(rank, reason),
-            None => Error::WorkFailed { operation, reason },
-        })
+    /// The error that says that a rank has left without the last call of this one, if one has; or without its calls of a step that was
+    /// given up.
+    pub(super) fn left(&self, access: &Access, descriptor: &Arc<Descriptor>) -> Option<Error> {
+        let (left, last) = {
+            let state = self.state.lock();
+            (state.left, state.calls.back().map(|it| (it.call.group, it.call.index)))
+        };
+        let rank = left.or_else(|| access.endpoint()?.drains().left_before(last?))?;
+        let wait = Waiting { access, rank: self.rank, epoch: descriptor.epoch, descriptor };
+        Some(wait.left(rank))
     }
 
     /// Counts a call, which is made now.
@@ -215,6 +213,13 @@ impl Queue {
         Calls { counts: counts.collect(), unfinished }
     }
 
+    /// The calls of this rank, which leaves: without those that may never be done, if it owes a drain.
+    pub(super) fn last_calls(&self, record: &Record, members: &Members) -> Calls {
+        self.state.lock().forget_done(record);
+        let calls = self.calls(record, members);
+        if self.owed().is_some() { calls.done() } else { calls }
+    }
+
     /// The calls of these ranks are not known, until which nothing is drained.
     pub(super) fn await_calls(&self, ranks: Vec<Rank>) {
         self.state.lock().awaited = ranks;
@@ -238,7 +243,7 @@ impl State {
     /// Forgets the calls that are done.
     fn forget_done(&mut self, record: &Record) {
         while let Some(Call { done: Some(moment), .. }) = self.calls.front() {
-            // What fails here ends what is issued next, or what is read back: that has a name.
+            // An error here is an error of the next call, too, or of the next read: these have names.
             if !moment.has_come().unwrap_or(true) {
                 break;
             }
@@ -253,7 +258,44 @@ impl State {
     }
 }
 
-fn warn(rank: Rank, operation: &Descriptor, lateness: Duration) {
-    let rank = rank.get();
-    tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+/// A wait of a thread of the rank.
+struct Waiting<'a> {
+    access: &'a Access,
+    rank: Rank,
+    /// The wait is over with this epoch.
+    epoch: u64,
+    /// What cannot be issued meanwhile, or was issued last.
+    descriptor: &'a Arc<Descriptor>,
+}
+
+impl Waiting<'_> {
+    /// The error that says that a rank has left.
+    fn left(&self, rank: Rank) -> Error {
+        let awaited = Arc::clone(self.descriptor);
+        self.access.ended_by(rank, AbortReason::Left { awaited })
+    }
+
+    /// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
+    /// the device waiting.
+    fn end_late(&self, missing: Vec<Rank>) -> Error {
+        let Self { access, rank, descriptor, .. } = *self;
+        if let (true, Some(wait)) = (missing.is_empty(), access.record(rank).device_wait()) {
+            access.end_late_on_device(rank, &wait);
+            if let Some(end) = access.status().world_end() {
+                return end;
+            }
+        }
+        let (awaited, deadline) = (Arc::clone(descriptor), access.options().deadline);
+        let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
+        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+        access.end(match culprit {
+            Some(rank) => access.ended_by(rank, reason),
+            None => Error::WorkFailed { operation, reason },
+        })
+    }
+
+    fn warn(&self, lateness: Duration) {
+        let (rank, operation) = (self.rank.get(), self.descriptor);
+        tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+    }
 }

@@ -16,17 +16,17 @@ impl UniqueId {
         self.0
     }
 
-    /// What ranks say that have none to tell.
-    pub(super) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
+    /// In place of an id, of ranks that make none.
+    pub(crate) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
 
-    /// How many words it takes.
-    pub(super) const WORDS: usize = 16;
+    /// The number of its words.
+    pub(crate) const WORDS: usize = 16;
 
-    pub(super) fn words(&self) -> [u64; Self::WORDS] {
+    pub(crate) fn words(&self) -> [u64; Self::WORDS] {
         bytemuck::cast(self.0.internal)
     }
 
-    pub(super) fn of_words(words: &[u64; Self::WORDS]) -> Self {
+    pub(crate) fn of_words(words: &[u64; Self::WORDS]) -> Self {
         Self(ncclUniqueId { internal: bytemuck::cast(*words) })
     }
 

@@ -1,4 +1,4 @@
-//! Who looks after the communicators of a rank while it computes, or waits elsewhere.
+//! The watchdog: a thread that looks after the communicators of a rank while that computes, or waits elsewhere.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -7,13 +7,12 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::NcclError;
-use super::connected::Connected;
+use super::connected::{Connected, Seat};
 use super::drain::{Drain, Drained};
 use super::queue::Queue;
 use crate::backend::thread::Access;
 use crate::engine::judge::Members;
 use crate::engine::{Alarm, Clock, Status};
-use crate::handle::RankHandle;
 use crate::remote::Urgency;
 use crate::{AbortReason, Descriptor, GroupId};
 
@@ -26,17 +25,16 @@ const REST: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
-pub(super) fn start(handle: &RankHandle) -> Result<(), NcclError> {
-    let Some(access) = handle.access() else { return Ok(()) };
+pub(super) fn start(connected: &Arc<Connected>, (access, rank): Seat<'_>) -> Result<(), NcclError> {
     let mut watch = Watch {
-        rank: handle.rank,
-        connected: Arc::downgrade(&handle.nccl),
-        status: Arc::clone(&handle.status),
+        rank,
+        connected: Arc::downgrade(connected),
+        status: Arc::clone(access.status()),
         access: Arc::downgrade(access),
         drain: Drain::default(),
         stall: None,
     };
-    let name = format!("hsdp-nccl-watch-{}", watch.rank);
+    let name = format!("hsdp-nccl-watch-{rank}");
     let watch = move || {
         while watch.goes_on() {
             thread::park_timeout(REST);
@@ -46,7 +44,7 @@ pub(super) fn start(handle: &RankHandle) -> Result<(), NcclError> {
     started.map(drop).map_err(|error| NcclError::Unwatched { reason: error.to_string() })
 }
 
-/// What is looked at.
+/// The objects of a look.
 struct Watch {
     rank: Rank,
     connected: Weak<Connected>,
@@ -74,7 +72,7 @@ impl Watch {
     }
 
     /// # Errors
-    /// What ends the world.
+    /// The reason for which the world ends.
     fn look(&mut self, connected: &Connected, access: &Access) -> Result<(), String> {
         let queue = connected.queue();
         if queue.as_ref().is_none_or(|(queue, _)| !queue.has_failed()) {
@@ -106,14 +104,15 @@ impl Watch {
             self.stall = call.zip(operation).map(begins);
             return;
         }
-        let Some(stall) = &mut self.stall else { return };
-        if let Some(left) = connected.left_before(access, stall.call) {
+        let (rank, Some(stall)) = (self.rank, &mut self.stall) else { return };
+        let left = access.endpoint().and_then(|endpoint| endpoint.drains().left_before(stall.call));
+        if let Some(left) = left {
             let awaited = Arc::clone(&stall.operation);
             access.end(access.ended_by(left, AbortReason::Left { awaited }));
             return;
         }
-        let missing = connected.others(stall.call.0, self.rank);
-        stall.ring((access, self.rank), missing);
+        let others = connected.ranks(stall.call.0).into_iter().filter(|other| *other != rank);
+        stall.ring((access, rank), others.collect());
     }
 }
 
@@ -146,7 +145,7 @@ impl Stall {
         }
     }
 
-    /// Whether ranks may be found to wait for each other: before the grace has passed, only calls are compared.
+    /// Before the grace has passed, only calls are compared; then ranks may be found to wait for each other.
     fn urgency(&self, access: &Access) -> Urgency {
         match self.clock.waited() < access.options().circle_grace {
             true => Urgency::Late,

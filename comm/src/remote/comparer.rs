@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::Record;
 use crate::engine::judge::waiting_for_each_other;
-use crate::engine::judge::{self, Finding, Look, RankState, Wait, WaitKey};
+use crate::engine::judge::{self, Finding, Look, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::{AbortReason, Error, GroupId};
+use crate::rolling::{Entry, Rolling};
+use crate::{AbortReason, Descriptor, Error, GroupId, sync};
 
-/// What ranks and the comparer tell each other.
+/// A message between ranks and the comparer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Compared {
     Report(Report),
+    /// Ranks differ in calls of NCCL: the first difference is to be found.
+    Differ,
     Question(Question),
     /// The answer to the question of this number.
     State(u64, RankState),
@@ -64,7 +68,7 @@ pub(crate) struct Verdict {
     pub(crate) culprit: Option<Rank>,
 }
 
-/// What the comparer is to do.
+/// A deed of the comparer.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
     Say(Rank, Compared),
@@ -87,9 +91,11 @@ pub(super) struct Comparer {
     /// The number of looks.
     number: u64,
     began: Option<Instant>,
+    /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the world.
+    differs: bool,
     /// The time that the last look took.
     took: Duration,
-    /// The last look, and what the next one is to find out.
+    /// The last look, and the reason for the next one.
     before: Look,
     next: Next,
 }
@@ -100,6 +106,7 @@ struct Looking {
     since: Instant,
     calls: Calls,
     finds_circles: bool,
+    differs: bool,
     reports: Vec<(Rank, Report)>,
     look: Look,
 }
@@ -125,6 +132,11 @@ impl Comparer {
         self.reports.push((from, report));
     }
 
+    /// A rank knows that ranks differ in calls of NCCL.
+    pub(super) fn differ(&mut self) {
+        self.differs = true;
+    }
+
     /// A rank answers a question.
     pub(super) fn answer(&mut self, from: Rank, number: u64, state: RankState) {
         if let Some(looking) = self.looking.as_mut().filter(|_| number == self.number) {
@@ -139,7 +151,10 @@ impl Comparer {
 
     /// Whether there is something to be done soon.
     pub(super) fn is_busy(&self) -> bool {
-        self.looking.is_some() || self.next != Next::Nothing || !self.reports.is_empty()
+        self.looking.is_some()
+            || self.next != Next::Nothing
+            || self.differs
+            || !self.reports.is_empty()
     }
 
     /// What is to be done now, with the ranks that are `there`.
@@ -163,7 +178,8 @@ impl Comparer {
         // Where answers take long, the machine has other work to do.
         let gap = if self.next == Next::Nothing { GAP.max(4 * self.took) } else { GAP };
         let has_gap = self.began.is_none_or(|began| began + gap <= now);
-        has_gap || matches!(self.next, Next::Differ(..)) || self.reports.iter().any(is_urgent)
+        let is_urgent = self.differs || self.reports.iter().any(is_urgent);
+        has_gap || is_urgent || matches!(self.next, Next::Differ(..))
     }
 
     fn begin(&mut self, now: Instant, there: &[Rank]) -> Vec<Action> {
@@ -177,7 +193,8 @@ impl Comparer {
         let finds_circles = self.next == Next::Circle || reports.iter().any(is_stalled);
         self.number += 1;
         self.began = Some(now);
-        self.looking = Some(Looking { since: now, calls, finds_circles, reports, look });
+        let differs = self.differs;
+        self.looking = Some(Looking { since: now, calls, finds_circles, differs, reports, look });
         let question = Question { number: self.number, calls };
         there.iter().map(|rank| Action::Say(*rank, Compared::Question(question))).collect()
     }
@@ -190,7 +207,10 @@ impl Comparer {
         self.next = looking.next(suspicion.as_ref());
         self.took = now.saturating_duration_since(looking.since);
         let mut actions = looking.verdicts();
-        actions.extend(looking.end(finding).map(Action::End));
+        // Ranks differ, and nothing shows it any more.
+        let is_vain = looking.differs && self.next == Next::Nothing;
+        let vain = is_vain.then(|| mismatch(NOT_KEPT.to_owned(), Vec::new()));
+        actions.extend(looking.end(finding).or(vain).map(Action::End));
         self.before = looking.look;
         actions
     }
@@ -202,12 +222,28 @@ impl Looking {
             (Some(Finding::Differ(group, index)), Calls::All(asked)) if asked == *group => {
                 Next::Differ(*group, Some(*index))
             }
+            // Ranks agree as far as all have made calls.
+            (_, Calls::All(group)) if self.differs => Next::Differ(group, self.fewest(group)),
             (Some(Finding::Differ(group, _)), _) => Next::Differ(*group, None),
             (Some(Finding::Left(..)), _) => Next::Left,
             (Some(Finding::Circle(_)), _) if self.finds_circles => Next::Circle,
-            (_, Calls::Last) => judge::uneven(&self.look).map_or(Next::Nothing, Next::Hashes),
+            (_, Calls::Last) => self.uneven().map_or(Next::Nothing, Next::Hashes),
             _ => Next::Nothing,
         }
+    }
+
+    /// A group in which ranks have other numbers of calls, and in which a device waits, or which may differ.
+    fn uneven(&self) -> Option<GroupId> {
+        match self.differs {
+            true => judge::uneven(&self.look, judge::known(&self.look)),
+            false => judge::uneven(&self.look, judge::awaited(&self.look)),
+        }
+    }
+
+    /// The index of the first call of a group that a rank has not made.
+    fn fewest(&self, group: GroupId) -> Option<u64> {
+        let counts = self.look.values().filter_map(|it| it.rolled.get(&group)).map(|it| it.count);
+        counts.min()
     }
 
     /// The error with which the world ends, if it does.
@@ -246,23 +282,79 @@ impl Looking {
     }
 }
 
-/// The error that says that ranks have made other calls of NCCL: with a row for each rank that has called it on the group.
-fn differing(look: &Look, group: GroupId, index: u64) -> Error {
-    let row = |(rank, state): (&Rank, &RankState)| {
-        let wanted = match &state.rolled.get(&group)?.entry {
-            Some(entry) => Wanted::Arrived(Arc::clone(entry)),
-            None => Wanted::Missing(state.last.clone()),
-        };
-        Some(MismatchRow { rank: *rank, wanted })
-    };
-    let rows: Vec<_> = look.iter().filter_map(row).collect();
-    let place = rows.iter().find_map(|row| match &row.wanted {
-        Wanted::Arrived(descriptor) => Some(descriptor.place().to_string()),
-        _ => None,
-    });
-    let place = place.unwrap_or_else(|| format!("call {index} of NCCL on group {group}"));
-    let problem = format!("ranks disagree about {place}");
+/// The problem of ranks whose calls of NCCL differ, where none of them describes one.
+const NOT_KEPT: &str = "ranks disagree about operations that no rank keeps any more";
+
+fn mismatch(problem: String, rows: Vec<MismatchRow>) -> Error {
     Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+}
+
+/// The error that says that ranks have made other calls of NCCL: with a row for each rank that knows the group.
+fn differing(look: &Look, group: GroupId, index: u64) -> Error {
+    let known = look.iter().filter_map(|(rank, state)| Some((*rank, state.rolled.get(&group)?)));
+    let row = |(rank, it): (Rank, &Rolled)| {
+        let arrived = it.entry.clone().map(Wanted::Arrived);
+        MismatchRow { rank, wanted: arrived.unwrap_or_else(|| Wanted::Missing(it.last.clone())) }
+    };
+    let called: Vec<_> = known.clone().map(|(_, it)| it.entry.as_ref()).collect();
+    // The first call whose hash all of them keep.
+    let first = known.clone().filter_map(|(_, it)| it.hashes.keys().next()).max();
+    let is_past = index > 0 && first == Some(&index);
+    let problem = match called.iter().copied().flatten().next() {
+        None => NOT_KEPT.to_owned(),
+        Some(one) if is_past => {
+            let place = one.place();
+            format!("ranks disagree about an operation before {place}, the first that all keep")
+        }
+        Some(one) => {
+            let is_same = |it: &Arc<Descriptor>| it.agrees_with(one) && it.place() == one.place();
+            let what = match called.iter().all(|it| it.is_some_and(is_same)) {
+                true => "have different layouts of one unit, or call different functions, in",
+                false => "disagree about",
+            };
+            format!("ranks {what} {}", one.place())
+        }
+    };
+    mismatch(problem, known.map(row).collect())
+}
+
+/// The calls of NCCL of a rank, with the hashes that are asked for.
+pub(super) fn rolled(rolling: &Rolling, calls: Calls) -> BTreeMap<GroupId, Rolled> {
+    let of = |(group, kept): (GroupId, Vec<Entry>)| {
+        let (all, asked) = match calls {
+            Calls::All(asked) if asked == group => (&kept[..], None),
+            Calls::Entry(asked, index) if asked == group => {
+                (kept.get(..1).unwrap_or(&[]), Some(index))
+            }
+            _ => (&[][..], None),
+        };
+        let hashed = all.iter().chain(kept.last());
+        let hashes = hashed.map(|it| (it.index, u128::from_le_bytes(it.hash))).collect();
+        let called = |entry: &Entry| entry.descriptor.clone();
+        let entry = kept.iter().find(|entry| Some(entry.index) == asked).and_then(called);
+        let last = asked.and_then(|_| kept.iter().rev().find_map(called));
+        let count = kept.last().map_or(0, |last| last.index + 1);
+        (group, Rolled { count, hashes, entry, last })
+    };
+    rolling.kept().into_iter().map(of).collect()
+}
+
+/// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of their states finds.
+pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
+    let (mut comparer, now) = (Comparer { differs: true, ..Comparer::default() }, sync::now());
+    loop {
+        let all = || (0..records.len()).map(Rank::new).collect();
+        for action in comparer.turn(now, all) {
+            match action {
+                Action::Say(rank, Compared::Question(Question { number, calls })) => {
+                    let rolled = rolled(&records[rank.index()].rolling, calls);
+                    comparer.answer(rank, number, RankState { rolled, ..RankState::default() });
+                }
+                Action::Say(..) => {}
+                Action::End(error) => return error,
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -71,6 +71,17 @@ impl Calls {
         Ok(owed)
     }
 
+    /// Those before the first call of each group that may not be done: this rank aborts the others.
+    #[cfg(any(feature = "nccl", test))]
+    pub(crate) fn done(mut self) -> Self {
+        for (group, count) in &mut self.counts {
+            let of_group = self.unfinished.iter().filter(|call| call.group == *group);
+            *count = of_group.map(|call| call.index).fold(*count, u64::min);
+        }
+        self.unfinished.clear();
+        self
+    }
+
     #[cfg(any(feature = "nccl", test))]
     fn count(&self, group: GroupId) -> Option<u64> {
         self.counts.iter().find(|(known, _)| *known == group).map(|(_, count)| *count)
@@ -81,14 +92,23 @@ impl Calls {
 #[cfg(any(feature = "nccl", test))]
 pub(crate) const ALL_EPOCHS: u64 = u64::MAX;
 
-/// The calls of other ranks, as they come: of which epoch, and of which rank.
+/// The statements that a rank may have made that this one has not used: of the epoch that this one drains, of the next one, which a rank
+/// can only end when this one has told its calls of the first, and of all before it left.
+const MOST_OF_A_RANK: usize = 3;
+
+/// The calls of other ranks, as they come: each with its epoch and its rank.
 #[derive(Debug, Default)]
 pub(crate) struct Drains(Vec<(u64, Rank, Calls)>);
 
 impl Drains {
     /// # Errors
-    /// If there are calls of this rank and epoch.
+    /// If there are calls of this rank and epoch, or more of this rank than there can be.
     pub(super) fn put(&mut self, from: Rank, (epoch, calls): (u64, Calls)) -> Result<(), String> {
+        if self.0.iter().filter(|(_, rank, _)| *rank == from).count() >= MOST_OF_A_RANK {
+            return Err(format!(
+                "it says for too many epochs which calls of NCCL it made, also for {epoch}"
+            ));
+        }
         if self.0.iter().any(|(known, rank, _)| (*known, *rank) == (epoch, from)) {
             return Err(format!("it says twice which calls of NCCL it made until epoch {epoch}"));
         }
@@ -103,12 +123,12 @@ impl Drains {
         peers.iter().filter(|rank| !has(rank)).copied().collect()
     }
 
-    /// Whether a rank has left without a call of a group.
+    /// The rank that has left without a call of one of its groups, if one has.
     #[cfg(any(feature = "nccl", test))]
-    pub(crate) fn has_left_before(&self, rank: Rank, (group, index): (GroupId, u64)) -> bool {
-        let of_rank = |(of, from, _): &&(u64, Rank, Calls)| (*of, *from) == (ALL_EPOCHS, rank);
-        let calls = self.0.iter().find(of_rank);
-        calls.is_some_and(|(.., calls)| calls.count(group).is_none_or(|count| count <= index))
+    pub(crate) fn left_before(&self, (group, index): (GroupId, u64)) -> Option<Rank> {
+        let is_short = |calls: &Calls| calls.count(group).is_some_and(|count| count <= index);
+        let mut left = self.0.iter().filter(|(of, ..)| *of == ALL_EPOCHS);
+        left.find(|(.., calls)| is_short(calls)).map(|(_, rank, _)| *rank)
     }
 
     /// Takes those of an epoch, in rank order.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::ends::{end_bytes, end_of, rows_bytes, rows_of};
+pub(crate) use self::ends::{end_bytes, end_of};
 use crate::Descriptor;
 
 mod ends;

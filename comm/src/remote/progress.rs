@@ -318,6 +318,7 @@ impl Progress {
         match said {
             Compared::Report(report) => self.comparer.report(from, report),
             Compared::State(number, state) => self.comparer.answer(from, number, state),
+            Compared::Differ => self.comparer.differ(),
             Compared::Verdict(verdict) => endpoint.hear_verdict(verdict),
             Compared::Question(question) => {
                 let state = endpoint.state(core, question.calls);

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use hsdp_comm::testing::note_operation;
 use hsdp_comm::{Counts, Descriptor, Op, Tag, World};
 use hsdp_sharding::DType;
 use shuttle::thread;
@@ -10,7 +11,7 @@ use shuttle::thread;
 use super::{Group, options, run, schedules, user};
 
 fn note(world: &World, group: &Group) {
-    world.note_operation(&Arc::new(Descriptor {
+    let operation = Descriptor {
         group: group.id(),
         channel: group.channel(),
         epoch: 0,
@@ -23,7 +24,8 @@ fn note(world: &World, group: &Group) {
         peer: None,
         scaling: None,
         tag: Tag::default(),
-    }));
+    };
+    note_operation(world, &Arc::new(operation));
 }
 
 fn word(world: &World) -> u128 {

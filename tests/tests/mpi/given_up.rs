@@ -19,7 +19,7 @@ use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 use crate::Named;
 use crate::faults::folder;
 use crate::job::{Ended, has, mpirun, run};
-use crate::one_order;
+use crate::{differing, one_order};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("devices::the_bits_after_a_step_that_is_given_up_are_those_without", || passes("given up")),
@@ -28,7 +28,12 @@ pub(crate) const TRIALS: &[Named] = &[
     }),
     ("devices::a_rank_waits_before_too_many_calls_are_not_done", || passes("many calls")),
     ("devices::a_rank_that_is_missing_is_waited_for_until_the_deadline", missing),
-    ("devices::a_rank_that_leaves_a_step_that_is_given_up_ends_the_next", leaves),
+    ("devices::a_rank_that_leaves_a_step_that_is_given_up_ends_the_next", || leaves("leaves")),
+    ("devices::so_does_one_that_leaves_the_first_call_of_a_communicator", || {
+        leaves("leaves first")
+    }),
+    ("devices::words_after_a_step_that_is_given_up_are_those_of_drained_ranks", || passes("words")),
+    ("devices::groups_are_connected_right_after_a_step_that_is_given_up", || passes("connects")),
 ];
 
 /// Set in the environment of processes that run [`as_process`], and not the tests.
@@ -62,11 +67,24 @@ pub(crate) fn passes(scenario: &str) -> Result<(), String> {
     }
 }
 
-/// MPI does not like that the world ends early: what ranks are told counts.
-fn leaves() -> Result<(), String> {
-    let ended = process("leaves", folder()?.path())?;
-    has(&ended.err, &["rank 1: it is told of rank 3"])?;
-    match ended.err.contains("is not told") {
+/// These ranks say that they have what they expect. MPI does not like that the world ends early: the exit code does not count.
+pub(crate) fn say(scenario: &str, ranks: Range<usize>) -> Result<Ended, String> {
+    let ended = process(scenario, folder()?.path())?;
+    let said: Vec<_> = ranks.map(|rank| format!("rank {rank}: it is as expected")).collect();
+    has(&ended.err, &said.iter().map(String::as_str).collect::<Vec<_>>())?;
+    Ok(ended)
+}
+
+/// Says so, and stays until the others have said it: MPI ends them with this process.
+#[expect(clippy::print_stderr, reason = "the test reads it")]
+pub(crate) fn is_as_expected(rank: Rank) {
+    eprintln!("rank {rank}: it is as expected");
+    pause(Duration::from_secs(1));
+}
+
+fn leaves(scenario: &str) -> Result<(), String> {
+    let ended = say(scenario, 0..3)?;
+    match ended.err.contains("is not told in time") {
         true => Err(ended.err),
         false => Ok(()),
     }
@@ -83,8 +101,10 @@ fn missing() -> Result<(), String> {
 /// One of four processes, each with a device.
 pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
     let job = Job::join(PATIENCE).map_err(|error| error.to_string())?;
-    if matches!(scenario, "absent" | "late" | "late-zeros") {
-        return one_order::as_process(scenario, &job);
+    match scenario {
+        "absent" | "late" | "late-zeros" => return one_order::as_process(scenario, &job),
+        "differ" | "faults" => return differing::as_process(scenario, &job),
+        _ => {}
     }
     let deadline = if scenario == "missing" { SHORT } else { PATIENCE };
     let options = WorldOptions { deadline, ..WorldOptions::default() };
@@ -95,17 +115,20 @@ pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
         "given up" => rank.gives_up_at_each_point(),
         "fails alone" => rank.fails_alone(),
         "many calls" => rank.issues_many_calls(),
-        "leaves" => rank.leaves(),
+        "leaves" => rank.leaves(OPERATIONS),
+        "leaves first" => rank.leaves(0),
+        "words" => rank.takes_words(),
+        "connects" => rank.connects_groups(),
         _ => rank.misses_a_rank(),
     };
     ended.map_err(|error| format!("{told}: {error}"))
 }
 
 /// A rank of 2 x 2.
-struct Process {
-    world: World,
+pub(crate) struct Process {
+    pub(crate) world: World,
     stream: Stream,
-    groups: [Group; 3],
+    pub(crate) groups: [Group; 3],
     layout: Arc<UnitLayout>,
 }
 
@@ -117,10 +140,10 @@ enum Reads {
     AtTheEnd,
 }
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 impl Process {
-    fn connected(world: World) -> Outcome<Self> {
+    pub(crate) fn connected(world: World) -> Outcome<Self> {
         let device = Device::new(0)?;
         world.connect_nccl(&device)?;
         let rank = world.rank().index();
@@ -146,7 +169,7 @@ impl Process {
         Ok(buffer)
     }
 
-    fn read(&self, buffer: &DeviceBuffer) -> Outcome<Vec<u32>> {
+    pub(crate) fn read(&self, buffer: &DeviceBuffer) -> Outcome<Vec<u32>> {
         let read = buffer.read_back(&self.stream, PATIENCE)?;
         Ok(read.values().to_f32().into_iter().map(f32::to_bits).collect())
     }
@@ -158,21 +181,33 @@ impl Process {
 
     /// One operation of a step, by its number.
     fn operation(&self, number: usize) -> Outcome<DeviceBuffer> {
-        let ([gather, _, all_reduce], tag) = (&self.groups, tag());
+        match number % 3 {
+            0 => self.gather(&self.groups[0], number),
+            1 => self.reduced(&self.layout, |len| Arc::new(self.values(len, number)), || ()),
+            _ => self.sum_of(&self.groups[2], &self.values(1057, number), Wire::F32),
+        }
+    }
+
+    pub(crate) fn gather(&self, group: &Group, number: usize) -> Outcome<DeviceBuffer> {
         let layout = Arc::clone(&self.layout);
-        Ok(match number % 3 {
-            0 => {
-                let shard = Arc::new(self.on_device(&self.values(layout.shard_len(), number))?);
-                let (device, len) = (self.stream.device(), layout.full_len());
-                let full = DeviceBuffer::new(device, DType::F32, len, "a test")?;
-                gather.gather_unit_on_device(tag, layout, shard, full)?.wait()?
-            }
-            1 => self.reduced(&layout, |len| Arc::new(self.values(len, number)), || ())?,
-            _ => {
-                let mine = self.on_device(&self.values(1057, number))?;
-                all_reduce.all_reduce_scaled_on_device(tag, mine, Scaling::on(Wire::F32))?.wait()?
-            }
-        })
+        let shard = Arc::new(self.on_device(&self.values(layout.shard_len(), number))?);
+        let (device, len) = (self.stream.device(), layout.full_len());
+        let full = DeviceBuffer::new(device, DType::F32, len, "a test")?;
+        Ok(group.gather_unit_on_device(tag(), layout, shard, full)?.wait()?)
+    }
+
+    pub(crate) fn sum(&self, group: &Group, len: usize, wire: Wire) -> Outcome<DeviceBuffer> {
+        self.sum_of(group, &vec![1.0; len], wire)
+    }
+
+    fn sum_of(&self, group: &Group, values: &[f32], wire: Wire) -> Outcome<DeviceBuffer> {
+        let mine = self.on_device(values)?;
+        Ok(group.all_reduce_scaled_on_device(tag(), mine, Scaling::on(wire))?.wait()?)
+    }
+
+    /// One step, by which the communicators are connected.
+    pub(crate) fn connects(&self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd).map(drop)
     }
 
     fn accumulator(&self, layout: &UnitLayout) -> Outcome<DeviceAccumulator> {
@@ -313,13 +348,8 @@ impl Process {
     /// In each column, the first rank is ahead of the second.
     fn issues_many_calls(&self) -> Outcome<()> {
         self.step(OPERATIONS, Reads::AtTheEnd)?;
-        let (all_reduce, is_first) = (&self.groups[2], self.world.rank().index() < 2);
-        let call = || -> Outcome<DeviceBuffer> {
-            let mine = self.on_device(&[1.0; 8])?;
-            Ok(all_reduce
-                .all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F32))?
-                .wait()?)
-        };
+        let is_first = self.world.rank().index() < 2;
+        let call = || self.sum(&self.groups[2], 8, Wire::F32);
         let mut outputs = Vec::new();
         if is_first {
             for _ in 0..64 {
@@ -330,8 +360,7 @@ impl Process {
         self.world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
         let began = Instant::now();
         if !is_first {
-            let (_says, hears) = mpsc::channel::<()>();
-            let _ = hears.recv_timeout(Duration::from_secs(1));
+            pause(Duration::from_secs(1));
             for _ in 0..64 {
                 outputs.push(call()?);
             }
@@ -345,20 +374,67 @@ impl Process {
         }
     }
 
-    /// Rank 3 gives up its step, and leaves: who needs it is told so.
-    fn leaves(self) -> Outcome<()> {
-        self.step(OPERATIONS, Reads::AtTheEnd)?;
+    /// Rank 3 gives up its step after so many operations, and leaves: ranks that need it are told so.
+    fn leaves(self, operations: usize) -> Outcome<()> {
+        let began = Instant::now();
+        self.step(operations, Reads::AtTheEnd)?;
         if self.world.rank().index() == 3 {
+            // The others are in the midst of a call.
+            pause(Duration::from_millis(20));
             self.give_up();
+            drop(self);
+            // MPI ends the others with this process.
+            pause(Duration::from_secs(2));
             return Ok(());
         }
         let _given_up = self.step(OPERATIONS, Reads::Each);
         self.until_given_up(0);
-        match self.step(OPERATIONS, Reads::Each) {
-            Err(error) if error.to_string().starts_with("world aborted: rank 3") => {
-                Err("it is told of rank 3".into())
+        let (next, took) = (self.step(OPERATIONS, Reads::Each), began.elapsed());
+        match next {
+            Err(error)
+                if error.to_string().starts_with("world aborted: rank 3")
+                    && took < PATIENCE / 3 =>
+            {
+                is_as_expected(self.world.rank());
+                Ok(())
             }
-            other => Err(format!("it is not told: {other:?}").into()),
+            other => Err(format!("it is not told in time, but {other:?} after {took:?}").into()),
+        }
+    }
+
+    /// The words of ranks agree, though they are taken before any watchdog looks.
+    fn takes_words(&self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for point in 0..OPERATIONS {
+            self.gives_up(point, Reads::AtTheEnd)?;
+            let word = self.world.operations_word(&self.groups.each_ref());
+            let all = self.world.world_group(Channel::User).all_gather(tag(), word.to_vec())?;
+            let words = all.wait()?;
+            let words = words.as_chunks().0.iter();
+            let words = words.map(|[low, high]| u128::from(*low) | u128::from(*high) << 64);
+            if words.fold(0, u128::wrapping_add) != 0 {
+                return Err(
+                    format!("words differ after a step that was given up at {point}").into()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Two ranks connect a group at once, for which the others are late: they wait for their calls to be drained.
+    fn connects_groups(&self) -> Outcome<()> {
+        let began = Instant::now();
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for channel in [Channel::Gather, Channel::Reduce, Channel::AllReduce] {
+            self.gives_up(4, Reads::AtTheEnd)?;
+            if self.world.rank().index() % 2 == 0 {
+                self.operation(2)?;
+            }
+            self.world.connect_groups(&[&self.world.world_group(channel)])?;
+        }
+        match began.elapsed() {
+            took if took < PATIENCE / 3 => Ok(()),
+            took => Err(format!("groups are connected after {took:?}").into()),
         }
     }
 
@@ -375,6 +451,11 @@ impl Process {
         let missed = missed.and_then(|_| self.step(1, Reads::Each));
         Err(missed.err().unwrap_or_else(|| "no rank was missing".into()))
     }
+}
+
+fn pause(time: Duration) {
+    let (_says, hears) = mpsc::channel::<()>();
+    let _ = hears.recv_timeout(time);
 }
 
 fn tag() -> Tag {

@@ -9,6 +9,8 @@
 mod cases;
 #[cfg(feature = "nccl")]
 mod devices;
+#[cfg(feature = "nccl")]
+mod differing;
 mod faults;
 #[cfg(feature = "nccl")]
 mod given_up;
@@ -55,9 +57,9 @@ fn main() -> ExitCode {
     #[cfg(feature = "nccl")]
     let lacks_devices = lacks.or_else(devices::lacks);
     #[cfg(feature = "nccl")]
-    let on_devices = devices::TRIALS.iter().chain(given_up::TRIALS).chain(one_order::TRIALS);
+    let on_devices = [devices::TRIALS, given_up::TRIALS, differing::TRIALS, one_order::TRIALS];
     #[cfg(feature = "nccl")]
-    let trials = trials.chain(on_devices.map(|trial| (*trial, lacks_devices)));
+    let trials = trials.chain(on_devices.concat().into_iter().map(|trial| (trial, lacks_devices)));
     let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         // What cannot be shown here is named, with the reason.

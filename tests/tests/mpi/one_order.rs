@@ -44,7 +44,7 @@ pub(crate) fn as_process(scenario: &str, job: &Job) -> Result<(), String> {
     Ok(())
 }
 
-fn model(world: World, prefetch: usize, unused: Unused) -> Result<ShardedModel, Error> {
+pub(crate) fn model(world: World, prefetch: usize, unused: Unused) -> Result<ShardedModel, Error> {
     world.connect_nccl(&Device::new(0).expect("a device"))?;
     let placement = Placement::Cuda { ordinal: 0, offload: Offload::None };
     let (objective, on) = (Objective::Sum, ModelOptions::on(mesh(2, 2)));
@@ -53,7 +53,10 @@ fn model(world: World, prefetch: usize, unused: Unused) -> Result<ShardedModel, 
 }
 
 /// A step in which a rank gives gradients of ones to the units that it `has` in a microbatch, the last unit first.
-fn step(model: &mut ShardedModel, has: impl Fn(usize, usize) -> bool) -> Result<Gradients, Error> {
+pub(crate) fn step(
+    model: &mut ShardedModel,
+    has: impl Fn(usize, usize) -> bool,
+) -> Result<Gradients, Error> {
     let mut step = model.begin_step(StepOptions::microbatches(MICROBATCHES))?;
     for microbatch in 0..MICROBATCHES {
         let mut pass = step.microbatch()?;

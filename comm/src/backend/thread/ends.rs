@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// Ends the world because the comparer of a rank is silent.
-    fn end_unjudged(&self, silent: Rank) {
+    pub(crate) fn end_unjudged(&self, silent: Rank) {
         let problem = "it does not answer a rank whose deadline has passed".into();
         self.end(self.ended_by(silent, AbortReason::Unreachable { problem }));
     }

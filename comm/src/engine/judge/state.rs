@@ -37,6 +37,8 @@ pub(crate) struct Rolled {
     pub(crate) hashes: BTreeMap<u64, u128>,
     /// The call that was asked for.
     pub(crate) entry: Option<Arc<Descriptor>>,
+    /// The last call that the rank can describe, where one was asked for.
+    pub(crate) last: Option<Arc<Descriptor>>,
 }
 
 /// The cause for which a thread of a rank waits.

@@ -140,7 +140,7 @@ fn a_rank_that_left_short_of_an_operation_is_named_after_two_looks() {
 
 fn rolled(hashes: &[(u64, u128)]) -> RankState {
     let count = hashes.last().map_or(0, |(index, _)| index + 1);
-    let rolled = Rolled { count, hashes: hashes.iter().copied().collect(), entry: None };
+    let rolled = Rolled { count, hashes: hashes.iter().copied().collect(), ..Rolled::default() };
     RankState { rolled: [(GroupId::from_hash(9), rolled)].into(), ..RankState::default() }
 }
 
@@ -167,12 +167,19 @@ fn a_wait_in_nccl_is_for_the_ranks_that_have_made_fewer_calls() {
     first.waits.push(on_device(5));
     let states = look([first.clone(), rolled(&[(5, 1)]), rolled(&[(4, 1)])]);
     assert_eq!(culprit(&states, Rank::new(0), &first.waits[0]), Some(Rank::new(2)));
-    assert_eq!(uneven(&states), Some(GroupId::from_hash(9)), "earlier hashes are to be compared");
+    assert_eq!(
+        uneven(&states, awaited(&states)),
+        Some(GroupId::from_hash(9)),
+        "earlier hashes are to be compared"
+    );
     let mut left = states.clone();
     left.get_mut(&Rank::new(2)).expect("a state").has_left = true;
     assert_eq!(still(&left), Some(Finding::Left(Rank::new(2), operation(9, 0))));
     let even = look([first.clone(), rolled(&[(6, 1)]), rolled(&[(6, 1)])]);
-    assert_eq!((culprit(&even, Rank::new(0), &first.waits[0]), uneven(&even)), (None, None));
+    assert_eq!(
+        (culprit(&even, Rank::new(0), &first.waits[0]), uneven(&even, awaited(&even))),
+        (None, None)
+    );
 }
 
 #[test]

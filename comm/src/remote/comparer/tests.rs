@@ -13,7 +13,7 @@ fn operation(group: u64) -> Arc<Descriptor> {
         op: Op::Barrier,
         reduction: None,
         dtype: None,
-        counts: Counts::Each(0),
+        counts: Counts::Each(usize::try_from(group).expect("a small number")),
         root: None,
         peer: None,
         scaling: None,
@@ -173,7 +173,7 @@ fn the_last_state_of_a_rank_that_left_is_a_part_of_each_look() {
 fn called(hashes: &[(u64, u128)], entry: Option<u64>, waits: bool) -> RankState {
     let count = hashes.last().map_or(0, |(index, _)| index + 1);
     let hashes = hashes.iter().copied().collect();
-    let rolled = Rolled { count, hashes, entry: entry.map(operation) };
+    let rolled = Rolled { count, hashes, entry: entry.map(operation), last: None };
     let rolled = [(GroupId::from_hash(9), rolled)].into();
     let missing = all();
     let members = Members { operation: operation(9), index: Some(0), missing, is_of_issuer: false };
@@ -201,7 +201,7 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
     assert_eq!(test.answered(question, [calls(50), calls(50), calls(51)]), []);
     let question = test.begins();
     assert_eq!(question.calls, Calls::Entry(group, 5), "at once");
-    let entry = |entry| called(&[(5, 0)], Some(entry), true);
+    let entry = |entry| called(&[(4, 0), (5, 0)], Some(entry), true);
     let actions = test.answered(question, [entry(1), entry(1), entry(2)]);
     let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
         panic!("{actions:?}")

@@ -206,8 +206,36 @@ fn a_rank_that_has_left_is_missed_by_the_calls_that_it_has_not_made() {
     let (mut drains, rank) = (Drains::default(), Rank::new(1));
     let group = GroupId::of(&[Rank::new(0), rank], Channel::Gather);
     let calls = Calls { counts: vec![(group, 3)], unfinished: Vec::new() };
-    assert!(!drains.has_left_before(rank, (group, 3)), "it is there");
+    assert_eq!(drains.left_before((group, 3)), None, "it is there");
     drains.put(rank, (ALL_EPOCHS, calls)).expect("it leaves once");
-    assert!(!drains.has_left_before(rank, (group, 2)));
-    assert!(drains.has_left_before(rank, (group, 3)));
+    assert_eq!(drains.left_before((group, 2)), None);
+    assert_eq!(drains.left_before((group, 3)), Some(rank));
+}
+
+/// A rank that leaves in the midst of a drain aborts its calls: its peers are not to wait for them.
+#[test]
+fn calls_that_a_leaving_rank_aborts_are_not_among_those_that_it_says_to_have_made() {
+    let calls = [(Channel::Gather, 0), (Channel::Reduce, 1), (Channel::Gather, 2)];
+    let Issuer { groups, counts, stream } = issuer(&calls);
+    let of = |done| Calls {
+        counts: counts.clone(),
+        unfinished: stream.iter().skip(done).cloned().collect(),
+    };
+    for (done, expected) in [(3, [2, 1]), (2, [1, 1]), (1, [1, 0]), (0, [0, 0])] {
+        let counts = groups.iter().copied().zip(expected).collect();
+        assert_eq!(of(done).done(), Calls { counts, unfinished: Vec::new() });
+    }
+}
+
+#[test]
+fn a_rank_that_says_its_calls_of_many_epochs_is_refused() {
+    let (mut drains, rank) = (Drains::default(), Rank::new(1));
+    for epoch in [4, 5, ALL_EPOCHS] {
+        drains.put(rank, (epoch, Calls::default())).expect("it is one epoch ahead, and leaves");
+    }
+    let problem = drains.put(rank, (6, Calls::default())).expect_err("it cannot be so far ahead");
+    assert!(problem.contains("too many epochs"), "{problem}");
+    drains.put(Rank::new(2), (4, Calls::default())).expect("another rank");
+    drains.take(4);
+    drains.put(rank, (6, Calls::default())).expect("the first is used");
 }

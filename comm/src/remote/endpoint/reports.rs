@@ -8,11 +8,10 @@ use hsdp_sharding::Rank;
 use super::{Endpoint, FIRST_NAP, Request};
 use crate::engine::Shared;
 use crate::engine::from_now;
-use crate::engine::judge::{RankState, Rolled, WaitKey};
-use crate::remote::comparer::{Calls, Compared, GAP, Report, Urgency, Verdict};
+use crate::engine::judge::{RankState, WaitKey};
+use crate::remote::comparer::{Calls, Compared, GAP, Report, Urgency, Verdict, rolled};
 use crate::remote::progress;
-use crate::rolling::{Entry, Rolling};
-use crate::{GroupId, sync};
+use crate::sync;
 
 /// How long a verdict is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -81,20 +80,49 @@ impl Endpoint {
     /// The rank that has the comparer, if that is silent for a second.
     pub(crate) fn await_culprit(&self, core: &Shared, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
-        let (mut until, mut asked) = (from_now(PATIENCE), None);
-        while !progress::is_in_turn() && core.status().world_end().is_none() {
-            let comparer = self.root(core);
-            if comparer != asked {
-                (until, asked) = (from_now(PATIENCE), comparer);
-                self.report(core, Urgency::Deadline, wait);
+        let verdict = || self.reports.lock().0.get(&wait).and_then(|it| it.verdict);
+        let end = || core.status().world_end().map(|_| None);
+        let found = || verdict().map(|it| it.culprit).or_else(end);
+        let tell = |_| self.report(core, Urgency::Deadline, wait);
+        Ok(self.ask(core, PATIENCE, (tell, found))?.flatten())
+    }
+
+    /// This rank knows that ranks differ in calls of NCCL: the comparer is told, which finds the first difference. Waits for the end of
+    /// the world.
+    ///
+    /// # Errors
+    /// The rank that has the comparer, if that does not answer within the deadline.
+    pub(crate) fn tell_difference(&self, core: &Shared) -> Result<(), Rank> {
+        let tell = |to| self.post(Request::Compare { to, said: Compared::Differ });
+        let found = || core.status().world_end();
+        self.ask(core, core.options().deadline, (tell, found)).map(drop)
+    }
+
+    /// Tells the comparer something, and each that follows it, and waits for what it finds.
+    ///
+    /// # Errors
+    /// The rank that has the comparer, if that is silent for so long.
+    fn ask<T>(
+        &self,
+        core: &Shared,
+        patience: Duration,
+        (tell, found): (impl Fn(Rank), impl Fn() -> Option<T>),
+    ) -> Result<Option<T>, Rank> {
+        let (mut until, mut asked) = (from_now(patience), None);
+        while !progress::is_in_turn() {
+            if let Some(found) = found() {
+                return Ok(Some(found));
             }
-            let verdict = self.reports.lock().0.get(&wait).and_then(|it| it.verdict);
-            match (verdict, comparer) {
-                (Some(verdict), _) => return Ok(verdict.culprit),
-                (None, Some(silent)) if sync::now() > until => return Err(silent),
-                (None, None) => break,
-                _ if self.hear() => {}
-                _ => self.sleep(FIRST_NAP),
+            let Some(comparer) = self.root(core) else { break };
+            if asked != Some(comparer) {
+                (until, asked) = (from_now(patience), Some(comparer));
+                tell(comparer);
+            }
+            if sync::now() > until {
+                return Err(comparer);
+            }
+            if !self.hear() {
+                self.sleep(FIRST_NAP);
             }
         }
         Ok(None)
@@ -107,26 +135,4 @@ impl Endpoint {
         state.issued = self.outgoing.lock().issued.clone();
         state
     }
-}
-
-/// The calls of NCCL of a rank, with the hashes that are asked for.
-fn rolled(rolling: &Rolling, calls: Calls) -> BTreeMap<GroupId, Rolled> {
-    let of = |last: Entry| {
-        let (kept, entry) = match calls {
-            Calls::All(group) if group == last.group => (rolling.entries_from(group, 0), None),
-            Calls::Entry(group, index) if group == last.group => {
-                let mut kept = rolling.entries_from(group, index).into_iter();
-                (
-                    Vec::new(),
-                    kept.next().filter(|it| it.index == index).and_then(|it| it.descriptor),
-                )
-            }
-            _ => (Vec::new(), None),
-        };
-        let (group, count) = (last.group, last.index + 1);
-        let hashes = kept.into_iter().chain([last]);
-        let hashes = hashes.map(|it| (it.index, u128::from_le_bytes(it.hash))).collect();
-        (group, Rolled { count, hashes, entry })
-    };
-    rolling.last().into_iter().map(of).collect()
 }

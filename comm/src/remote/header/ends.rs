@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::message::MOST_STATEMENT;
 use super::{bytes, read};
-use crate::mismatch::{Mismatch, MismatchRow};
+use crate::mismatch::Mismatch;
 use crate::{AbortReason, Descriptor, Error};
 
 /// The end of the world or of a step.
@@ -42,19 +42,6 @@ const MOST_CHARACTERS: usize = 16 << 10;
 pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
     let (epoch, end) = read::<(u64, End)>(bytes)?;
     Ok((epoch, end.into()))
-}
-
-/// Rows of a table, as bytes.
-pub(crate) fn rows_bytes(rows: &[MismatchRow]) -> Vec<u8> {
-    bytes(&rows)
-}
-
-/// The rows that these bytes say.
-///
-/// # Errors
-/// What is wrong with them.
-pub(crate) fn rows_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
-    read(bytes)
 }
 
 impl End {

@@ -126,7 +126,7 @@ fn state() -> RankState {
     let other = GroupId::of(&[Rank::new(0)], Channel::User);
     let numbers = Numbers { epoch: 2, next: 9, skipped: [3, 7].into() };
     let hashes = [(4, u128::MAX), (5, 1 << 100)].into();
-    let rolled = Rolled { count: 6, hashes, entry: Some(Arc::clone(&operation)) };
+    let rolled = Rolled { count: 6, hashes, entry: Some(Arc::clone(&operation)), last: None };
     let missing = vec![Rank::new(3), Rank::new(1)];
     let members = |index| Members {
         operation: Arc::clone(&operation),
@@ -162,7 +162,8 @@ fn compared() -> Vec<Compared> {
     let verdicts =
         [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(Verdict { wait, culprit }));
     let states = [state(), RankState::default()].map(|state| Compared::State(7, state));
-    reports.into_iter().chain(questions).chain(verdicts).chain(states).collect()
+    let reports = reports.into_iter().chain([Compared::Differ]);
+    reports.chain(questions).chain(verdicts).chain(states).collect()
 }
 
 #[test]
@@ -177,8 +178,9 @@ fn the_comparer_and_ranks_tell_each_other_what_they_were_told() {
 fn rows_say_who_waits_for_whom() {
     let (operation, missing) = (Arc::new(descriptor()), vec![Rank::new(1)]);
     let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
-    let rows = vec![row.clone(), row];
-    assert_eq!(rows_of(&rows_bytes(&rows)), Ok(rows));
+    let table = Mismatch { problem: String::new(), rows: vec![row.clone(), row] };
+    let error = Error::CollectiveMismatch { table: Arc::new(table) };
+    assert_eq!(end_of(&end_bytes(0, &error, Rank::new(0))), Ok((0, error)));
 }
 
 #[test]
@@ -225,7 +227,6 @@ proptest! {
     fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = data_header_of(&bytes);
         let _ = end_of(&bytes);
-        let _ = rows_of(&bytes);
         let _ = read::<Compared>(&bytes);
         let _ = read::<RankState>(&bytes);
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::judge::{Members, WaitKey};
+use crate::operations::note_operation;
 use crate::remote::Urgency;
 use crate::{Between, Wanted, launch};
 
@@ -43,7 +44,7 @@ fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error>
         let (rank, handle) = (world.rank(), world.handle());
         let calls = calls[rank.index()];
         for (sequence, count) in (0..).zip(calls) {
-            world.note_operation(&call(sequence, *count));
+            note_operation(&world, &call(sequence, *count));
         }
         let last = calls.len() as u64 - 1;
         handle.record.wait_on_device(Some(wait_in(last, rank)));
@@ -86,7 +87,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
     let ends = launch(3, apart(Duration::from_secs(7)), |world| {
         let (rank, handle) = (world.rank(), world.handle());
         let calls = if rank.index() == 2 { 1 } else { 2 };
-        (0..calls).for_each(|sequence| world.note_operation(&call(sequence, 8)));
+        (0..calls).for_each(|sequence| note_operation(&world, &call(sequence, 8)));
         if rank.index() == 2 {
             return handle.status.sleep(LONG, || false).expect("the world ends");
         }

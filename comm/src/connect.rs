@@ -1,0 +1,159 @@
+//! A world whose collectives on devices go by NCCL: how its ranks make the communicators. `NCCL.md`, "In a world".
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_kernels::cuda::Device;
+
+use crate::nccl::{Communicator, NcclError, Patience, Seat, UniqueId};
+use crate::{Between, Channel, Error, Group, Stage, Tag, World};
+
+/// # Collectives on devices by NCCL
+impl World {
+    /// Connects the world by NCCL: from now on, collectives on buffers of `device` go by NCCL in the groups that are
+    /// [connected](Self::connect_groups). NCCL sums in the dtype of the wire and in an order of its own; without it,
+    /// ranks that share a device sum in f32 and in rank order.
+    ///
+    /// **Collective** over the world, whether its ranks are threads or processes.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in time;
+    /// [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads with
+    /// [`Between::Messages`](crate::Between::Messages), since these share the memory of the device.
+    pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
+        let seat = self.seat()?;
+        let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
+        let ids = self.exchange_ids(id)?;
+        let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
+        let begun = device.stream().map_err(NcclError::from);
+        let begun = begun.and_then(|stream| self.handle().nccl.begin(seat, all, stream));
+        self.agreed(begun)
+    }
+
+    /// The device whose collectives go by NCCL.
+    #[must_use]
+    pub fn nccl_device(&self) -> Option<Device> {
+        self.handle().nccl.device()
+    }
+
+    /// Makes the communicators of groups. Each is split from the communicator of all ranks, or made with an id of its
+    /// own if the split fails. A group that has a communicator keeps it.
+    ///
+    /// **Collective** over the world: all ranks pass the same number of groups, and the groups at one position of the list
+    /// together cover all ranks, as the groups of an axis of a mesh do.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on all ranks, if one of them fails.
+    pub fn connect_groups(&self, groups: &[&Group]) -> Result<(), Error> {
+        groups.iter().try_for_each(|group| self.connect_group(group))
+    }
+
+    fn connect_group(&self, group: &Group) -> Result<(), Error> {
+        let (connected, seat) = (&self.handle().nccl, self.seat()?);
+        if connected.has(group.id()) {
+            return Ok(());
+        }
+        let Some(device) = connected.device() else {
+            return Err(self.keeps_off("it has no NCCL: call `connect_nccl` first"));
+        };
+        // Nothing is drained while a group is connected, and another rank may wait for that before it comes here.
+        connected.await_drained(seat)?;
+        let _connecting = connected.connecting();
+        // All are here: no rank waits in a split for one that has failed before it.
+        self.all_have(true)?;
+        let split = self.split(group);
+        let made = if self.all_have(split.is_some())? { split } else { None };
+        let made = match made {
+            Some(split) => split,
+            None => self.join_by_id(&device, group)?,
+        };
+        let comm = (made, self.patience_of_issuing());
+        connected.add(seat, (group.id(), group.ranks()), comm);
+        Ok(())
+    }
+
+    /// This rank, where its operations on devices can go by NCCL.
+    fn seat(&self) -> Result<Seat<'_>, Error> {
+        let Some(access) = self.handle().access() else {
+            return Err(self.keeps_off("it only counts operations, and has no other ranks"));
+        };
+        match access.options().between {
+            Between::Messages => Err(self.keeps_off("its ranks are threads that share no memory")),
+            Between::Memory => Ok((access, self.rank())),
+        }
+    }
+
+    fn keeps_off(&self, problem: &'static str) -> Error {
+        Error::NotConnected { rank: self.rank(), problem }
+    }
+
+    /// The communicator of a group, split from that of all ranks; `None` if there is none any more, or it fails.
+    fn split(&self, group: &Group) -> Option<Communicator> {
+        let connected = &self.handle().nccl;
+        let mut all = connected.take_all()?;
+        let (colour, ended) = (group.ranks()[0].index(), || self.end().is_some());
+        let split = all.split_while(Some(colour), group.index(), &self.patience(&ended));
+        let split = split.ok().flatten().filter(|split| split.size() == group.size())?;
+        connected.put_all(all);
+        Some(split)
+    }
+
+    /// The communicator of a group by an id of its own, which its first member makes.
+    fn join_by_id(&self, device: &Device, group: &Group) -> Result<Communicator, Error> {
+        let id = if group.index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
+        let ids = self.exchange_ids(id)?;
+        let id = ids[group.ranks()[0].index()];
+        self.join(device, id, (group.index(), group.size()))
+    }
+
+    fn join(
+        &self,
+        device: &Device,
+        id: UniqueId,
+        place: (usize, usize),
+    ) -> Result<Communicator, Error> {
+        let ended = || self.end().is_some();
+        self.agreed(Communicator::join_while(device, id, place, &self.patience(&ended)))
+    }
+
+    /// Half of the world's: a rank that has failed waits for the others, which must have done so by then.
+    fn patience<'a>(&self, ended: &'a dyn Fn() -> bool) -> Patience<'a> {
+        Patience::until(self.deadline() / 2, ended)
+    }
+
+    /// The time that a call may take to be issued. Among threads that is the host's own work. Processes may have to connect, to one
+    /// that waits for a third, whose lateness is for the deadline of the world to find, and to end: this is longer.
+    fn patience_of_issuing(&self) -> Duration {
+        if self.shares_memory() { self.deadline() / 2 } else { self.deadline().saturating_mul(2) }
+    }
+
+    /// What each rank has as an id, by rank; an error on all ranks if one could not make its own.
+    fn exchange_ids(&self, own: Result<UniqueId, NcclError>) -> Result<Vec<UniqueId>, Error> {
+        let words = own.as_ref().map_or([0; UniqueId::WORDS], UniqueId::words);
+        self.agreed(own)?;
+        let control = self.world_group(Channel::Control);
+        let said = control.all_gather(Tag::new(Stage::Setup), words.to_vec())?.wait()?;
+        Ok(said.as_chunks().0.iter().map(UniqueId::of_words).collect())
+    }
+
+    /// What this rank made, if all ranks made theirs; the error of the first that did not, as far as it is known here.
+    fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
+        let everybody = self.all_have(own.is_ok())?;
+        match own {
+            Ok(_) if !everybody => Err(self.not_connected(NcclError::Elsewhere)),
+            own => own.map_err(|error| self.not_connected(error)),
+        }
+    }
+
+    fn not_connected(&self, error: NcclError) -> Error {
+        Error::Connect { rank: self.rank(), error: Arc::new(error) }
+    }
+
+    /// Whether this is so on all ranks.
+    fn all_have(&self, own: bool) -> Result<bool, Error> {
+        let control = self.world_group(Channel::Control);
+        let mine = vec![u64::from(own)];
+        let said = control.all_gather(Tag::new(Stage::Setup), mine)?.wait()?;
+        Ok(said.iter().all(|said| *said == 1))
+    }
+}
