@@ -29,7 +29,7 @@ struct Silent {
 }
 
 impl Transport for Silent {
-    fn send(&mut self, _: Rank, _: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, _: &[Rank], _: &Arc<Message>) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -268,7 +268,7 @@ struct Stopped {
 }
 
 impl Transport for Stopped {
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
         self.other.send(to, message)
     }
 
