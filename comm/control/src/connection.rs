@@ -10,7 +10,7 @@ use tonic::Streaming;
 
 use crate::deadlines::Wakefulness;
 use crate::proof::Macs;
-use crate::status::Shared;
+use crate::status::{Passed, Shared};
 use crate::wire::{Frame, FromCoordinator, FromMember, Loss};
 use crate::{ControlError, Deadlines, Ends};
 
@@ -77,7 +77,7 @@ impl Connection {
     /// the coordinator has ended the connection, since a frame that waits in this process is lost with it.
     async fn quit(&mut self, loss: Loss) {
         let Stream { frames, out, sent, .. } = &mut self.stream;
-        let frame = sent.frame(FromMember::Quit(loss.into()));
+        let frame = sent.frame(FromMember::Quit(loss));
         let told = async {
             if out.send(frame).await.is_ok() {
                 while let Ok(Some(_)) = frames.message().await {}
@@ -127,17 +127,19 @@ impl Connection {
 
     fn hear(&mut self, message: FromCoordinator) -> Result<ControlFlow<()>, ControlError> {
         match message {
-            FromCoordinator::Passed(pass) => self.shared.passed(pass),
-            FromCoordinator::Changed(changed) => self.shared.changed(&changed),
-            FromCoordinator::Farewell(()) => {
+            FromCoordinator::Passed((from, number), body) => {
+                self.shared.passed(Passed { from, number, message: body.bytes });
+            }
+            FromCoordinator::Changed(rank, state) => self.shared.changed(rank, state),
+            FromCoordinator::Farewell => {
                 self.shared.farewell();
                 return Ok(ControlFlow::Break(()));
             }
             FromCoordinator::Ended(why) => {
                 return Err(ControlError::DeclaredLost { ends: self.ends, why });
             }
-            FromCoordinator::Beat(())
-            | FromCoordinator::Welcome(_)
+            FromCoordinator::Beat
+            | FromCoordinator::Welcome { .. }
             | FromCoordinator::Failed(_) => {}
         }
         Ok(ControlFlow::Continue(()))
@@ -162,7 +164,7 @@ impl Connection {
             self.next_beat = now + self.deadlines.beat;
             // Where the queue is full, the frames in it tell as much as a heartbeat.
             if let Ok(place) = self.stream.out.try_reserve() {
-                place.send(self.stream.sent.frame(FromMember::Beat(())));
+                place.send(self.stream.sent.frame(FromMember::Beat));
             }
         }
         Ok(())

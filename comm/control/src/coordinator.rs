@@ -14,18 +14,15 @@ use hsdp_sharding::Rank;
 use self::places::Places;
 use crate::deadlines::Wakefulness;
 use crate::limits::cut;
-use crate::wire::{
-    Cause, Changed, ConfigMismatch, DuplicateRank, Failure, FromCoordinator, FromMember, Hello,
-    Incomplete, Loss, Message as _, PROTOCOL, Pass, Standing, Welcome,
-};
-use crate::{Deadlines, Member, Subject, Terms};
+use crate::wire::{Body, FromCoordinator, FromMember, Hello, Loss, Message as _, PROTOCOL};
+use crate::{ControlError, Deadlines, Member, State, Subject, Terms};
 
 /// The phase of the rendezvous. It changes once.
 #[derive(Debug)]
 enum Phase {
     Gathering { since: Instant },
     Begun,
-    Failed { why: Failure, untold: BTreeSet<Rank> },
+    Failed { why: ControlError, untold: BTreeSet<Rank> },
 }
 
 /// The coordinator, without its connections.
@@ -59,10 +56,11 @@ impl Coordinator {
         hello: &Hello,
         from: SocketAddr,
         now: Instant,
-    ) -> Result<Rank, Failure> {
+    ) -> Result<Rank, ControlError> {
         let Hello { rank, host, pid, world, .. } = hello;
-        let member = Member { rank: *rank, host: host.clone(), pid: *pid, from: from.to_string() };
-        let (rank, difference) = (member.rank(), self.difference(hello, &member));
+        let rank = Rank::new(*rank as usize);
+        let member = Member { rank, host: host.clone(), pid: *pid, from };
+        let difference = self.difference(hello, &member);
         if let (Phase::Gathering { .. }, Some(failure)) = (&self.phase, &difference) {
             // It is unknown which of two sizes is right.
             self.fail(failure.clone(), self.terms.world.max(*world));
@@ -75,11 +73,10 @@ impl Coordinator {
             return Err(failure);
         }
         if let Some(first) = self.places.holder(rank) {
-            let (first, second) = (Some(first.clone()), Some(member));
-            return Err(Cause::DuplicateRank(DuplicateRank { first, second }).into());
+            return Err(ControlError::DuplicateRank { first: first.clone(), second: member });
         }
         self.places.take(member, now);
-        self.send(rank, FromCoordinator::Beat(()));
+        self.send(rank, FromCoordinator::Beat);
         if self.places.missing().is_empty() {
             self.begin(now);
         }
@@ -94,18 +91,15 @@ impl Coordinator {
         if !matches!(self.phase, Phase::Begun) {
             return self.gone(rank, Loss::Invalid, "it sent a message before all ranks had joined");
         }
-        if self.places.hear(rank, now) {
-            self.announce(rank, Standing::Alive);
-        }
+        self.places.hear(rank, now);
         match message {
-            FromMember::Beat(()) => self.send(rank, FromCoordinator::Beat(())),
-            FromMember::Goodbye(()) => {
-                self.send(rank, FromCoordinator::Farewell(()));
-                self.places.set(rank, Standing::Finished);
-                self.announce(rank, Standing::Finished);
+            FromMember::Beat => self.send(rank, FromCoordinator::Beat),
+            FromMember::Goodbye => {
+                self.send(rank, FromCoordinator::Farewell);
+                self.change(rank, State::Finished);
             }
-            FromMember::Pass(pass) => self.pass(rank, pass),
-            FromMember::Quit(loss) => self.quit(rank, Loss::try_from(loss).unwrap_or_default()),
+            FromMember::Pass(to, body) => self.pass(rank, to, &body),
+            FromMember::Quit(loss) => self.quit(rank, loss),
         }
     }
 
@@ -120,15 +114,16 @@ impl Coordinator {
         self.gone(rank, loss, &why);
     }
 
-    /// Forwards a message to another member.
-    fn pass(&mut self, from: Rank, Pass { rank, payload }: Pass) {
-        if rank >= self.terms.world {
+    /// Forwards a message to other members.
+    fn pass(&mut self, from: Rank, to: Vec<(Rank, u32)>, body: &Body) {
+        if to.iter().any(|(rank, _)| rank.get() >= self.terms.world) {
             let why = "it sent a message to a rank that the world does not have";
             return self.gone(from, Loss::Invalid, why);
         }
-        let to = Rank::new(rank as usize);
-        if self.places.is_there(to) {
-            self.send(to, FromCoordinator::Passed(Pass { rank: from.get(), payload }));
+        for (to, number) in to {
+            if self.places.is_there(to) {
+                self.send(to, FromCoordinator::Passed((from, number), body.clone()));
+            }
         }
     }
 
@@ -142,10 +137,7 @@ impl Coordinator {
             Phase::Gathering { .. } => self.places.free(rank),
             Phase::Failed { .. } => {}
             Phase::Begun => {
-                self.places.set(rank, Standing::Lost);
-                let (number, standing) = (rank.get(), Standing::Lost.into());
-                let changed = Changed { rank: number, standing, why: cut(why), loss: loss.into() };
-                self.tell_all(&FromCoordinator::Changed(changed));
+                self.change(rank, State::Lost { loss, why: cut(why).into() });
             }
         }
     }
@@ -161,7 +153,17 @@ impl Coordinator {
                     self.fail(self.incomplete(), self.terms.world);
                 }
             }
-            Phase::Begun => self.look_for_silence(now),
+            Phase::Begun => {
+                let most: Duration = self.deadlines.until_lost();
+                let silent = |most| move |heard| now.saturating_duration_since(heard) > most;
+                for rank in self.places.heard(silent(most)) {
+                    self.gone(rank, Loss::Silent, &format!("silent for {most:?}"));
+                }
+                // A member that still hears of the coordinator gets the reason, and does not take the coordinator for silent.
+                for rank in self.places.heard(silent(most / 2)) {
+                    self.send(rank, FromCoordinator::Beat);
+                }
+            }
             Phase::Failed { .. } => {}
         }
     }
@@ -187,28 +189,25 @@ impl Coordinator {
     fn begin(&mut self, now: Instant) {
         self.phase = Phase::Begun;
         self.places.hear_all(now);
-        let Deadlines { beat, suspect, lost, .. } = self.deadlines;
-        let beat = u32::try_from(beat.as_millis()).unwrap_or(u32::MAX);
-        self.tell_all(&FromCoordinator::Welcome(Welcome { beat, suspect, lost }));
+        let Deadlines { beat, lost, .. } = self.deadlines;
+        self.tell_all(&FromCoordinator::Welcome { beat, lost });
     }
 
     /// Fails the rendezvous. All ranks of `world` get the failure when they come.
-    fn fail(&mut self, failure: Failure, world: u32) {
+    fn fail(&mut self, failure: ControlError, world: u32) {
         self.tell_all(&FromCoordinator::Failed(failure.clone()));
         let all = (0..world as usize).map(Rank::new);
         let untold = all.filter(|rank| self.places.holder(*rank).is_none()).collect();
         self.phase = Phase::Failed { why: failure, untold };
     }
 
-    fn incomplete(&self) -> Failure {
-        let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
-        let after = u64::try_from(self.deadlines.rendezvous.as_millis()).unwrap_or(u64::MAX);
-        let (missing, came) = (numbers(self.places.missing()), numbers(self.places.there()));
-        Cause::Incomplete(Incomplete { after, missing, came }).into()
+    fn incomplete(&self) -> ControlError {
+        let (missing, came) = (self.places.missing(), self.places.there());
+        ControlError::Incomplete { after: self.deadlines.rendezvous, missing, came }
     }
 
     /// The first setting in which a member differs.
-    fn difference(&self, hello: &Hello, member: &Member) -> Option<Failure> {
+    fn difference(&self, hello: &Hello, member: &Member) -> Option<ControlError> {
         let Terms { world, build, config } = &self.terms;
         let digest = |config: u64| format!("{config:#018x}");
         let settings = [
@@ -219,23 +218,13 @@ impl Coordinator {
         ];
         let mut settings = settings.into_iter();
         let (what, found, expected) = settings.find(|(_, found, expected)| found != expected)?;
-        let (what, member) = (what.into(), Some(member.clone()));
-        Some(Cause::ConfigMismatch(ConfigMismatch { what, member, found, expected }).into())
+        let member = member.clone();
+        Some(ControlError::ConfigMismatch { what, member, found, expected })
     }
 
-    fn look_for_silence(&mut self, now: Instant) {
-        let most: Duration = self.deadlines.until_lost();
-        for rank in self.places.silent(most, now) {
-            self.gone(rank, Loss::Silent, &format!("silent for {most:?}"));
-        }
-        for rank in self.places.suspect(self.deadlines.until_suspect(), now) {
-            self.announce(rank, Standing::Suspect);
-        }
-    }
-
-    fn announce(&mut self, rank: Rank, standing: Standing) {
-        let changed = Changed { rank: rank.get(), standing: standing.into(), ..Changed::default() };
-        self.tell_all(&FromCoordinator::Changed(changed));
+    fn change(&mut self, rank: Rank, state: State) {
+        self.places.set(rank, state.clone());
+        self.tell_all(&FromCoordinator::Changed(rank, state));
     }
 
     fn tell_all(&mut self, message: &FromCoordinator) {

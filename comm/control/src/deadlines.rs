@@ -16,8 +16,6 @@ pub struct Deadlines {
     pub handshake: Duration,
     /// The interval between two heartbeats. Default 1 s.
     pub beat: Duration,
-    /// The number of heartbeats that a member may miss before it is suspected. Default 3.
-    pub suspect: u32,
     /// The number of heartbeats that a member may miss before it is lost, or cut off. Default 10.
     pub lost: u32,
 }
@@ -28,19 +26,18 @@ impl Default for Deadlines {
             rendezvous: Duration::from_secs(60),
             handshake: Duration::from_secs(5),
             beat: Duration::from_secs(1),
-            suspect: 3,
             lost: 10,
         }
     }
 }
 
 /// The longest deadline, so that no sum exceeds the clock.
-const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Deadlines {
     /// Refuses deadlines that are out of range.
     pub(crate) fn check(&self) -> Result<(), ControlError> {
-        let Self { rendezvous, handshake, beat, suspect, lost } = *self;
+        let Self { rendezvous, handshake, beat, lost } = *self;
         let wrong = |what, problem: String| Err(ControlError::Deadline { what, problem });
         for (what, deadline) in
             [("rendezvous", rendezvous), ("handshake", handshake), ("beat", beat)]
@@ -49,10 +46,8 @@ impl Deadlines {
                 return wrong(what, format!("{deadline:?}: it must be 1 ms to {MOST:?}"));
             }
         }
-        if suspect == 0 || suspect >= lost {
-            let most = lost.saturating_sub(1);
-            let problem = format!("{suspect} beats: it must be 1 to {most} (lost: {lost})");
-            return wrong("suspect", problem);
+        if lost == 0 {
+            return wrong("lost", "0 beats: it must be 1 at least".to_owned());
         }
         if beat.saturating_mul(lost) > MOST {
             return wrong("lost", format!("{lost} beats of {beat:?}: together at most {MOST:?}"));
@@ -60,12 +55,7 @@ impl Deadlines {
         Ok(())
     }
 
-    /// The silence after which a member is suspected. Half an interval allows for the network.
-    pub(crate) fn until_suspect(&self) -> Duration {
-        self.beat * self.suspect + self.beat / 2
-    }
-
-    /// The silence after which a member is lost, or cut off.
+    /// The silence after which a member is lost, or cut off. Half an interval allows for the network.
     pub(crate) fn until_lost(&self) -> Duration {
         self.beat * self.lost + self.beat / 2
     }
@@ -114,10 +104,7 @@ mod tests {
                 Deadlines { rendezvous: Duration::MAX, ..whole },
                 "the deadline `rendezvous`: 18446744073709551615.999999999s: it must be 1 ms to 2592000s",
             ),
-            (
-                Deadlines { suspect: 10, ..whole },
-                "the deadline `suspect`: 10 beats: it must be 1 to 9 (lost: 10)",
-            ),
+            (Deadlines { lost: 0, ..whole }, "the deadline `lost`: 0 beats: it must be 1 at least"),
             (
                 Deadlines { lost: u32::MAX, ..whole },
                 "the deadline `lost`: 4294967295 beats of 1s: together at most 2592000s",

@@ -6,13 +6,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
+use crate::wire::short;
 use crate::{Job, Loss, Member};
+
+/// A text of this crate. By this name serde does not take it for a text in the received bytes.
+type Text = &'static str;
 
 /// An error of a rendezvous, of a call among members, or of the arguments.
 ///
-/// All members get the same value of `Incomplete` and `ConfigMismatch`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// All members get the same value of `Incomplete` and `ConfigMismatch`. The coordinator sends these and `DuplicateRank`, and no other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ControlError {
     /// Not all ranks joined the rendezvous in time.
@@ -41,11 +46,14 @@ pub enum ControlError {
         /// The rank that differs.
         member: Member,
         /// Its value.
+        #[serde(deserialize_with = "short")]
         found: String,
         /// The value of the coordinator.
+        #[serde(deserialize_with = "short")]
         expected: String,
     },
     /// The coordinator at the address serves another job, or another start of this job.
+    #[serde(skip)]
     #[error("the coordinator at {server} serves the job {found}, this is {wanted}")]
     OtherJob {
         /// The address.
@@ -56,6 +64,7 @@ pub enum ControlError {
         found: Job,
     },
     /// The process at the address did not prove that it knows the job's secret.
+    #[serde(skip)]
     #[error(
         "the process at {server} does not know the secret of the job {job}: it has another secret, or is not an hsdp coordinator"
     )]
@@ -66,6 +75,7 @@ pub enum ControlError {
         job: Job,
     },
     /// The coordinator has refused this process.
+    #[serde(skip)]
     #[error("the coordinator at {} refused rank {}: {reason}", .ends.server, .ends.rank)]
     Refused {
         /// The ends of the connection.
@@ -74,6 +84,7 @@ pub enum ControlError {
         reason: String,
     },
     /// Until the deadline there was no coordinator at the address.
+    #[serde(skip)]
     #[error("after {after:?} rank {} has found no coordinator at {}: {found}", .ends.rank, .ends.server)]
     Unreachable {
         /// The rank that tried to connect, and the address.
@@ -84,6 +95,7 @@ pub enum ControlError {
         found: String,
     },
     /// The coordinator cannot listen.
+    #[serde(skip)]
     #[error("the coordinator cannot listen at {address}: {problem}")]
     Bind {
         /// The address.
@@ -92,6 +104,7 @@ pub enum ControlError {
         problem: String,
     },
     /// The limit on open files of this process is too low for a connection to each member.
+    #[serde(skip)]
     #[error(
         "a world of {world} ranks: its coordinator needs {needed} open files, this process may have {most} (ulimit -n)"
     )]
@@ -104,6 +117,7 @@ pub enum ControlError {
         most: u64,
     },
     /// The connection to the coordinator has ended, or the coordinator reads or answers nothing.
+    #[serde(skip)]
     #[error("rank {} has lost the coordinator at {}: {problem}", .ends.rank, .ends.server)]
     CoordinatorLost {
         /// The ends of the connection.
@@ -112,6 +126,7 @@ pub enum ControlError {
         problem: String,
     },
     /// The coordinator has declared this member lost.
+    #[serde(skip)]
     #[error("the coordinator at {} has declared rank {} lost: {why}", .ends.server, .ends.rank)]
     DeclaredLost {
         /// The ends of the connection.
@@ -120,6 +135,7 @@ pub enum ControlError {
         why: String,
     },
     /// A message to this member was not a message of the coordinator, so the member has ended its connection.
+    #[serde(skip)]
     #[error("rank {} has ended its connection to the coordinator at {}: {problem}", .ends.rank, .ends.server)]
     BadMessage {
         /// The ends of the connection.
@@ -129,6 +145,7 @@ pub enum ControlError {
     },
     /// The coordinator was silent for too long: its process may be stopped, or the network between
     /// it and this member cut.
+    #[serde(skip)]
     #[error("rank {} is cut off: nothing from the coordinator at {} for {silent:?}", .ends.rank, .ends.server)]
     CutOff {
         /// The ends of the connection.
@@ -137,6 +154,7 @@ pub enum ControlError {
         silent: Duration,
     },
     /// Ranks are still connected at the deadline for the end of the coordinator.
+    #[serde(skip)]
     #[error("after {after:?} ranks {} have neither left nor been lost", Ranks(.there))]
     StillThere {
         /// The deadline.
@@ -145,6 +163,7 @@ pub enum ControlError {
         there: Vec<Rank>,
     },
     /// The number of ranks is out of range.
+    #[serde(skip)]
     #[error("a world of {world} ranks: there must be 1 to {most}")]
     World {
         /// The number of ranks that was asked for.
@@ -153,6 +172,7 @@ pub enum ControlError {
         most: u32,
     },
     /// The world has no such rank.
+    #[serde(skip)]
     #[error("rank {rank} of a world of {world}: ranks are numbered from 0 to {}", .world - 1)]
     NoSuchRank {
         /// The rank.
@@ -161,34 +181,38 @@ pub enum ControlError {
         world: u32,
     },
     /// A deadline is out of range.
+    #[serde(skip)]
     #[error("the deadline `{what}`: {problem}")]
     Deadline {
         /// The deadline.
-        what: &'static str,
+        what: Text,
         /// The problem with it.
         problem: String,
     },
     /// A text or a message is too long.
+    #[serde(skip)]
     #[error("{what} has {bytes} bytes, at most {most} are allowed")]
     TooLong {
         /// The text or message.
-        what: &'static str,
+        what: Text,
         /// Its bytes.
         bytes: usize,
         /// The limit.
         most: usize,
     },
     /// An environment variable is wrong or missing. The value of a secret is not shown.
+    #[serde(skip)]
     #[error("{variable}{}: {problem}", .value.as_ref().map(|value| format!("={value}")).unwrap_or_default())]
     Environment {
         /// The variable.
-        variable: &'static str,
+        variable: Text,
         /// Its value, if it is set and no secret.
         value: Option<String>,
         /// The problem with it.
         problem: String,
     },
     /// The file of the secret cannot be used.
+    #[serde(skip)]
     #[error("the secret in {}: {problem}", path.display())]
     SecretFile {
         /// The file.
@@ -197,10 +221,11 @@ pub enum ControlError {
         problem: String,
     },
     /// The system refused a thread, a socket or random numbers.
+    #[serde(skip)]
     #[error("cannot {action}: {problem}")]
     System {
         /// The action that failed.
-        action: &'static str,
+        action: Text,
         /// The error of the system.
         problem: String,
     },
@@ -233,17 +258,16 @@ impl Ends {
 }
 
 /// A setting that all ranks must share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Subject {
     /// The version of the protocol.
-    Protocol = 0,
+    Protocol,
     /// The number of ranks.
-    WorldSize = 1,
+    WorldSize,
     /// The build of the program.
-    Build = 2,
+    Build,
     /// The digest of the configuration.
-    Config = 3,
+    Config,
 }
 
 impl fmt::Display for Subject {

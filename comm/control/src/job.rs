@@ -4,8 +4,10 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{MOST_RANKS, MOST_STRING, cut};
+use crate::wire::short;
 use crate::{ControlError, Deadlines, Secret};
 
 /// The identity of a job. It is not secret.
@@ -90,42 +92,17 @@ pub(crate) fn check_world(world: u32) -> Result<(), ControlError> {
 /// A rank, with its host, process and address.
 ///
 /// Displayed as `rank 1 (process 4242 on node7, from 10.0.0.7:40112)`.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    #[prost(uint32, tag = "1")]
-    pub(crate) rank: u32,
-    #[prost(string, tag = "2")]
-    pub(crate) host: String,
-    #[prost(uint32, tag = "3")]
-    pub(crate) pid: u32,
-    #[prost(string, tag = "4")]
-    pub(crate) from: String,
-}
-
-impl Member {
     /// The rank.
-    #[must_use]
-    pub fn rank(&self) -> Rank {
-        Rank::new(self.rank as usize)
-    }
-
+    pub rank: Rank,
     /// The host's name, as the process reports it.
-    #[must_use]
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
+    #[serde(deserialize_with = "short")]
+    pub host: String,
     /// The process id, as the process reports it.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
+    pub pid: u32,
     /// The address and port from which it has connected.
-    #[must_use]
-    pub fn from(&self) -> &str {
-        &self.from
-    }
+    pub from: SocketAddr,
 }
 
 impl fmt::Display for Member {

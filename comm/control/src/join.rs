@@ -17,9 +17,7 @@ use crate::limits::KEEP_ALIVE;
 use crate::pauses::Pauses;
 use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
 use crate::status::Shared;
-use crate::wire::{
-    self, Failure, Frame, FromCoordinator, Hello, Kind, Loss, PROTOCOL, Proof, Refusal, Welcome,
-};
+use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, Loss, PROTOCOL, Proof, Refusal};
 use crate::{ControlError, Deadlines, Ends, Job, Membership, Options};
 
 impl Membership {
@@ -65,6 +63,9 @@ impl Membership {
         Ok(Self { ends, world, farewell, shared, messages, thread })
     }
 }
+
+/// Bytes that the coordinator may send before this process has read them. Smaller windows take a frame of HTTP/2 more for each message.
+const WINDOW: u32 = 1 << 20;
 
 /// A process that joins.
 struct Joining {
@@ -115,8 +116,8 @@ impl Joining {
         let silent = |_| Miss::Again(format!("a server that sends nothing for {most:?}"));
         let mut stream = shaken.map_err(silent)??;
         loop {
-            if let Some(welcome) = self.read(&mut stream).await.map_err(Miss::Never)? {
-                return Ok((stream, self.deadlines(welcome)));
+            if let Some((beat, lost)) = self.read(&mut stream).await.map_err(Miss::Never)? {
+                return Ok((stream, Deadlines { beat, lost, ..self.options.deadlines }));
             }
         }
     }
@@ -145,13 +146,13 @@ impl Joining {
             kind => received.receive(Ok(Some(kind.into()))),
         };
         match first.map_err(|(_, problem)| Miss::Again(problem))? {
-            FromCoordinator::Failed(failure) => Err(Miss::Never(self.failed(&failure))),
+            FromCoordinator::Failed(failure) => Err(Miss::Never(failure)),
             _ => Ok(Stream { frames, out, sent, received }),
         }
     }
 
-    /// Reads one of the messages that arrive until all ranks have joined.
-    async fn read(&self, stream: &mut Stream) -> Result<Option<Welcome>, ControlError> {
+    /// Reads one of the messages that arrive until all ranks have joined. The last one has the intervals of the coordinator.
+    async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
         let message = stream.next().await.map_err(|(loss, problem)| match loss {
             Loss::Ended => {
                 self.ends.refused(loss, format!("{problem} before all ranks had joined"))
@@ -159,17 +160,11 @@ impl Joining {
             _ => self.ends.refused(loss, problem),
         });
         match message? {
-            FromCoordinator::Welcome(welcome) => Ok(Some(welcome)),
-            FromCoordinator::Failed(failure) => Err(self.failed(&failure)),
+            FromCoordinator::Welcome { beat, lost } => Ok(Some((beat, lost))),
+            FromCoordinator::Failed(failure) => Err(failure),
             FromCoordinator::Ended(why) => Err(ControlError::DeclaredLost { ends: self.ends, why }),
             _ => Ok(None),
         }
-    }
-
-    /// This process's deadlines, with those of the coordinator that hold for all.
-    fn deadlines(&self, Welcome { beat, suspect, lost }: Welcome) -> Deadlines {
-        let beat = Duration::from_millis(beat.into());
-        Deadlines { beat, suspect, lost, ..self.options.deadlines }
     }
 
     fn hello(&self) -> Result<Hello, ControlError> {
@@ -196,17 +191,14 @@ impl Joining {
             None => ControlError::Refused { ends, reason: refusal.reason },
         })
     }
-
-    fn failed(&self, failure: &Failure) -> ControlError {
-        let lost = |problem: String| ControlError::CoordinatorLost { ends: self.ends, problem };
-        failure.error().unwrap_or_else(|error| lost(error.to_string()))
-    }
 }
 
 async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<Frame>), String> {
     let endpoint = Endpoint::from_shared(format!("http://{server}"));
     let endpoint = endpoint.map_err(|error| chain(&error))?.tcp_nodelay(true);
     let channel = endpoint
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);

@@ -65,6 +65,7 @@ mod status;
 pub mod wire;
 
 pub use hsdp_sharding::Rank;
+pub use prost::bytes::Bytes;
 
 pub use self::bootstrap::{Bootstrap, Joined};
 pub use self::deadlines::Deadlines;
@@ -74,5 +75,5 @@ pub use self::limits::{MOST_MESSAGE, MOST_RANKS};
 pub use self::membership::Membership;
 pub use self::secret::Secret;
 pub use self::server::Server;
-pub use self::status::{State, Status};
+pub use self::status::{Passed, State, Status};
 pub use self::wire::Loss;

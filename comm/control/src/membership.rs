@@ -9,8 +9,8 @@ use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::limits::{MOST_MESSAGE, most_passed};
-use crate::status::Shared;
-use crate::wire::{FromMember, Pass};
+use crate::status::{Passed, Shared};
+use crate::wire::FromMember;
 use crate::{ControlError, Ends, Status};
 
 /// This process as a member of a world whose ranks have all joined.
@@ -41,8 +41,9 @@ impl Membership {
         self.world as usize
     }
 
-    /// Sends a message to another member, which [takes](Self::take_passed) the messages of each member in the order in
-    /// which they were sent. Does not wait. A message to a member that has left or is lost is dropped.
+    /// Sends a message to other members, in the order of ranks, with a number for each of them. Does not wait. Each member
+    /// [takes](Self::take_passed) the messages of another in the order in which they were sent. A message to a member that has left or
+    /// is lost is dropped.
     ///
     /// At most [`most_passed`](Self::most_passed) messages may be on the way to one member. If a member sends more than the
     /// receiver takes, the coordinator may declare the receiver lost.
@@ -50,12 +51,12 @@ impl Membership {
     /// # Errors
     /// [`ControlError::TooLong`] if the message has more than [`MOST_MESSAGE`](crate::MOST_MESSAGE) bytes. Without a coordinator:
     /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`].
-    pub fn pass(&self, to: Rank, message: Vec<u8>) -> Result<(), ControlError> {
+    pub fn pass(&self, to: &[(Rank, u32)], message: Bytes) -> Result<(), ControlError> {
         let bytes = message.len();
         if bytes > MOST_MESSAGE {
             return Err(ControlError::TooLong { what: "the message", bytes, most: MOST_MESSAGE });
         }
-        self.send(FromMember::Pass(Pass { rank: to.get(), payload: Bytes::from(message) }))
+        self.send(FromMember::Pass(to.to_vec(), message.into()))
     }
 
     /// The number of messages that one member may have on the way to another.
@@ -64,12 +65,10 @@ impl Membership {
         most_passed(self.world)
     }
 
-    /// Takes the oldest message that another member has sent to this one, with its sender. `None` if there is none. Does
-    /// not wait.
+    /// Takes the oldest message that another member has sent to this one. `None` if there is none. Does not wait.
     #[must_use]
-    pub fn take_passed(&self) -> Option<(Rank, Vec<u8>)> {
-        let Pass { rank, payload } = self.shared.take_passed()?;
-        Some((Rank::new(rank as usize), payload.into()))
+    pub fn take_passed(&self) -> Option<Passed> {
+        self.shared.take_passed()
     }
 
     /// Has `listener` called by the thread of the connection after each message that another member has sent to this one. It must
@@ -90,7 +89,7 @@ impl Membership {
     /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`] or [`ControlError::DeclaredLost`]
     /// if the coordinator has not confirmed it.
     pub fn leave(self) -> Result<(), ControlError> {
-        self.send(FromMember::Goodbye(()))?;
+        self.send(FromMember::Goodbye)?;
         let within = self.farewell;
         self.shared.wait_for_farewell(within).unwrap_or_else(|| {
             let problem = format!("it has not confirmed within {within:?} that this rank leaves");
@@ -101,7 +100,7 @@ impl Membership {
     /// Asks the coordinator for a heartbeat now. Does not wait for it.
     pub fn ask(&self) {
         // After the end of the connection there is no answer, and the status has the reason.
-        let _ = self.send(FromMember::Beat(()));
+        let _ = self.send(FromMember::Beat);
     }
 
     /// The time since the last message of the coordinator. Does not wait.

@@ -3,6 +3,7 @@
 //! CONTROL.md, "The handshake", says over which bytes they are computed, and why.
 
 use std::error::Error as _;
+use std::mem;
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use prost::bytes::Bytes;
@@ -10,7 +11,7 @@ use sha2::Sha256;
 use tonic::Status;
 use zeroize::Zeroizing;
 
-use crate::wire::{Authenticated, Frame, Hello, Kind, Malformed, Message, TAG};
+use crate::wire::{Authenticated, Body, Frame, Hello, Kind, Malformed, Message, TAG};
 use crate::{ControlError, Loss, Secret};
 
 /// The side that proves, or sends: the labels of its proofs and of its keys.
@@ -85,8 +86,9 @@ pub(crate) struct Macs {
 
 impl Macs {
     /// The frame of a message, with the next MAC.
-    pub(crate) fn frame(&mut self, message: impl Message) -> Frame {
-        Kind::Authenticated(self.sign(message.write())).into()
+    pub(crate) fn frame(&mut self, mut message: impl Message) -> Frame {
+        let body = message.body().map(mem::take).unwrap_or_default();
+        Kind::Authenticated(self.sign(message.write(), body)).into()
     }
 
     /// The next message, from the result of a read; or the loss that the read shows, in words, too. Bytes that cannot be decoded have
@@ -103,26 +105,27 @@ impl Macs {
             Ok(None) | Err(_) => return Err((Loss::Ended, M::ENDED.to_owned())),
         };
         let Ok(Kind::Authenticated(signed)) = frame.checked() else { return Err(forged()) };
-        let message = self.verify(signed).ok_or_else(forged)?;
-        M::read(&message)
+        let (message, body) = self.verify(signed).ok_or_else(forged)?;
+        M::read(&message, body)
             .map_err(|Malformed(problem)| (Loss::Invalid, format!("{}: {problem}", M::INVALID)))
     }
 
-    fn sign(&mut self, message: Vec<u8>) -> Authenticated {
-        let mac = self.over_the_next(&message).finalize().into_bytes();
+    fn sign(&mut self, message: Vec<u8>, Body { bytes, digest }: Body) -> Authenticated {
+        let mac = self.over_the_next(&message, &digest).finalize().into_bytes();
         self.next += 1;
-        Authenticated { message: message.into(), mac: Bytes::copy_from_slice(&mac) }
+        Authenticated { message: message.into(), body: bytes, mac: Bytes::copy_from_slice(&mac) }
     }
 
-    /// The message, if it has the next MAC. Compares in constant time.
-    fn verify(&mut self, signed: Authenticated) -> Option<Bytes> {
-        self.over_the_next(&signed.message).verify_slice(&signed.mac).ok()?;
+    /// The message and its body, if they have the next MAC. Compares in constant time.
+    fn verify(&mut self, signed: Authenticated) -> Option<(Bytes, Body)> {
+        let body = Body::from(signed.body);
+        self.over_the_next(&signed.message, &body.digest).verify_slice(&signed.mac).ok()?;
         self.next += 1;
-        Some(signed.message)
+        Some((signed.message, body))
     }
 
-    fn over_the_next(&self, message: &[u8]) -> Hmac<Sha256> {
-        mac(self.key.as_slice(), &[&self.next.to_be_bytes(), message])
+    fn over_the_next(&self, message: &[u8], digest: &[u8; TAG]) -> Hmac<Sha256> {
+        mac(self.key.as_slice(), &[&self.next.to_be_bytes(), digest, message])
     }
 }
 

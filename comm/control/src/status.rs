@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 use parking_lot::{Condvar, Mutex};
+use prost::bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::ControlError;
-use crate::wire::{Changed, Loss, Pass, Standing};
+use crate::wire::{Loss, short};
 
 /// The state of a member.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Its heartbeats arrive.
+    /// It has neither left nor been lost.
     Alive,
-    /// It has missed heartbeats. It may become alive again.
-    Suspect,
     /// It has left.
     Finished,
     /// It is lost, for good.
@@ -25,6 +25,7 @@ pub enum State {
         /// The kind of reason.
         loss: Loss,
         /// The reason that the coordinator gives.
+        #[serde(deserialize_with = "short")]
         why: Box<str>,
     },
 }
@@ -68,6 +69,17 @@ impl Status {
     }
 }
 
+/// A message of another member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The sender.
+    pub from: Rank,
+    /// The number that the sender gave for this member.
+    pub number: u32,
+    /// The message.
+    pub message: Bytes,
+}
+
 /// A function that any thread may call.
 pub(crate) type Listener = Box<dyn Fn() + Send + Sync>;
 
@@ -82,7 +94,7 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Inside {
     status: Status,
-    passed: VecDeque<Pass>,
+    passed: VecDeque<Passed>,
     farewell: bool,
     /// The time of the last frame of the coordinator.
     heard: Instant,
@@ -121,15 +133,15 @@ impl Shared {
     }
 
     /// Stores a message of another member.
-    pub(crate) fn passed(&self, pass: Pass) {
-        self.state.lock().passed.push_back(pass);
+    pub(crate) fn passed(&self, message: Passed) {
+        self.state.lock().passed.push_back(message);
         if let Some(listener) = self.listener.get() {
             listener();
         }
     }
 
     /// Takes the oldest message.
-    pub(crate) fn take_passed(&self) -> Option<Pass> {
+    pub(crate) fn take_passed(&self) -> Option<Passed> {
         self.state.lock().passed.pop_front()
     }
 
@@ -143,17 +155,9 @@ impl Shared {
         if state.farewell { Some(Ok(())) } else { state.status.ended.clone().map(Err) }
     }
 
-    pub(crate) fn changed(&self, changed: &Changed) {
-        let new = match changed.standing() {
-            Standing::Alive => State::Alive,
-            Standing::Suspect => State::Suspect,
-            Standing::Finished => State::Finished,
-            Standing::Lost => {
-                State::Lost { loss: changed.loss(), why: changed.why.as_str().into() }
-            }
-        };
-        if let Some(old) = self.state.lock().status.states.get_mut(changed.rank as usize) {
-            *old = new;
+    pub(crate) fn changed(&self, rank: Rank, state: State) {
+        if let Some(old) = self.state.lock().status.states.get_mut(rank.index()) {
+            *old = state;
         }
     }
 

@@ -4,23 +4,20 @@
 //! against its bound, independently of any other state.
 
 mod attend;
-mod failure;
 mod frame;
 mod handshake;
 mod message;
 
 pub use self::attend::{Replies, answer, call};
-pub use self::failure::{Cause, ConfigMismatch, DuplicateRank, Failure, Incomplete};
 pub use self::frame::{Authenticated, Frame, Kind};
 pub use self::handshake::{Challenge, Hello, Proof, Refusal};
-pub use self::message::{
-    Changed, FromCoordinator, FromMember, Loss, Message, Pass, Standing, Welcome,
-};
+pub(crate) use self::message::short;
+pub use self::message::{Body, FromCoordinator, FromMember, Loss, Message};
 
-use crate::limits::{MOST_RANKS, MOST_STRING};
+use crate::limits::MOST_STRING;
 
 /// The version of the protocol. Another version may differ in all but the frames of the handshake.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Bytes of a nonce, a proof and a MAC.
 pub const TAG: usize = 32;
@@ -36,8 +33,4 @@ fn tag(bytes: &[u8], what: &'static str) -> Result<(), Malformed> {
 
 fn string(text: &str, what: &'static str) -> Result<(), Malformed> {
     if text.len() <= MOST_STRING { Ok(()) } else { Err(Malformed(what)) }
-}
-
-fn rank(rank: u32) -> Result<(), Malformed> {
-    if rank < MOST_RANKS { Ok(()) } else { Err(Malformed("a rank that no world has")) }
 }

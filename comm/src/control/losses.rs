@@ -14,7 +14,7 @@ pub(super) fn losses_of(status: &Status) -> Vec<Loss> {
         State::Lost { loss, why } => {
             Some(Loss { rank: Rank::new(index), cause: cause(*loss, why.to_string()) })
         }
-        State::Alive | State::Suspect | State::Finished => None,
+        State::Alive | State::Finished => None,
     };
     status.states().iter().enumerate().filter_map(loss).collect()
 }

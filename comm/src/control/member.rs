@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use hsdp_control::{Joined, Membership, Server, Status};
+use hsdp_control::{Bytes, ControlError, Joined, Membership, Passed, Server, Status};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
-use super::passage::{Passage, Piece};
+use super::passage::{Passage, Sending};
 use crate::remote::{Message, TransportError, Waker};
 
 /// This process. When nobody has it any more, it says goodbye.
@@ -48,7 +48,7 @@ struct Mail {
     /// By rank.
     passages: Vec<Passage>,
     /// Messages that have come, by world: of one that is not made here yet, too.
-    arrived: HashMap<u32, VecDeque<(Rank, Vec<u8>)>>,
+    arrived: HashMap<u32, VecDeque<(Rank, Bytes)>>,
     /// The worlds that are over here: what comes of them is nobody's.
     over: BTreeSet<u32>,
 }
@@ -98,11 +98,11 @@ impl Member {
 
     pub(super) fn send(
         &self,
-        (world, to): (u32, Rank),
+        (world, to): (u32, &[Rank]),
         message: &Arc<Message>,
     ) -> Result<(), TransportError> {
         let mut mail = self.mail.lock();
-        mail.passages[to.index()].send(world, Arc::clone(message));
+        to.iter().for_each(|to| mail.passages[to.index()].send(world, Arc::clone(message)));
         self.pass(&mut mail, to)
     }
 
@@ -116,34 +116,51 @@ impl Member {
         self.membership().silence()
     }
 
-    /// Passes on what may be.
-    fn pass(&self, mail: &mut Mail, to: Rank) -> Result<(), TransportError> {
-        while let Some(piece) = mail.passages[to.index()].next() {
-            match self.membership().pass(to, piece) {
-                Ok(()) => {}
-                // No message passes any more, for a reason that the status has.
-                Err(_) if self.membership().status().ended().is_some() => return Ok(()),
-                Err(error) => {
-                    return Err(TransportError { peer: None, problem: error.to_string() });
+    /// Passes on what may be. The same piece for several ranks goes once.
+    fn pass(&self, mail: &mut Mail, to: &[Rank]) -> Result<(), TransportError> {
+        loop {
+            let next = |to: &Rank| Some((*to, mail.passages[to.index()].next()?));
+            let mut all: Vec<_> = to.iter().filter_map(next).collect();
+            if all.is_empty() {
+                return Ok(());
+            }
+            all.sort_unstable_by_key(|(to, _)| *to);
+            let are_equal = |one: &Option<Sending>, other: &Option<Sending>| match (one, other) {
+                (Some(one), Some(other)) => one.is(other),
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            for equal in all.chunk_by(|(_, (_, one)), (_, (_, other))| are_equal(one, other)) {
+                let to: Vec<_> = equal.iter().map(|(to, (taken, _))| (*to, *taken)).collect();
+                let (_, (_, next)) = &equal[0];
+                let piece = next.as_ref().map_or_else(Bytes::new, Sending::piece);
+                if let Err(error) = self.membership().pass(&to, piece) {
+                    return self.is_passed(error);
                 }
             }
         }
-        Ok(())
+    }
+
+    /// If no message passes any more, the status has the reason.
+    fn is_passed(&self, error: ControlError) -> Result<(), TransportError> {
+        match self.membership().status().ended() {
+            Some(_) => Ok(()),
+            None => Err(TransportError { peer: None, problem: error.to_string() }),
+        }
     }
 
     /// The next message of a world, and of whom; what comes of others is kept for them.
-    pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Vec<u8>)>, TransportError> {
-        let mut mail = self.mail.lock();
-        while let Some((from, piece)) = self.membership().take_passed() {
+    pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Bytes)>, TransportError> {
+        let (mut mail, mut senders) = (self.mail.lock(), BTreeSet::new());
+        while let Some(Passed { from, number, message }) = self.membership().take_passed() {
             let garbled = |problem| TransportError { peer: Some(from), problem };
-            let piece = Piece::read(&piece).map_err(garbled)?;
-            let came = mail.passages[from.index()].take(&piece).map_err(garbled)?;
-            self.pass(&mut mail, from)?;
+            let came = mail.passages[from.index()].take(number, &message).map_err(garbled)?;
+            senders.insert(from);
             if let Some((its_world, message)) = came.filter(|(world, _)| !mail.over.contains(world))
             {
                 mail.arrived.entry(its_world).or_default().push_back((from, message));
             }
         }
+        self.pass(&mut mail, &Vec::from_iter(senders))?;
         Ok(mail.arrived.get_mut(&world).and_then(VecDeque::pop_front))
     }
 

@@ -4,58 +4,48 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use hsdp_control::Bytes;
+
 use crate::remote::Message;
 
 /// Bytes of a piece's head.
-const HEAD: usize = 24;
+const HEAD: usize = 20;
 
 /// Bytes of a message in one piece, at most.
 pub(super) const MOST_PIECE: usize = hsdp_control::MOST_MESSAGE - HEAD;
 
-/// A part of a message; or, of a message of no bytes, only word of what has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
+/// A part of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
     /// The number of its message's world.
     world: u32,
-    /// How many pieces of the other its sender has taken.
-    taken: u32,
     /// Of the whole message.
     bytes: u64,
     offset: u64,
-    part: &'a [u8],
+    part: Bytes,
 }
 
-impl<'a> Piece<'a> {
+impl Piece {
     /// # Errors
     /// What it is not.
-    pub(super) fn read(piece: &'a [u8]) -> Result<Self, String> {
-        let (head, part) = piece.split_at_checked(HEAD).ok_or("a piece without a head")?;
-        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let (bytes, offset) = (long(8), long(16));
+    fn read(piece: &Bytes) -> Result<Self, String> {
+        let head = piece.first_chunk::<HEAD>().ok_or("a piece without a head")?;
+        let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight"));
+        let world = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
+        let (bytes, offset, part) = (long(4), long(12), piece.slice(HEAD..));
         let end = offset.checked_add(part.len() as u64);
-        if end.is_none_or(|end| end > bytes) || part.is_empty() != (bytes == 0) {
+        if end.is_none_or(|end| end > bytes) || part.is_empty() {
             return Err(format!(
                 "a piece of {} bytes at offset {offset} of a message of {bytes} bytes",
                 part.len()
             ));
         }
-        Ok(Self { world: word(0), taken: word(4), bytes, offset, part })
-    }
-
-    fn write(&self) -> Vec<u8> {
-        let mut piece = Vec::with_capacity(HEAD + self.part.len());
-        piece.extend(self.world.to_le_bytes());
-        piece.extend(self.taken.to_le_bytes());
-        piece.extend(self.bytes.to_le_bytes());
-        piece.extend(self.offset.to_le_bytes());
-        piece.extend_from_slice(self.part);
-        piece
+        Ok(Self { world, bytes, offset, part })
     }
 }
 
 /// A message of a world that has come whole.
-pub(super) type Came = (u32, Vec<u8>);
+pub(super) type Came = (u32, Bytes);
 
 /// Both directions, for all worlds. Counts of pieces go around at 2^32.
 #[derive(Debug)]
@@ -73,11 +63,34 @@ pub(super) struct Passage {
 }
 
 /// A message of a world, of which so much has been sent.
-#[derive(Debug)]
-struct Sending {
+#[derive(Clone, Debug)]
+pub(super) struct Sending {
     world: u32,
     message: Arc<Message>,
     sent: usize,
+}
+
+impl Sending {
+    /// Whether the next pieces of both are the same.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.message, &other.message)
+            && (self.world, self.sent) == (other.world, other.sent)
+    }
+
+    fn end(&self) -> usize {
+        self.message.bytes().len().min(self.sent + MOST_PIECE)
+    }
+
+    /// The next piece, as it travels.
+    pub(super) fn piece(&self) -> Bytes {
+        let part = &self.message.bytes()[self.sent..self.end()];
+        let mut piece = Vec::with_capacity(HEAD + part.len());
+        piece.extend(self.world.to_le_bytes());
+        piece.extend((self.message.bytes().len() as u64).to_le_bytes());
+        piece.extend((self.sent as u64).to_le_bytes());
+        piece.extend_from_slice(part);
+        piece.into()
+    }
 }
 
 /// A message of a world, of so many bytes, and what has come of it.
@@ -112,46 +125,42 @@ impl Passage {
         self.sending.clear();
     }
 
-    /// The next piece to be passed, if one may be.
-    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+    /// The next that is to be passed, if anything may be: how many pieces of the other this rank has taken, and a piece; or that count alone.
+    pub(super) fn next(&mut self) -> Option<(u32, Option<Sending>)> {
         let is_open = self.sent.wrapping_sub(self.taken) < self.most;
-        let taken = self.came;
+        let mut next = None;
         if let Some(first) = self.sending.front_mut().filter(|_| is_open) {
-            let bytes = first.message.bytes();
-            let end = bytes.len().min(first.sent + MOST_PIECE);
-            let part = &bytes[first.sent..end];
-            let (len, offset) = (bytes.len() as u64, first.sent as u64);
-            let piece = Piece { world: first.world, taken, bytes: len, offset, part }.write();
-            first.sent = end;
-            if end == bytes.len() {
+            next = Some(first.clone());
+            first.sent = first.end();
+            if first.sent == first.message.bytes().len() {
                 self.sending.pop_front();
             }
             self.sent = self.sent.wrapping_add(1);
-            self.told = self.came;
-            return Some(piece);
-        }
-        if self.came.wrapping_sub(self.told) < self.most.div_ceil(2) {
+        } else if self.came.wrapping_sub(self.told) < self.most.div_ceil(2) {
             return None;
         }
         self.told = self.came;
-        Some(Piece { world: 0, taken, bytes: 0, offset: 0, part: &[] }.write())
+        Some((self.came, next))
     }
 
-    /// A piece has come; with the last one of a message, that message.
+    /// A piece has come, or none but a count; with the last piece of a message, that message.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn take(&mut self, piece: &Piece<'_>) -> Result<Option<Came>, String> {
-        if piece.taken.wrapping_sub(self.taken) > self.sent.wrapping_sub(self.taken) {
-            let (taken, sent) = (piece.taken, self.sent);
+    pub(super) fn take(&mut self, taken: u32, piece: &Bytes) -> Result<Option<Came>, String> {
+        if taken.wrapping_sub(self.taken) > self.sent.wrapping_sub(self.taken) {
+            let sent = self.sent;
             return Err(format!("it acknowledges {taken} pieces, but {sent} were sent"));
         }
-        self.taken = piece.taken;
-        if piece.bytes == 0 {
+        self.taken = taken;
+        if piece.is_empty() {
             return Ok(None);
         }
+        let Piece { world, bytes, offset, part } = Piece::read(piece)?;
         self.came = self.came.wrapping_add(1);
-        let Piece { world, bytes, offset, part, .. } = *piece;
+        if self.coming.is_none() && (offset, bytes) == (0, part.len() as u64) {
+            return Ok(Some((world, part)));
+        }
         let begun = || Coming { world, bytes, came: Vec::new() };
         let coming = self.coming.get_or_insert_with(begun);
         if (coming.world, coming.bytes, coming.came.len() as u64) != (world, bytes, offset) {
@@ -163,11 +172,11 @@ impl Passage {
             ));
         }
         // Memory for what has come, not for what is announced.
-        coming.came.extend_from_slice(part);
+        coming.came.extend_from_slice(&part);
         if (coming.came.len() as u64) < bytes {
             return Ok(None);
         }
-        Ok(self.coming.take().map(|whole| (whole.world, whole.came)))
+        Ok(self.coming.take().map(|whole| (whole.world, whole.came.into())))
     }
 }
 

@@ -50,7 +50,7 @@ impl ControlTransport {
 }
 
 impl Transport for ControlTransport {
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
         self.member.send((self.world, to), message)
     }
 

@@ -73,11 +73,14 @@ impl MpiTransport {
 }
 
 impl Transport for MpiTransport {
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
-        let message = ManuallyDrop::new(Arc::clone(message));
-        let sent = self.library.calls().send(message.bytes(), to.index(), self.tag);
-        self.sending.push((to, sent.map_err(|it| failed(Some(to), &it))?, message));
-        Ok(())
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
+        let mut send = |to: &Rank| {
+            let message = ManuallyDrop::new(Arc::clone(message));
+            let sent = self.library.calls().send(message.bytes(), to.index(), self.tag);
+            self.sending.push((*to, sent.map_err(|it| failed(Some(*to), &it))?, message));
+            Ok(())
+        };
+        to.iter().fold(Ok(()), |sent, to| sent.and(send(to)))
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {

@@ -14,6 +14,7 @@ use super::mailbox::{Mailbox, Receiver};
 use super::message::{Kind, MOST_STATEMENT, Message};
 use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Losses, Transport, TransportError, Waker};
+use super::tree::Tree;
 use crate::AbortReason;
 use crate::engine::Record;
 use crate::engine::{Operation, Shared};
@@ -90,11 +91,14 @@ impl Progress {
         Self {
             core: Some(Arc::clone(core)),
             rank,
-            transport,
             mailbox: Mailbox::default(),
             watch: Watch::of(rank),
             comparer: Comparer::default(),
-            relay: Relay::new(rank, core.records().len()),
+            relay: Relay::new(match transport.losses() {
+                Losses::Seen => Tree::new(rank, core.records().len()),
+                Losses::Reported => Tree::flat(rank, core.records().len()),
+            }),
+            transport,
         }
     }
 
@@ -251,9 +255,7 @@ impl Progress {
             match request {
                 Request::Send { to, message } => {
                     core.record(self.rank).ledger.moved(sent(&message, to.len()));
-                    for to in to {
-                        failed = failed.and(self.transport.send(to, &message));
-                    }
+                    failed = failed.and(self.transport.send(&to, &message));
                 }
                 Request::Exchange { key, message } => {
                     self.relay.contribute(key, &message);
@@ -309,7 +311,7 @@ impl Progress {
         let message = message.filter(|_| header.len() <= MOST_STATEMENT);
         message.map_or(Ok(()), |message| {
             core.record(self.rank).ledger.moved(BACKGROUND);
-            self.transport.send(to, &Arc::new(message))
+            self.transport.send(&[to], &Arc::new(message))
         })
     }
 
@@ -331,7 +333,7 @@ impl Progress {
     /// Sends on what this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
         let outgoing = self.relay.outgoing();
-        let send = |(to, message): &(Rank, Arc<Message>)| self.transport.send(*to, message);
+        let send = |(to, message): &(Vec<Rank>, Arc<Message>)| self.transport.send(to, message);
         // One that fails keeps no other from its receiver.
         outgoing.iter().map(send).fold(Ok(()), Result::and)
     }

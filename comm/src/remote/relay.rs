@@ -27,7 +27,7 @@ pub(super) struct Relay {
     size: usize,
     pool: Arc<Pool>,
     exchanges: Exchanges,
-    outgoing: Vec<(Rank, Arc<Message>)>,
+    outgoing: Vec<(Vec<Rank>, Arc<Message>)>,
     /// Of ranks, to be taken in, in order.
     come: VecDeque<(Rank, Come)>,
     /// The group of all ranks, whose operations are exchanges.
@@ -58,12 +58,13 @@ pub(super) enum Come {
 }
 
 impl Relay {
-    pub(super) fn new(rank: Rank, size: usize) -> Self {
+    pub(super) fn new(tree: Tree) -> Self {
+        let (rank, size) = (tree.rank(), tree.size());
         Self {
             rank,
             size,
             pool: Arc::default(),
-            exchanges: Exchanges::new(Tree::new(rank, size)),
+            exchanges: Exchanges::new(tree),
             outgoing: Vec::new(),
             come: VecDeque::new(),
             group: GroupId::of(&(0..size).map(Rank::new).collect::<Vec<_>>(), Channel::Control),
@@ -94,7 +95,7 @@ impl Relay {
             self.receive_from_above(message, &batch);
             return Ok(());
         }
-        if !tree.children().any(|child| child == from) {
+        if !tree.is_child(from) {
             return Err("it has contributions, and its sender has none for this rank".to_owned());
         }
         match batch.contributions.iter().find(|it| !tree.is_below(it.rank, from)) {
@@ -155,7 +156,7 @@ impl Relay {
             Some(parent) => {
                 let is_last = !self.exchanges.is_held(batch.key);
                 self.note(if is_last { Part::Last } else { Part::Early });
-                self.outgoing.push((parent, message));
+                self.outgoing.push((vec![parent], message));
             }
             None => {
                 self.send_down(message);
@@ -173,9 +174,10 @@ impl Relay {
     }
 
     fn send_down(&mut self, message: Arc<Message>) {
-        for child in self.exchanges.tree().children() {
-            self.messages.forwarded += 1;
-            self.outgoing.push((child, Arc::clone(&message)));
+        let children: Vec<_> = self.exchanges.tree().children().collect();
+        self.messages.forwarded += children.len() as u64;
+        if !children.is_empty() {
+            self.outgoing.push((children, message));
         }
     }
 
@@ -254,7 +256,7 @@ impl Relay {
     }
 
     /// The messages to be sent.
-    pub(super) fn outgoing(&mut self) -> Vec<(Rank, Arc<Message>)> {
+    pub(super) fn outgoing(&mut self) -> Vec<(Vec<Rank>, Arc<Message>)> {
         mem::take(&mut self.outgoing)
     }
 

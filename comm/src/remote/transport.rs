@@ -12,8 +12,8 @@ use crate::Error;
 /// Carries messages to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
 /// were sent. No call waits for another rank.
 pub(crate) trait Transport: Debug + Send {
-    /// Begins to send a message, and keeps it until that is done.
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError>;
+    /// Begins to send a message to these ranks, and keeps it until that is done. If it fails for one, the others get it all the same.
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError>;
 
     /// From now on `waker` is called after something has come, if the transport can; by default it cannot, and is polled.
     fn wake_by(&mut self, _waker: Waker) -> Arrivals {
@@ -34,7 +34,7 @@ pub(crate) trait Transport: Debug + Send {
         Ok(Vec::new())
     }
 
-    /// How the ranks learn that a process is gone.
+    /// How the ranks learn that a process is gone. A transport that reports it sends all messages through the process of rank 0.
     fn losses(&self) -> Losses {
         Losses::Seen
     }

@@ -10,11 +10,26 @@ const FAN_OUT: usize = 32;
 pub(super) struct Tree {
     rank: usize,
     size: usize,
+    fan_out: usize,
 }
 
 impl Tree {
     pub(super) fn new(rank: Rank, size: usize) -> Self {
-        Self { rank: rank.index(), size }
+        Self { rank: rank.index(), size, fan_out: FAN_OUT }
+    }
+
+    /// A tree in which all other ranks send to rank 0: where its process sends on all messages anyway.
+    pub(super) fn flat(rank: Rank, size: usize) -> Self {
+        Self { fan_out: usize::MAX, ..Self::new(rank, size) }
+    }
+
+    pub(super) fn rank(self) -> Rank {
+        Rank::new(self.rank)
+    }
+
+    /// The place of another rank.
+    fn of(self, rank: Rank) -> Self {
+        Self { rank: rank.index(), ..self }
     }
 
     /// The number of ranks.
@@ -29,24 +44,29 @@ impl Tree {
 
     /// The rank to which this one sends; the root has none.
     pub(super) fn parent(self) -> Option<Rank> {
-        Some(Rank::new(self.rank.checked_sub(1)? / FAN_OUT))
+        Some(Rank::new(self.rank.checked_sub(1)? / self.fan_out))
     }
 
     /// The ranks that send to this one.
     pub(super) fn children(self) -> impl Iterator<Item = Rank> {
-        let first = FAN_OUT.saturating_mul(self.rank).saturating_add(1);
-        (first..self.size.min(first.saturating_add(FAN_OUT))).map(Rank::new)
+        let first = self.fan_out.saturating_mul(self.rank).saturating_add(1);
+        (first..self.size.min(first.saturating_add(self.fan_out))).map(Rank::new)
     }
 
     /// The number of ranks whose contributions this one sends on: its own, and those of all below it.
     pub(super) fn subtree(self) -> usize {
-        let below: usize = self.children().map(|child| Self::new(child, self.size).subtree()).sum();
+        let below: usize = self.children().map(|child| self.of(child).subtree()).sum();
         1 + below
+    }
+
+    /// Whether a rank sends to this one.
+    pub(super) fn is_child(self, rank: Rank) -> bool {
+        rank.index() < self.size && self.of(rank).parent() == Some(self.rank())
     }
 
     /// `rank`, and those above it.
     pub(super) fn path(self, rank: Rank) -> impl Iterator<Item = Rank> {
-        std::iter::successors(Some(rank), move |rank| Self::new(*rank, self.size).parent())
+        std::iter::successors(Some(rank), move |rank| self.of(*rank).parent())
     }
 
     /// Whether `rank` is `root`, or below it.
@@ -61,18 +81,23 @@ mod tests {
 
     #[test]
     fn every_rank_is_the_child_of_its_parent_and_of_no_other() {
-        for size in [1, 2, 33, 34, 256, 1_100] {
-            let of = |rank| Tree::new(Rank::new(rank), size);
+        let sizes = [1, 2, 33, 34, 256, 1_100];
+        for (size, tree) in sizes
+            .into_iter()
+            .flat_map(|size| [(size, Tree::new as fn(_, _) -> _), (size, Tree::flat)])
+        {
+            let of = |rank| tree(Rank::new(rank), size);
             let mut children: Vec<_> = (0..size).flat_map(|rank| of(rank).children()).collect();
             children.sort_unstable();
             assert_eq!(children, (1..size).map(Rank::new).collect::<Vec<_>>());
             let is_a_child = |rank| {
                 let parent = of(rank).parent().expect("it is not the root");
-                of(parent.index()).children().any(|child| child.index() == rank)
+                let parent = of(parent.index());
+                parent.is_child(Rank::new(rank)) && parent.children().any(|it| it.index() == rank)
             };
             assert!((1..size).all(is_a_child));
             assert_eq!(of(0).subtree(), size);
-            assert!(of(0).parent().is_none());
+            assert!(of(0).parent().is_none() && !of(0).is_child(Rank::new(size)));
         }
     }
 

@@ -47,12 +47,13 @@ impl Wires {
 }
 
 impl Transport for Wires {
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
-        // A rank that has left receives nothing any more.
-        let End { sender, waker } = &self.to[to.index()];
-        let _ = sender.send((self.rank, message.bytes().to_vec()));
-        if let Some(waker) = waker.get() {
-            waker();
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
+        for End { sender, waker } in to.iter().map(|to| &self.to[to.index()]) {
+            // A rank that has left receives nothing any more.
+            let _ = sender.send((self.rank, message.bytes().to_vec()));
+            if let Some(waker) = waker.get() {
+                waker();
+            }
         }
         Ok(())
     }

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp::Unused;
 use hsdp::mpi::Job;
-use hsdp::testing::{Fault, FaultKind};
-use hsdp::{CommError, Error, Optimizer, Rank, Sgd, SgdOptions, Stage, UnitId, WorldOptions};
+use hsdp::{
+    CommError, Error, Optimizer, Rank, Sgd, SgdOptions, Stage, UnitId, Unused, WorldOptions,
+};
 use hsdp_comm::{Error as GroupError, Mismatch};
 use hsdp_kernels::Wire;
 use hsdp_kernels::cuda::DeviceBuffer;

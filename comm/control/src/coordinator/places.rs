@@ -1,17 +1,16 @@
 //! The coordinator's record of each rank.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
-use crate::Member;
-use crate::wire::Standing;
+use crate::{Member, State};
 
 /// A rank that a process has, or had.
 #[derive(Debug)]
 struct Place {
     member: Member,
-    standing: Standing,
+    state: State,
     heard: Instant,
 }
 
@@ -25,9 +24,8 @@ impl Places {
     }
 
     pub(super) fn take(&mut self, member: Member, now: Instant) {
-        let rank = member.rank();
-        let place = Place { member, standing: Standing::Alive, heard: now };
-        self.0[rank.index()] = Some(place);
+        let rank = member.rank;
+        self.0[rank.index()] = Some(Place { member, state: State::Alive, heard: now });
     }
 
     pub(super) fn free(&mut self, rank: Rank) {
@@ -41,23 +39,22 @@ impl Places {
 
     /// Ranks that no process has, or had.
     pub(super) fn missing(&self) -> Vec<Rank> {
-        (0..self.0.len()).map(Rank::new).filter(|rank| self.0[rank.index()].is_none()).collect()
+        (0..self.0.len()).map(Rank::new).filter(|rank| self.holder(*rank).is_none()).collect()
     }
 
-    /// The ranks that are alive or suspected.
+    /// The ranks that are alive.
     pub(super) fn there(&self) -> Vec<Rank> {
-        self.which(Place::is_there)
+        self.heard(|_| true)
     }
 
     pub(super) fn is_there(&self, rank: Rank) -> bool {
-        self.0.get(rank.index()).and_then(Option::as_ref).is_some_and(Place::is_there)
+        let place = self.0.get(rank.index()).and_then(Option::as_ref);
+        place.is_some_and(|place| place.state == State::Alive)
     }
 
-    /// Notes that a message of the member has arrived. Returns whether it had been suspected.
-    pub(super) fn hear(&mut self, rank: Rank, now: Instant) -> bool {
-        let Some(place) = &mut self.0[rank.index()] else { return false };
-        place.heard = now;
-        std::mem::replace(&mut place.standing, Standing::Alive) == Standing::Suspect
+    /// Notes that a message of the member has arrived.
+    pub(super) fn hear(&mut self, rank: Rank, now: Instant) {
+        self.0[rank.index()].iter_mut().for_each(|place| place.heard = now);
     }
 
     /// Lets the silence of all members count from now on.
@@ -65,36 +62,13 @@ impl Places {
         self.0.iter_mut().flatten().for_each(|place| place.heard = now);
     }
 
-    pub(super) fn set(&mut self, rank: Rank, standing: Standing) {
-        if let Some(place) = &mut self.0[rank.index()] {
-            place.standing = standing;
-        }
+    pub(super) fn set(&mut self, rank: Rank, state: State) {
+        self.0[rank.index()].iter_mut().for_each(|place| place.state = state.clone());
     }
 
-    /// The ranks that are alive or suspected and have been silent for longer than `most`.
-    pub(super) fn silent(&self, most: Duration, now: Instant) -> Vec<Rank> {
-        self.which(|place| place.is_there() && place.silence(now) > most)
-    }
-
-    /// Marks the alive ranks that have been silent for longer than `most` as suspected, and returns them.
-    pub(super) fn suspect(&mut self, most: Duration, now: Instant) -> Vec<Rank> {
-        let is_new = |place: &Place| place.standing == Standing::Alive && place.silence(now) > most;
-        let new = self.which(is_new);
-        new.iter().for_each(|&rank| self.set(rank, Standing::Suspect));
-        new
-    }
-
-    fn which(&self, is: impl Fn(&Place) -> bool) -> Vec<Rank> {
-        self.0.iter().flatten().filter(|place| is(place)).map(|place| place.member.rank()).collect()
-    }
-}
-
-impl Place {
-    fn is_there(&self) -> bool {
-        matches!(self.standing, Standing::Alive | Standing::Suspect)
-    }
-
-    fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
+    /// The ranks that are alive and have been heard at a time for which `is` holds.
+    pub(super) fn heard(&self, is: impl Fn(Instant) -> bool) -> Vec<Rank> {
+        let alive = self.0.iter().flatten().filter(|place| place.state == State::Alive);
+        alive.filter(|place| is(place.heard)).map(|place| place.member.rank).collect()
     }
 }

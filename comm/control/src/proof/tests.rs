@@ -62,17 +62,21 @@ fn a_proof_holds_for_what_was_said_and_for_nothing_else() {
 fn a_mac_is_taken_once_and_in_its_turn() {
     let transcript = Transcript::new(&hello(), &[4; TAG]);
     let mut member = transcript.macs(&secret(), &MEMBER);
-    let first = member.sign(b"first".to_vec());
-    let second = member.sign(b"second".to_vec());
+    let first = member.sign(b"first".to_vec(), Body::default());
+    let body = Body::from(Bytes::from_static(b"a body"));
+    let second = member.sign(b"second".to_vec(), body.clone());
 
     let mut received = transcript.macs(&secret(), &MEMBER);
     assert!(received.verify(second.clone()).is_none(), "out of turn");
-    assert_eq!(received.verify(first.clone()).expect("in turn"), "first");
+    assert_eq!(received.verify(first.clone()).expect("in turn").0, "first");
     assert!(received.verify(first).is_none(), "a second time");
     let changed = Authenticated { message: Bytes::from_static(b"seconD"), ..second.clone() };
     assert!(received.verify(changed).is_none());
-    assert_eq!(received.verify(second.clone()).expect("in turn"), "second");
+    let changed = Authenticated { body: Bytes::from_static(b"a bodY"), ..second.clone() };
+    assert!(received.verify(changed).is_none());
+    let (message, with) = received.verify(second.clone()).expect("in turn");
+    assert_eq!((&*message, with), (&b"second"[..], body));
     let mut other = transcript.macs(&secret(), &COORDINATOR);
-    let _ = other.sign(Vec::new());
+    let _ = other.sign(Vec::new(), Body::default());
     assert!(other.verify(second).is_none(), "sent back");
 }

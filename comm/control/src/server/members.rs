@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::mpsc;
 
 use super::accept::Connection;
-use crate::Options;
 use crate::coordinator::Coordinator;
 use crate::limits::most_waiting;
-use crate::wire::{Failure, FromCoordinator, FromMember, Hello, Loss};
+use crate::wire::{FromCoordinator, FromMember, Hello, Loss};
+use crate::{ControlError, Options};
 
 /// The words for a member that is lost because it does not read.
 pub(crate) const UNREAD: &str = "it does not read its messages";
@@ -50,7 +50,7 @@ impl Members {
         &self,
         hello: &Hello,
         connection: &Connection,
-    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), Failure> {
+    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), ControlError> {
         self.with(|state| {
             let rank = state.coordinator.arrive(hello, connection.from, Instant::now())?;
             connection.authenticated();

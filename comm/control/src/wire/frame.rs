@@ -3,7 +3,6 @@
 use prost::bytes::Bytes;
 
 use super::{Challenge, Hello, Malformed, Proof, Refusal, tag};
-use crate::limits::MOST_FRAME;
 
 /// One message of the stream.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -33,14 +32,17 @@ pub enum Kind {
     Authenticated(Authenticated),
 }
 
-/// A message with its MAC.
+/// A message with its body, if it has one, and its MAC.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Authenticated {
     /// The message, encoded.
     #[prost(bytes = "bytes", tag = "1")]
     pub message: Bytes,
-    /// The MAC of the message and of its number in this direction.
+    /// The bytes for another member.
     #[prost(bytes = "bytes", tag = "2")]
+    pub body: Bytes,
+    /// The MAC of the message, of its number in this direction, and of the body's digest.
+    #[prost(bytes = "bytes", tag = "3")]
     pub mac: Bytes,
 }
 
@@ -56,12 +58,7 @@ impl Frame {
             Kind::Challenge(challenge) => challenge.check()?,
             Kind::Proof(Proof { proof }) => tag(proof, "a proof of the wrong length")?,
             Kind::Refusal(refusal) => refusal.check()?,
-            Kind::Authenticated(signed) => {
-                tag(&signed.mac, "a MAC of the wrong length")?;
-                if signed.message.len() > MOST_FRAME {
-                    return Err(Malformed("a message that is too long"));
-                }
-            }
+            Kind::Authenticated(signed) => tag(&signed.mac, "a MAC of the wrong length")?,
         }
         Ok(kind)
     }

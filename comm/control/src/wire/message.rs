@@ -1,13 +1,20 @@
 //! The authenticated messages between members and their coordinator.
 
-use prost::Message as _;
-use prost::bytes::Bytes;
+use std::time::Duration;
 
-use super::{Failure, Malformed, rank, string};
-use crate::limits::MOST_MESSAGE;
+use hsdp_sharding::Rank;
+use prost::bytes::Bytes;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{Malformed, TAG};
+use crate::deadlines::MOST;
+use crate::limits::{MOST_MESSAGE, MOST_STRING};
+use crate::{ControlError, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
-pub trait Message: Sized {
+pub trait Message: Serialize + DeserializeOwned {
     /// A message failed authentication.
     const FORGED: &str;
     /// The connection has ended.
@@ -15,141 +22,112 @@ pub trait Message: Sized {
     /// The message is authentic, and out of bounds.
     const INVALID: &str;
 
-    /// Encodes the message.
-    fn write(self) -> Vec<u8>;
+    /// The body, in a message that has one.
+    fn body(&mut self) -> Option<&mut Body>;
 
-    /// Decodes a message, and checks it against its bounds.
+    /// Checks the content against bounds that its type does not have.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    fn check(&self) -> Result<(), Malformed>;
+
+    /// Encodes the message, without its body.
+    fn write(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("numbers, texts and lists are written into memory")
+    }
+
+    /// Decodes a message with its body, and checks it against its bounds.
     ///
     /// # Errors
     /// [`Malformed`] if it is unknown or out of bounds.
-    fn read(bytes: &[u8]) -> Result<Self, Malformed>;
+    fn read(bytes: &[u8], body: Body) -> Result<Self, Malformed> {
+        let (mut message, rest): (Self, _) = postcard::take_from_bytes(bytes)
+            .map_err(|_| Malformed("bytes that cannot be decoded"))?;
+        if !rest.is_empty() {
+            return Err(Malformed("bytes after the message"));
+        }
+        match message.body() {
+            Some(_) if body.bytes.len() > MOST_MESSAGE => {
+                return Err(Malformed("a message of more than 64 KiB"));
+            }
+            Some(place) => *place = body,
+            None if !body.bytes.is_empty() => return Err(Malformed("a body in a message of none")),
+            None => {}
+        }
+        message.check().map(|()| message)
+    }
+}
+
+/// The bytes of a message between members, and their digest. The digest is computed once, for the MACs of all receivers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// Their SHA-256.
+    pub(crate) digest: [u8; TAG],
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        let digest = Sha256::digest(&bytes).into();
+        Self { bytes, digest }
+    }
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Bytes::new().into()
+    }
 }
 
 /// A message of a member.
-#[derive(Clone, PartialEq, prost::Oneof)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMember {
     /// A heartbeat.
-    #[prost(message, tag = "1")]
-    Beat(()),
+    Beat,
     /// The member leaves.
-    #[prost(message, tag = "2")]
-    Goodbye(()),
-    /// A message for another member.
-    #[prost(message, tag = "3")]
-    Pass(Pass),
+    Goodbye,
+    /// A message for other members, in the order of ranks, with a number for each of them.
+    Pass(Vec<(Rank, u32)>, #[serde(skip)] Body),
     /// The member ends its connection because of an error of this kind.
-    #[prost(enumeration = "Loss", tag = "4")]
-    Quit(i32),
-}
-
-/// A message of one member to another.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Pass {
-    /// From a member to the coordinator: the receiver. From the coordinator to a member: the sender.
-    #[prost(uint32, tag = "1")]
-    pub rank: u32,
-    /// The message.
-    #[prost(bytes = "bytes", tag = "2")]
-    pub payload: Bytes,
+    Quit(Loss),
 }
 
 /// A message of the coordinator.
-#[derive(Clone, PartialEq, prost::Oneof)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromCoordinator {
     /// A heartbeat.
-    #[prost(message, tag = "1")]
-    Beat(()),
+    Beat,
     /// All ranks have joined.
-    #[prost(message, tag = "2")]
-    Welcome(Welcome),
+    Welcome {
+        /// The time between two heartbeats of all members.
+        beat: Duration,
+        /// The number of heartbeats that a member may miss before it is lost.
+        lost: u32,
+    },
     /// The rendezvous has failed, or the receiver cannot join.
-    #[prost(message, tag = "3")]
-    Failed(Failure),
+    Failed(ControlError),
     /// The state of a member has changed.
-    #[prost(message, tag = "4")]
-    Changed(Changed),
-    /// A message of another member.
-    #[prost(message, tag = "5")]
-    Passed(Pass),
+    Changed(Rank, State),
+    /// A message of another member, with the number for this one.
+    Passed((Rank, u32), #[serde(skip)] Body),
     /// The answer to a goodbye.
-    #[prost(message, tag = "6")]
-    Farewell(()),
+    Farewell,
     /// The receiver is lost, for this reason: it is no longer a member.
-    #[prost(string, tag = "7")]
-    Ended(String),
-}
-
-/// The intervals that hold for all members.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub struct Welcome {
-    /// Milliseconds between two heartbeats.
-    #[prost(uint32, tag = "1")]
-    pub beat: u32,
-    /// The number of heartbeats that a member may miss before it is suspected.
-    #[prost(uint32, tag = "2")]
-    pub suspect: u32,
-    /// The number of heartbeats that a member may miss before it is lost.
-    #[prost(uint32, tag = "3")]
-    pub lost: u32,
-}
-
-/// The state of a member has changed.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Changed {
-    /// The member.
-    #[prost(uint32, tag = "1")]
-    pub rank: u32,
-    /// Its new state.
-    #[prost(enumeration = "Standing", tag = "2")]
-    pub standing: i32,
-    /// The reason, if it is lost.
-    #[prost(string, tag = "3")]
-    pub why: String,
-    /// The kind of that reason.
-    #[prost(enumeration = "Loss", tag = "4")]
-    pub loss: i32,
+    Ended(#[serde(deserialize_with = "short")] String),
 }
 
 /// The kind of reason for which a member is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Loss {
     /// Its connection ended before it left. Its process may be gone, or the connection was cut.
-    Ended = 0,
+    Ended,
     /// Nothing arrived from it, or nothing was delivered to it, for too long. Its process may be stopped, or the network cut.
-    Silent = 1,
+    Silent,
     /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
-    Forged = 2,
+    Forged,
     /// It has sent, or was sent, an authenticated message that does not follow the protocol.
-    Invalid = 3,
-}
-
-/// The state of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub enum Standing {
-    /// Its heartbeats arrive.
-    Alive = 0,
-    /// It has missed heartbeats.
-    Suspect = 1,
-    /// It has left.
-    Finished = 2,
-    /// It is lost.
-    Lost = 3,
-}
-
-/// A message of a member, as it is encoded.
-#[derive(Clone, PartialEq, prost::Message)]
-struct MemberMessage {
-    #[prost(oneof = "FromMember", tags = "1, 2, 3, 4")]
-    message: Option<FromMember>,
-}
-
-/// A message of the coordinator, as it is encoded.
-#[derive(Clone, PartialEq, prost::Message)]
-struct CoordinatorMessage {
-    #[prost(oneof = "FromCoordinator", tags = "1, 2, 3, 4, 5, 6, 7")]
-    message: Option<FromCoordinator>,
+    Invalid,
 }
 
 impl Message for FromMember {
@@ -157,19 +135,17 @@ impl Message for FromMember {
     const ENDED: &str = "its connection ended before it left";
     const INVALID: &str = "it sent a message that no member sends";
 
-    fn write(self) -> Vec<u8> {
-        MemberMessage { message: Some(self) }.encode_to_vec()
+    fn body(&mut self) -> Option<&mut Body> {
+        if let Self::Pass(_, body) = self { Some(body) } else { None }
     }
 
-    fn read(bytes: &[u8]) -> Result<Self, Malformed> {
-        let MemberMessage { message } = decoded(bytes)?;
-        let message = message.ok_or(EMPTY)?;
-        match &message {
-            Self::Beat(()) | Self::Goodbye(()) => Ok(()),
-            Self::Pass(pass) => pass.check(),
-            Self::Quit(loss) => known(*loss),
-        }?;
-        Ok(message)
+    fn check(&self) -> Result<(), Malformed> {
+        match self {
+            Self::Pass(to, _) if !to.is_sorted_by(|one, next| one.0 < next.0) => {
+                Err(Malformed("receivers that are not in order"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -178,68 +154,37 @@ impl Message for FromCoordinator {
     const ENDED: &str = "its connection ended";
     const INVALID: &str = "it got a message that no coordinator sends";
 
-    fn write(self) -> Vec<u8> {
-        CoordinatorMessage { message: Some(self) }.encode_to_vec()
+    fn body(&mut self) -> Option<&mut Body> {
+        if let Self::Passed(_, body) = self { Some(body) } else { None }
     }
 
-    fn read(bytes: &[u8]) -> Result<Self, Malformed> {
-        let CoordinatorMessage { message } = decoded(bytes)?;
-        let message = message.ok_or(EMPTY)?;
-        match &message {
-            Self::Beat(()) | Self::Farewell(()) => Ok(()),
-            Self::Welcome(welcome) => welcome.check(),
-            Self::Failed(failure) => failure.error().map(drop),
-            Self::Changed(changed) => changed.check(),
-            Self::Passed(pass) => pass.check(),
-            Self::Ended(why) => string(why, "a reason that is too long"),
-        }?;
-        Ok(message)
+    fn check(&self) -> Result<(), Malformed> {
+        match self {
+            Self::Welcome { beat: Duration::ZERO, .. } => {
+                Err(Malformed("no time between heartbeats"))
+            }
+            Self::Welcome { beat, lost } if beat.saturating_mul(*lost) > MOST => {
+                Err(Malformed("an interval that is too long"))
+            }
+            _ => Ok(()),
+        }
     }
-}
-
-const EMPTY: Malformed = Malformed("an empty message");
-
-fn decoded<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Malformed> {
-    M::decode(bytes).map_err(|_| Malformed("bytes that cannot be decoded"))
-}
-
-fn known(loss: i32) -> Result<(), Malformed> {
-    Loss::try_from(loss).map(drop).map_err(|_| Malformed("an unknown kind of loss"))
 }
 
 impl FromCoordinator {
     /// Whether it is the last message of a connection.
     pub(crate) fn is_last(&self) -> bool {
-        matches!(self, Self::Failed(_) | Self::Farewell(()) | Self::Ended(_))
+        matches!(self, Self::Failed(_) | Self::Farewell | Self::Ended(_))
     }
 }
 
-impl Pass {
-    fn check(&self) -> Result<(), Malformed> {
-        rank(self.rank)?;
-        if self.payload.len() <= MOST_MESSAGE {
-            Ok(())
-        } else {
-            Err(Malformed("a message of more than 64 KiB"))
-        }
-    }
-}
-
-impl Welcome {
-    fn check(&self) -> Result<(), Malformed> {
-        match self {
-            Self { beat: 0, .. } => Err(Malformed("no time between heartbeats")),
-            Self { suspect: 0..=1_000_000, lost: 0..=1_000_000, .. } => Ok(()),
-            _ => Err(Malformed("an interval that is too long")),
-        }
-    }
-}
-
-impl Changed {
-    fn check(&self) -> Result<(), Malformed> {
-        rank(self.rank)?;
-        Standing::try_from(self.standing).map_err(|_| Malformed("an unknown state"))?;
-        known(self.loss)?;
-        string(&self.why, "a reason that is too long")
-    }
+/// Decodes a text, and refuses one that is too long.
+pub(crate) fn short<'a, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'a> + AsRef<str>,
+    D: Deserializer<'a>,
+{
+    let text = T::deserialize(from)?;
+    let is_short = text.as_ref().len() <= MOST_STRING;
+    is_short.then_some(text).ok_or_else(|| D::Error::custom("a text that is too long"))
 }

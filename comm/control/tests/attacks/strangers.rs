@@ -116,7 +116,7 @@ fn one_challenge_serves_one_handshake() {
 
 #[test]
 fn who_says_something_else_is_refused() {
-    let forged = Authenticated { message: Bytes::new(), mac: Bytes::from_static(&[0; 32]) };
+    let forged = Authenticated { mac: Bytes::from_static(&[0; 32]), ..Authenticated::default() };
     let proof = Proof { proof: Bytes::from_static(&[0; 32]) };
     let cases = [
         (Kind::Authenticated(forged), "not a hello"),

@@ -64,7 +64,8 @@ fn a_broken_connection_is_told_as_ended_while_messages_flow() {
         let (started, mut under_way) = (Instant::now(), 0);
         while near.status().lost().is_empty() && started.elapsed() < LONG {
             while under_way < near.most_passed() {
-                near.pass(Rank::new(1), vec![0; 100]).expect("it is passed on, or dropped");
+                near.pass(&[(Rank::new(1), 0)], vec![0; 100].into())
+                    .expect("it is passed on, or dropped");
                 under_way += 1;
             }
             while far.take_passed().is_some() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hsdp_control::{ControlError, Loss, Rank, State};
+use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
 
 use crate::exchange::{Exchange, wait_for};
 use crate::way::{Direction, Way};
@@ -25,7 +25,8 @@ fn both_sides_of_a_cut_get_an_error_with_a_name() {
     let expected =
         format!("rank 1 is cut off: nothing from the coordinator at {} for 1.05s", way.address);
     assert_eq!(said, Some(expected.clone()));
-    let refused = far.pass(Rank::new(0), Vec::new()).expect_err("it is cut off").to_string();
+    let refused =
+        far.pass(&[(Rank::new(0), 0)], Bytes::new()).expect_err("it is cut off").to_string();
     assert_eq!(refused, expected, "nobody goes on alone");
     let status = wait_for(near, LONG, |status| !status.lost().is_empty());
     let lost = State::Lost { loss: Loss::Silent, why: "silent for 1.05s".into() };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use hsdp_control::{Membership, Rank, State, Status};
+use hsdp_control::{Membership, Passed, Rank, State, Status};
 
 /// The longest time for which a round waits.
 const LONG: Duration = Duration::from_secs(30);
@@ -22,16 +22,14 @@ impl<'a> Exchange<'a> {
 
     /// Sends a value to all members. Returns the values of all, by rank; or the reason why they do not all come.
     pub(crate) fn round(&mut self, value: &[u8]) -> Result<Vec<Vec<u8>>, String> {
-        let ranks = (0..self.member.size()).map(Rank::new);
-        for rank in ranks {
-            self.member.pass(rank, value.to_vec()).map_err(|error| error.to_string())?;
-        }
+        let all: Vec<_> = (0..self.member.size()).map(|rank| (Rank::new(rank), 0)).collect();
+        self.member.pass(&all, value.to_vec().into()).map_err(|error| error.to_string())?;
         let started = Instant::now();
         loop {
             // Before the messages: those of a member that is not there any more have come then.
             let status = self.member.status();
-            while let Some((from, value)) = self.member.take_passed() {
-                self.came[from.index()].push_back(value);
+            while let Some(Passed { from, message, .. }) = self.member.take_passed() {
+                self.came[from.index()].push_back(message.into());
             }
             if self.came.iter().all(|values| !values.is_empty()) {
                 return Ok(self.came.iter_mut().filter_map(VecDeque::pop_front).collect());
@@ -39,9 +37,8 @@ impl<'a> Exchange<'a> {
             if let Some(error) = status.ended() {
                 return Err(error.to_string());
             }
-            let is_there = |state: &State| matches!(state, State::Alive | State::Suspect);
             let mut states = self.came.iter().zip(status.states());
-            if states.any(|(values, state)| values.is_empty() && !is_there(state)) {
+            if states.any(|(values, state)| values.is_empty() && *state != State::Alive) {
                 let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
                 let (lost, finished): (Vec<u32>, Vec<u32>) =
                     (numbers(status.lost()), numbers(status.finished()));
@@ -82,8 +79,8 @@ fn pause(time: Duration) {
 /// Checks that two members get each other's messages.
 #[allow(dead_code)]
 pub(crate) fn in_one_world(one: &Membership, other: &Membership) {
-    one.pass(other.rank(), b"to the other".to_vec()).expect("it is passed");
-    other.pass(one.rank(), b"to the one".to_vec()).expect("it is passed");
+    one.pass(&[(other.rank(), 3)], b"to the other".as_slice().into()).expect("it is passed");
+    other.pass(&[(one.rank(), 4)], b"to the one".as_slice().into()).expect("it is passed");
     let started = Instant::now();
     let take = |member: &Membership| loop {
         if let Some(message) = member.take_passed() {
@@ -92,6 +89,8 @@ pub(crate) fn in_one_world(one: &Membership, other: &Membership) {
         assert!(started.elapsed() < LONG, "no message has come");
         std::thread::yield_now();
     };
-    assert_eq!(take(other), (one.rank(), b"to the other".to_vec()));
-    assert_eq!(take(one), (other.rank(), b"to the one".to_vec()));
+    let message = b"to the other".as_slice().into();
+    assert_eq!(take(other), Passed { from: one.rank(), number: 3, message });
+    let message = b"to the one".as_slice().into();
+    assert_eq!(take(one), Passed { from: other.rank(), number: 4, message });
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_control::{MOST_MESSAGE, Membership, Rank};
+use hsdp_control::{MOST_MESSAGE, Membership, Passed, Rank};
 
 use crate::exchange::{Exchange, wait_for};
 use crate::world::{World, each, quick};
@@ -45,22 +45,54 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
     let members = world.join();
     let most = members[0].most_passed();
     for number in 0..most {
-        members[0].pass(Rank::new(2), number.to_le_bytes().to_vec()).expect("it is passed");
+        members[0]
+            .pass(&[(Rank::new(2), 0)], number.to_le_bytes().to_vec().into())
+            .expect("it is passed");
     }
-    members[1].pass(Rank::new(2), vec![7; MOST_MESSAGE]).expect("it is passed");
-    let too_long =
-        members[1].pass(Rank::new(2), vec![7; MOST_MESSAGE + 1]).map_err(|it| it.to_string());
+    members[1].pass(&[(Rank::new(2), 0)], vec![7; MOST_MESSAGE].into()).expect("it is passed");
+    let too_long = members[1]
+        .pass(&[(Rank::new(2), 0)], vec![7; MOST_MESSAGE + 1].into())
+        .map_err(|it| it.to_string());
     assert_eq!(too_long, Err("the message has 65537 bytes, at most 65536 are allowed".to_owned()));
     let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
     while came[0].len() < most || came[1].is_empty() {
         assert!(Instant::now() < until, "{} have come", came[0].len());
-        let Some((from, message)) = members[2].take_passed() else { continue };
+        let Some(Passed { from, message, .. }) = members[2].take_passed() else { continue };
         came[from.index()].push(message);
     }
     let expected: Vec<_> = (0..most).map(|number| number.to_le_bytes().to_vec()).collect();
     assert_eq!(came[0], expected);
     assert_eq!(came[1], [vec![7; MOST_MESSAGE]]);
     assert_eq!((members[0].take_passed(), members[1].take_passed()), (None, None));
+}
+
+#[test]
+fn one_message_to_many_has_a_number_for_each() {
+    let world = World::of(3, quick());
+    let members = world.join();
+    let to: Vec<_> = (0..3).map(|rank| (Rank::new(rank), u32::MAX - 7 * rank as u32)).collect();
+    members[1].pass(&to, b"to all".as_slice().into()).expect("it is passed");
+    let until = Instant::now() + Duration::from_secs(10);
+    for (member, (_, number)) in members.iter().zip(to) {
+        let taken = loop {
+            assert!(Instant::now() < until, "nothing has come");
+            let Some(taken) = member.take_passed() else { continue };
+            break taken;
+        };
+        let message = b"to all".as_slice().into();
+        assert_eq!(taken, Passed { from: Rank::new(1), number, message });
+    }
+}
+
+#[test]
+fn who_passes_one_message_to_a_rank_twice_is_lost() {
+    let world = World::of(2, quick());
+    let members = world.join();
+    let twice = [(Rank::new(1), 0); 2];
+    members[0].pass(&twice, b"twice".as_slice().into()).expect("it is on its way");
+    let status = wait_for(&members[1], Duration::from_secs(5), |status| !status.lost().is_empty());
+    assert_eq!(status.lost(), [Rank::new(0)]);
+    assert_eq!(members[1].take_passed(), None);
 }
 
 #[test]
@@ -75,7 +107,7 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
         while came < 4 * most {
             assert!(Instant::now() < until, "{came} have come");
             while sent < 4 * most && sent < came + most {
-                one.pass(other, vec![1; MOST_MESSAGE]).expect("it is passed");
+                one.pass(&[(other, 0)], vec![1; MOST_MESSAGE].into()).expect("it is passed");
                 sent += 1;
             }
             came += usize::from(one.take_passed().is_some());
@@ -87,7 +119,7 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
 fn who_passes_something_to_nobody_is_lost() {
     let world = World::of(2, quick());
     let members = world.join();
-    members[0].pass(Rank::new(2), b"for nobody".to_vec()).expect("it is on its way");
+    members[0].pass(&[(Rank::new(2), 0)], b"for nobody".to_vec().into()).expect("it is on its way");
     let status = wait_for(&members[1], Duration::from_secs(5), |status| !status.lost().is_empty());
     assert_eq!(status.lost(), [Rank::new(0)]);
 }

@@ -99,9 +99,9 @@ fn a_second_claimant_is_refused_at_once_and_the_first_stays() {
     for refusal in refused {
         let refusal = refusal.expect_err("refused");
         let ControlError::DuplicateRank { first, second } = &refusal else { panic!("{refusal}") };
-        assert_eq!((first.rank(), second.rank()), (Rank::new(0), Rank::new(0)));
-        assert_ne!(first.from(), second.from());
-        assert_eq!(first.pid(), std::process::id());
+        assert_eq!((first.rank, second.rank), (Rank::new(0), Rank::new(0)));
+        assert_ne!(first.from, second.from);
+        assert_eq!(first.pid, std::process::id());
         assert!(refusal.to_string().contains("is refused: rank 0 (process "), "{refusal}");
     }
 }

@@ -13,7 +13,7 @@ use hsdp_control::{
 /// A time that no test here needs.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Deadlines for tests: 100 ms between heartbeats, suspected after 350 ms, lost after 1.05 s.
+/// Deadlines for tests: 100 ms between heartbeats, lost after 1.05 s.
 pub(crate) fn quick() -> Deadlines {
     Deadlines {
         rendezvous: Duration::from_secs(2),

@@ -4,8 +4,8 @@
 //! For any bytes the worst outcome is an error. A message that is accepted is within its bounds, and is the same when it
 //! is written and read again.
 
-use hsdp_control::MOST_MESSAGE;
-use hsdp_control::wire::{Frame, FromCoordinator, FromMember, Kind, Message, TAG};
+use hsdp_control::wire::{Body, Frame, FromCoordinator, FromMember, Kind, Message, TAG};
+use hsdp_control::{Bytes, MOST_MESSAGE, State};
 use prost::Message as _;
 
 /// A frame, as a process without the secret may send it.
@@ -33,32 +33,36 @@ pub(crate) fn frame(input: &[u8]) {
 
 /// A member's message, after the check of its MAC.
 pub(crate) fn member(input: &[u8]) {
-    match read_twice(input) {
-        Some(FromMember::Pass(pass)) => assert!(pass.payload.len() <= MOST_MESSAGE),
-        Some(FromMember::Beat(()) | FromMember::Goodbye(()) | FromMember::Quit(_)) | None => {}
+    if let Some(FromMember::Pass(to, body)) = read_twice(input) {
+        assert!(to.is_sorted() && to.len() <= input.len() && body == Body::default());
     }
 }
 
 /// A message of the coordinator, after the check of its MAC.
 pub(crate) fn coordinator(input: &[u8]) {
     match read_twice(input) {
-        Some(FromCoordinator::Failed(failure)) => {
-            let error = failure.error().expect("it was within its bounds");
-            assert!(!error.to_string().is_empty());
-        }
-        Some(FromCoordinator::Passed(pass)) => assert!(pass.payload.len() <= MOST_MESSAGE),
-        Some(FromCoordinator::Changed(changed)) => is_short(&[&changed.why]),
+        Some(FromCoordinator::Failed(error)) => assert!(!error.to_string().is_empty()),
+        Some(FromCoordinator::Changed(_, State::Lost { why, .. })) => is_short(&[&why]),
         Some(FromCoordinator::Ended(why)) => is_short(&[&why]),
         _ => {}
     }
 }
 
-/// The message, if it is one; it is the same when it is written and read again.
+/// The message, if it is one; it is the same when it is written and read again. It takes a body only if it has one, and no longer one than
+/// members may send.
 fn read_twice<M: Message + Clone + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
-    let message = M::read(input).ok()?;
-    assert_eq!(M::read(&message.clone().write()).expect("it was written"), message);
+    let mut message = M::read(input, Body::default()).ok()?;
+    let again = M::read(&message.write(), Body::default());
+    assert_eq!(again.expect("it was written"), message);
+    let has_body = message.body().is_some();
+    for (len, fits) in [(1, has_body), (MOST_MESSAGE, has_body), (MOST_MESSAGE + 1, false)] {
+        let body = Bytes::from_static(&LONG[..len]).into();
+        assert_eq!(M::read(input, body).is_ok(), fits, "a body of {len} bytes");
+    }
     Some(message)
 }
+
+static LONG: [u8; MOST_MESSAGE + 1] = [7; MOST_MESSAGE + 1];
 
 fn is_short(texts: &[&str]) {
     assert!(texts.iter().all(|text| text.len() <= 256));

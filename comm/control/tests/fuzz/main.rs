@@ -4,7 +4,7 @@
 mod corpus;
 mod inputs;
 
-use hsdp_control::wire::{Frame, FromCoordinator, FromMember, Message as _};
+use hsdp_control::wire::{Body, Frame, FromCoordinator, FromMember, Message as _};
 use prost::Message as _;
 
 #[test]
@@ -25,9 +25,9 @@ fn a_coordinators_message_that_may_be_anything_is_read_or_refused() {
 #[test]
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let frame = |input: &[u8]| Frame::decode(input).is_ok_and(|frame| frame.checked().is_ok());
-    assert_eq!(corpus::taken("frame", frame), (7, 16));
-    let member = |input: &[u8]| FromMember::read(input).is_ok();
-    assert_eq!(corpus::taken("member", member), (6, 10));
-    let coordinator = |input: &[u8]| FromCoordinator::read(input).is_ok();
-    assert_eq!(corpus::taken("coordinator", coordinator), (11, 23));
+    assert_eq!(corpus::taken("frame", frame), (8, 18));
+    let member = |input: &[u8]| FromMember::read(input, Body::default()).is_ok();
+    assert_eq!(corpus::taken("member", member), (7, 15));
+    let coordinator = |input: &[u8]| FromCoordinator::read(input, Body::default()).is_ok();
+    assert_eq!(corpus::taken("coordinator", coordinator), (11, 33));
 }

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let trials = trials![
         living::processes_come_together_and_part,
         living::a_killed_member_is_lost,
-        living::row_4_a_stopped_member_is_suspected_and_comes_back,
+        living::row_4_a_stopped_member_comes_back,
         living::a_secret_of_a_file_serves,
         living::what_is_wrong_is_one_line_and_exit_2,
         coming::row_7_a_second_claimant_is_refused_and_the_others_go_on,

@@ -28,9 +28,9 @@ impl Endpoint {
                 Turned::Relays | Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
-            let is_quiet = arrivals == Arrivals::Announced && nap >= NAPS[0];
+            let is_called = arrivals == Arrivals::Announced;
             match turned {
-                Turned::Awaits | Turned::Idle if is_quiet => self.sleep_until_called(),
+                Turned::Awaits | Turned::Idle if is_called => self.sleep_until_called(),
                 _ => {
                     nap = nap.min(longest);
                     self.sleep(nap);

@@ -30,7 +30,7 @@ struct Silent {
 }
 
 impl Transport for Silent {
-    fn send(&mut self, _: Rank, _: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, _: &[Rank], _: &Arc<Message>) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -269,7 +269,7 @@ struct Stopped {
 }
 
 impl Transport for Stopped {
-    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
         self.other.send(to, message)
     }
 

@@ -6,7 +6,7 @@ use crate::{Counts, Descriptor, Tag};
 const KEY: ExchangeKey = ExchangeKey { epoch: 0, number: 0 };
 
 fn relay(rank: usize, size: usize) -> Relay {
-    Relay::new(Rank::new(rank), size)
+    Relay::new(Tree::new(Rank::new(rank), size))
 }
 
 /// The message of any rank of so many to the exchange of this number.

@@ -38,7 +38,7 @@ struct Members {
     told: Told,
     open: BTreeSet<usize>,
     welcome: BTreeSet<usize>,
-    failure: Option<Failure>,
+    failure: Option<ControlError>,
     /// The messages that members have sent to members that are there.
     sent: Vec<(usize, u32)>,
 }
@@ -53,9 +53,9 @@ impl Members {
         match event {
             Event::Arrive(rank) => self.arrive(rank, 7),
             Event::ArriveDiffering(rank) => self.arrive(rank, 8),
-            Event::Beat(rank) => self.says(rank, FromMember::Beat(())),
+            Event::Beat(rank) => self.says(rank, FromMember::Beat),
             Event::Send(rank, to) => self.sends(rank, to),
-            Event::Goodbye(rank) => self.says(rank, FromMember::Goodbye(())),
+            Event::Goodbye(rank) => self.says(rank, FromMember::Goodbye),
             Event::Gone(rank) if self.open.contains(&rank) => {
                 self.told.coordinator.gone(Rank::new(rank), Loss::Ended, "gone");
             }
@@ -97,7 +97,8 @@ impl Members {
             if self.open.contains(&(to as usize)) {
                 self.sent.push((rank, to));
             }
-            self.told.hear(rank, FromMember::Pass(Pass { rank: to, ..Pass::default() }));
+            self.told
+                .hear(rank, FromMember::Pass(vec![(Rank::new(to as usize), 0)], Body::default()));
         }
     }
 
@@ -105,16 +106,18 @@ impl Members {
         for (to, message) in self.told.messages() {
             assert!(self.open.contains(&to), "{message:?} for {to}, whose connection is over");
             match &message {
-                FromCoordinator::Welcome(_) => assert!(self.welcome.insert(to), "welcome twice"),
+                FromCoordinator::Welcome { .. } => {
+                    assert!(self.welcome.insert(to), "welcome twice")
+                }
                 FromCoordinator::Failed(failure) => {
                     assert!(self.welcome.is_empty(), "a world that has begun");
                     let first = self.failure.get_or_insert_with(|| failure.clone());
                     assert_eq!(first, failure, "all are told alike");
                 }
-                FromCoordinator::Passed(pass) => {
+                FromCoordinator::Passed((from, _), _) => {
                     let first = self.sent.iter().position(|(_, receiver)| *receiver as usize == to);
                     let (sender, _) = self.sent.remove(first.expect("somebody has sent it"));
-                    assert_eq!(pass.rank as usize, sender, "in the order of arrival");
+                    assert_eq!(from.index(), sender, "in the order of arrival");
                 }
                 _ => {}
             }

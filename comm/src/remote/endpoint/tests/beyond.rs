@@ -6,7 +6,7 @@ use super::*;
 fn send_garbled(wire: &mut dyn Transport, to: &[usize]) {
     let message = Message::write(&Arc::default(), (Kind::Hello, 0), b"no hello", 0);
     let message = Arc::new(message.expect("memory"));
-    to.iter().for_each(|to| wire.send(Rank::new(*to), &message).expect("a wire"));
+    to.iter().for_each(|to| wire.send(&[Rank::new(*to)], &message).expect("a wire"));
 }
 
 #[test]
