@@ -7,13 +7,10 @@
 //! complete, for [`Pending`](crate::Pending), when it is issued; what it writes carries the moment from which it can be read
 //! (`CUDA.md` of the kernels), and nobody waits on the host.
 //!
-//! In reading order: `units` (what is called), `gather`, `reduce`, `all_reduce` (what is issued), `outcome` (what members
-//! get).
+//! In reading order: `units` (the calls), `member` (what a member brings and gets), `work` (what is issued).
 
-mod all_reduce;
-mod gather;
-mod outcome;
-mod reduce;
+mod member;
 mod units;
+mod work;
 
 pub use self::units::{DeviceAccumulator, DeviceReduced};

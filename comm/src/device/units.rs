@@ -7,14 +7,10 @@ use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
 use hsdp_sharding::{DType, UnitLayout};
 
-use super::all_reduce::{AllReduce, AllReduceContribution};
-use super::gather::{Gather, GatherContribution};
-use super::outcome::{OnDevice, Part};
-use super::reduce::{Reduce, ReduceContribution};
-use crate::call::Call;
-use crate::call::{Described, Issuing};
+use super::member::{Brought, Gradients, Issued, Member, Place};
+use super::work::Issue;
+use crate::call::{Call, Described, Issuing};
 use crate::engine::Record;
-use crate::execute::{Assemble, Work};
 use crate::pattern::Pattern;
 use crate::rolling::called;
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
@@ -76,10 +72,10 @@ impl Group {
         if full.dtype() != dtype {
             return Err(self.bad_dtype(op, full.dtype(), "not the dtype of the shard"));
         }
-        let part = self.part(op, tag, shard.device())?;
+        let place = self.place(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let contribution = GatherContribution { layout, shard, full, part };
-        self.issue_on_device(call, contribution, Gather::new)
+        let brought = Brought::Gather { layout, shard };
+        self.issue_on_device(call, Member { place, brought, output: full, packed: None })
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -99,22 +95,22 @@ impl Group {
         accumulator: DeviceAccumulator,
     ) -> Result<Pending<DeviceReduced>, Error> {
         let op = Op::ReduceScatter;
-        let Contribution { gradients, scaling } = contribution;
+        let Contribution { gradients: values, scaling } = contribution;
         let part_len = layout.trainable().shard_len;
         self.check_layout(op, &layout)?;
         self.check_len(op, "the partial", accumulator.partial.len(), part_len)?;
         self.check_is_f32(op, &accumulator.partial)?;
-        self.check_gradients(&layout, &gradients)?;
-        let (scaling, round) = (self.effective(scaling), tag.microbatch);
-        let wire = scaling.wire.dtype();
-        let part = self.part(op, tag, accumulator.partial.device())?;
+        self.check_gradients(&layout, &values)?;
+        let (scaling, microbatch) = (self.effective(scaling), tag.microbatch);
+        let place = self.place(op, tag, accumulator.partial.device())?;
         let call = Call::new(op, tag)
-            .of(wire, layout.trainable().len)
+            .of(scaling.wire.dtype(), layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let contribution =
-            ReduceContribution { layout, gradients, accumulator, part, packed: None };
-        self.issue_on_device(call, contribution, move |all| Reduce::new(all, scaling, round))
+        let DeviceAccumulator { partial: output, fold, noted } = accumulator;
+        let brought =
+            Brought::Reduce(Gradients { layout, values, scaling, fold, noted, microbatch });
+        self.issue_on_device(call, Member { place, brought, output, packed: None })
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -134,73 +130,59 @@ impl Group {
         self.check_is_f32(op, &values)?;
         let scaling = self.effective(scaling);
         let wire = scaling.wire.dtype();
-        let part = self.part(op, tag, values.device())?;
+        let place = self.place(op, tag, values.device())?;
         let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
-        let work = move |all| AllReduce::new(all, scaling);
-        self.issue_on_device(call, AllReduceContribution { values, part }, work)
+        let brought = Brought::AllReduce(scaling);
+        self.issue_on_device(call, Member { place, brought, output: values, packed: None })
     }
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at once, by NCCL.
-    fn issue_on_device<D, W, O>(
-        &self,
-        call: Call,
-        contribution: D,
-        assemble: impl Assemble<D, W>,
-    ) -> Result<Pending<O>, Error>
+    fn issue_on_device<O>(&self, call: Call, member: Member) -> Result<Pending<O>, Error>
     where
-        D: OnDevice,
-        W: Work<Output = D::Output>,
-        O: TryFrom<D::Output>,
-        Error: From<O::Error>,
+        O: TryFrom<Issued, Error = Error>,
     {
-        let mut contribution = contribution;
         let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
-        if is_apart && contribution.part().link.is_none() {
+        if is_apart && member.place.link.is_none() {
             // A world that is over has no communicators any more.
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
         }
-        self.issue_by(call, contribution, assemble, |member, described, brought| {
-            let (entry, Record { ledger, flight, .. }) = (member.entry, &*self.handle().record);
+        self.issue_by(call, member, Issue::new, |at, described, (own, _)| {
+            let (entry, Record { ledger, flight, .. }) = (at.entry, &*self.handle().record);
             let meant = described.meant();
-            let received = Pattern::of(meant, &member.site.ranks, member.site.slot).received();
+            let received = Pattern::of(meant, &at.site.ranks, at.site.slot).received();
             if let Some(endpoint) = self.handle().endpoint() {
                 endpoint.note(&described.told);
             }
-            match O::try_from(self.issue_at_once(entry, &described, brought)) {
+            match O::try_from(self.issue_at_once(entry, &described, own)) {
                 Ok(output) => {
                     ledger.received(meant.channel, meant.op, received);
                     Ok(Pending::ready(output))
                 }
                 Err(error) => {
                     flight.settle(entry, FlightState::Failed);
-                    Err(error.into())
+                    Err(error)
                 }
             }
         })
     }
 
     /// Issues this rank's part of an operation by NCCL.
-    fn issue_at_once<D: OnDevice, W: Work<Output = D::Output>>(
-        &self,
-        entry: EntryNumber,
-        described: &Described,
-        (mut own, assemble): (D, impl Assemble<D, W>),
-    ) -> D::Output {
-        let (told, called) = (Arc::clone(&described.told), called(D::FUNCTION, own.layout()));
-        let issuing = Issuing { told, called, entry };
-        own.part().link.iter_mut().for_each(|link| link.issuing = Some(issuing.clone()));
-        let work = assemble(vec![own]).expect("one member agrees with itself");
+    fn issue_at_once(&self, entry: EntryNumber, described: &Described, mut own: Member) -> Issued {
+        let called = called(own.function(), own.layout().map(|layout| &**layout));
+        let issuing = Issuing { told: Arc::clone(&described.told), called, entry };
+        own.place.link.iter_mut().for_each(|link| link.issuing = Some(issuing.clone()));
+        let work = Issue::new(vec![own]).expect("one member agrees with itself");
         self.run_alone(described.meant(), work)
     }
 
-    /// Who this member is, and its stream.
-    fn part(&self, op: Op, tag: Tag, device: &Device) -> Result<Part, Error> {
+    /// The place of this member, and its stream.
+    fn place(&self, op: Op, tag: Tag, device: &Device) -> Result<Place, Error> {
         let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
         let link = if self.size() > 1 { handle.link(self.id(), step) } else { None };
-        Ok(Part { rank, step, stream, link })
+        Ok(Place { rank, step, stream, link })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {

@@ -19,12 +19,12 @@ use crate::{AbortReason, Descriptor, Error, GroupId, sync};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Compared {
     Report(Report),
-    /// Ranks differ in calls of NCCL: the first difference is to be found.
-    Differ,
     Question(Question),
     /// The answer to the question of this number.
     State(u64, RankState),
     Verdict(Verdict),
+    /// Ranks differ in calls of NCCL: the first difference is to be found.
+    Differ,
 }
 
 /// An alarm of a rank that waits.

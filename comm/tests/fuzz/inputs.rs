@@ -50,6 +50,11 @@ pub(crate) fn left(input: &[u8]) {
     header(Kind::Left, input);
 }
 
+/// The calls of NCCL of a rank in an epoch that is over.
+pub(crate) fn drain(input: &[u8]) {
+    header(Kind::Drain, input);
+}
+
 /// How a step or the world ended.
 pub(crate) fn end(input: &[u8]) {
     header(Kind::Stop, input);

@@ -33,6 +33,11 @@ fn a_last_state_that_may_be_anything_is_read_or_refused() {
 }
 
 #[test]
+fn calls_of_nccl_that_may_be_anything_are_read_or_refused() {
+    corpus::run("drain", inputs::drain);
+}
+
+#[test]
 fn an_end_that_may_be_anything_is_read_or_refused() {
     corpus::run("end", inputs::end);
 }
@@ -51,6 +56,7 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     assert_eq!(corpus::taken("data", said(Kind::Data)), (7, 21));
     assert_eq!(corpus::taken("compare", said(Kind::Compare)), (9, 17));
     assert_eq!(corpus::taken("left", said(Kind::Left)), (5, 14));
+    assert_eq!(corpus::taken("drain", said(Kind::Drain)), (5, 11));
     assert_eq!(corpus::taken("end", said(Kind::End)), (14, 21));
     assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));
 }

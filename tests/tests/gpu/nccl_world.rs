@@ -129,6 +129,29 @@ fn what_nccl_carries_is_what_ranks_read_of_each_other() {
     }
 }
 
+/// A unit of which all ranks have nothing is gathered and reduced like any other.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn operations_without_elements_are_done_at_once() {
+    let unit = Unit::new("frozen").param(Param::new("table", [64]).frozen());
+    let frozen = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
+    let run = |connect: fn(&World) -> Result<(), Error>| {
+        world(4, |world| {
+            connect(&world).expect("connected");
+            let [_, reduce, all_reduce] = groups(&world).expect("groups");
+            let partial = reduced(&reduce, &frozen, (&|_| 1.0, Wire::BF16)).expect("reduced");
+            let none = on_device(&[]);
+            let sum = all_reduce.all_reduce_scaled_on_device(tag(), none, Scaling::on(Wire::F16));
+            let sum = sum.and_then(|pending| pending.wait()).expect("reduced");
+            let after = three_collectives(&world).expect("no rank fails");
+            (partial, read(&sum), after)
+        })
+    };
+    let (by_nccl, directly) = (run(connected), run(|_| Ok(())));
+    assert_eq!(by_nccl, directly);
+    assert!(by_nccl.iter().all(|(partial, sum, _)| partial.is_empty() && sum.is_empty()));
+}
+
 /// In bf16, 256 + 1 is 256 again: who adds in f32 and rounds no sum gets 259.
 #[test]
 #[ignore = "needs a CUDA device"]

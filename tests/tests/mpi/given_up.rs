@@ -407,6 +407,10 @@ impl Process {
         self.step(OPERATIONS, Reads::AtTheEnd)?;
         for point in 0..OPERATIONS {
             self.gives_up(point, Reads::AtTheEnd)?;
+            // A call of no elements is counted, too.
+            if !self.read(&self.sum(&self.groups[2], 0, Wire::F32)?)?.is_empty() {
+                return Err("elements of a sum of none".into());
+            }
             let word = self.world.operations_word(&self.groups.each_ref());
             let all = self.world.world_group(Channel::User).all_gather(tag(), word.to_vec())?;
             let words = all.wait()?;

@@ -12,6 +12,7 @@ mod inputs;
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| match env::var("HSDP_FUZZ").as_deref() {
     Ok("compare") => inputs::compare,
     Ok("data") => inputs::data,
+    Ok("drain") => inputs::drain,
     Ok("end") => inputs::end,
     Ok("exchange") => inputs::exchange,
     Ok("hello") => inputs::hello,

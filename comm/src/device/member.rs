@@ -1,0 +1,191 @@
+//! A member of an operation on devices: what it brings and gets, and its own part of the arithmetic.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Noted, Notes, Stream};
+use hsdp_kernels::{Fold, GradientValues, Scaling};
+use hsdp_sharding::{DType, Rank, UnitLayout};
+
+use super::units::DeviceReduced;
+use crate::execute::Buffers;
+use crate::nccl::Link;
+use crate::pattern::Pattern;
+use crate::{Error, Op};
+
+/// The contribution of a member.
+pub(crate) struct Member {
+    pub(super) place: Place,
+    pub(super) brought: Brought,
+    /// The whole unit of a gather, the partial of a reduction, or the elements of an all-reduce.
+    pub(super) output: DeviceBuffer,
+    /// The elements for the wire, or the error of packing them.
+    pub(super) packed: Option<Result<DeviceBuffer, CudaError>>,
+}
+
+/// A member's rank and step, and its ways to its device and to the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(super) rank: Rank,
+    pub(super) step: u64,
+    pub(super) stream: Arc<Stream>,
+    /// Where the group goes by NCCL.
+    pub(super) link: Option<Link>,
+}
+
+/// What a member brings, by operation.
+pub(super) enum Brought {
+    Gather { layout: Arc<UnitLayout>, shard: Arc<DeviceBuffer> },
+    Reduce(Gradients),
+    AllReduce(Scaling),
+}
+
+/// The gradients of a unit, in one microbatch.
+pub(super) struct Gradients {
+    pub(super) layout: Arc<UnitLayout>,
+    pub(super) values: Vec<Option<Arc<dyn GradientValues>>>,
+    pub(super) scaling: Scaling,
+    pub(super) fold: Fold,
+    pub(super) noted: Noted,
+    pub(super) microbatch: usize,
+}
+
+/// The buffer and the notes that a member gets, or the reason that there are none.
+pub(crate) struct Issued(pub(super) Result<(DeviceBuffer, Option<Noted>), Error>);
+
+impl TryFrom<Issued> for DeviceBuffer {
+    type Error = Error;
+
+    fn try_from(issued: Issued) -> Result<Self, Error> {
+        issued.0.map(|(buffer, _)| buffer)
+    }
+}
+
+impl TryFrom<Issued> for DeviceReduced {
+    type Error = Error;
+
+    fn try_from(issued: Issued) -> Result<Self, Error> {
+        let (partial, noted) = issued.0?;
+        Ok(Self { partial, noted: noted.expect("a reduction has notes") })
+    }
+}
+
+impl Buffers for Member {
+    type Output = Issued;
+
+    fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
+        match &mut self.brought {
+            Brought::Reduce(gradients) => &mut gradients.values,
+            _ => &mut [],
+        }
+    }
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Issued {
+        Issued(Ok(self.into_output()))
+    }
+}
+
+impl Member {
+    pub(super) fn op(&self) -> Op {
+        match self.brought {
+            Brought::Gather { .. } => Op::AllGather,
+            Brought::Reduce(_) => Op::ReduceScatter,
+            Brought::AllReduce(_) => Op::AllReduce,
+        }
+    }
+
+    /// The number of the called function: descriptors alone do not tell all of them apart.
+    pub(super) fn function(&self) -> u8 {
+        match self.brought {
+            Brought::Gather { .. } => 9,
+            Brought::Reduce(_) => 10,
+            Brought::AllReduce(_) => 11,
+        }
+    }
+
+    /// The layout of the unit that was passed.
+    pub(super) fn layout(&self) -> Option<&Arc<UnitLayout>> {
+        match &self.brought {
+            Brought::Gather { layout, .. } => Some(layout),
+            Brought::Reduce(gradients) => Some(&gradients.layout),
+            Brought::AllReduce(_) => None,
+        }
+    }
+
+    pub(super) fn into_output(self) -> (DeviceBuffer, Option<Noted>) {
+        match self.brought {
+            Brought::Reduce(gradients) => (self.output, Some(gradients.noted)),
+            _ => (self.output, None),
+        }
+    }
+
+    /// Elements on this member's device.
+    pub(super) fn room(
+        &self,
+        dtype: DType,
+        len: usize,
+        what: &'static str,
+    ) -> Result<DeviceBuffer, CudaError> {
+        DeviceBuffer::new(self.place.stream.device(), dtype, len, what)
+    }
+
+    /// Packs the elements for the wire, on the member's stream.
+    pub(super) fn pack(&mut self) {
+        let stream = Arc::clone(&self.place.stream);
+        let packed = match &mut self.brought {
+            Brought::Gather { .. } => return,
+            Brought::Reduce(gradients) => gradients.packed(&stream),
+            Brought::AllReduce(scaling) => rounded(&stream, &self.output, *scaling),
+        };
+        self.packed = Some(packed);
+    }
+
+    /// Sums a range of what members have packed into the output.
+    pub(super) fn sum(
+        &mut self,
+        wires: &[&DeviceBuffer],
+        range: Range<usize>,
+    ) -> Result<(), CudaError> {
+        let (stream, output) = (&self.place.stream, &mut self.output);
+        match &mut self.brought {
+            Brought::Gather { .. } => Ok(()),
+            Brought::Reduce(Gradients { scaling, fold, noted, microbatch, .. }) => {
+                let notes = Some(Notes { noted, round: *microbatch });
+                stream.sum(output, (wires, range), (scaling.post, *fold), notes)
+            }
+            Brought::AllReduce(scaling) => {
+                stream.sum(output, (wires, range), (scaling.post, Fold::Replace), None)
+            }
+        }
+    }
+
+    /// The error that says that this member's part failed.
+    pub(super) fn failed(&self, error: CudaError) -> Error {
+        let Place { rank, step, .. } = self.place;
+        Error::Device { op: self.op(), rank, step, error }
+    }
+}
+
+impl Gradients {
+    fn packed(&mut self, stream: &Stream) -> Result<DeviceBuffer, CudaError> {
+        let (wire, len) = (self.scaling.wire.dtype(), self.layout.trainable().len);
+        let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
+        let there = self.layout.params().iter().zip(&self.values);
+        let gradients: Vec<_> =
+            there.map(|(slot, gradient)| (slot.start, gradient.as_deref())).collect();
+        let notes = Notes { noted: &mut self.noted, round: self.microbatch };
+        stream.pack_gradients(&mut flat, &gradients, self.scaling.pre, Some(notes))?;
+        Ok(flat)
+    }
+}
+
+fn rounded(
+    stream: &Stream,
+    values: &DeviceBuffer,
+    scaling: Scaling,
+) -> Result<DeviceBuffer, CudaError> {
+    let (device, wire) = (stream.device(), scaling.wire.dtype());
+    let mut rounded = DeviceBuffer::new(device, wire, values.len(), "partials on the wire")?;
+    stream.narrow(&mut rounded, values, scaling.pre)?;
+    Ok(rounded)
+}
