@@ -218,6 +218,10 @@ impl RankHandle {
         }
     }
 
+    pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
+        Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
+    }
+
     /// Gives up the step that this rank makes in `epoch`.
     pub(crate) fn abort_step(&self, epoch: u64, failure: StepFailure) {
         // A rank that has left says nothing any more: the others were told that it has left.
@@ -263,10 +267,6 @@ impl RankHandle {
             }
         }
         self.record.epoch()
-    }
-
-    pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
-        Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
     }
 
     /// Its link to the other members of a group on devices, if the group goes by NCCL.

@@ -33,7 +33,7 @@ pub struct RankFailure {
 /// in rank order.
 ///
 /// A rank that panics ends the world: as soon as the panic's hook has run, the others get
-/// [`Error::WorldAborted`] with its message. They get no separate error for the step that the panic aborts. A rank that
+/// [`Error::WorldAborted`](crate::Error::WorldAborted) with its message. They get no separate error for the step that the panic aborts. A rank that
 /// returns while others wait for it has left, and ends the world, too.
 ///
 /// If the world ended early and [`WorldOptions::flight_dir`] is set, each rank writes its flight record there, when its

@@ -67,9 +67,7 @@ impl<T> Pending<T> {
             State::Issued { ticket, .. } => ticket.is_settled(),
         }
     }
-}
 
-impl<T> Pending<T> {
     /// The member's output is made of the output of the work, an `O`.
     pub(crate) fn issued<O: 'static>(ticket: Ticket) -> Self
     where
@@ -89,12 +87,10 @@ impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             State::Ready(_) => f.write_str("Pending(ready)"),
-            State::Issued { ticket, .. } => write!(
-                f,
-                "Pending({}, {})",
-                ticket.descriptor(),
-                if ticket.is_settled() { "settled" } else { "on its way" }
-            ),
+            State::Issued { ticket, .. } => {
+                let end = if ticket.is_settled() { "settled" } else { "on its way" };
+                write!(f, "Pending({}, {end})", ticket.descriptor())
+            }
         }
     }
 }
