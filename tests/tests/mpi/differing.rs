@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp::Unused;
 use hsdp::mpi::Job;
+use hsdp::testing::{Fault, FaultKind};
 use hsdp::{
     CommError, Error, Optimizer, Rank, Sgd, SgdOptions, Stage, UnitId, Unused, WorldOptions,
 };
