@@ -12,7 +12,7 @@ use crate::encoding::{self, at, size};
 use crate::rolling::RollingHash;
 use crate::{GroupId, Op};
 
-/// What a call of NCCL moves.
+/// The elements that a call of NCCL moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wire {
     /// Gathers, reduce-scatters and all-reduces.
@@ -173,7 +173,7 @@ pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
 }
 
 /// # Errors
-/// What is wrong with the bytes.
+/// The problem of the bytes.
 pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {
     let Encoded { epoch, counts, unfinished } = read(encoded)?;
     let counts = counts.into_iter().map(|(group, count)| (GroupId::from_hash(group), count));
