@@ -1,4 +1,4 @@
-//! What programs compare between ranks before they begin.
+//! The settings that programs compare between ranks before they begin.
 
 use hsdp_sharding::Rank;
 

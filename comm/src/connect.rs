@@ -127,7 +127,7 @@ impl World {
         if self.shares_memory() { self.deadline() / 2 } else { self.deadline().saturating_mul(2) }
     }
 
-    /// What each rank has as an id, by rank; an error on all ranks if one could not make its own.
+    /// The ids of all ranks, by rank; an error on all ranks if one could not make its own.
     fn exchange_ids(&self, own: Result<UniqueId, NcclError>) -> Result<Vec<UniqueId>, Error> {
         let words = own.as_ref().map_or([0; UniqueId::WORDS], UniqueId::words);
         self.agreed(own)?;
@@ -136,7 +136,7 @@ impl World {
         Ok(said.as_chunks().0.iter().map(UniqueId::of_words).collect())
     }
 
-    /// What this rank made, if all ranks made theirs; the error of the first that did not, as far as it is known here.
+    /// This rank's result, if all ranks have theirs; the error of the first that has none, as far as it is known here.
     fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
         let everybody = self.all_have(own.is_ok())?;
         match own {

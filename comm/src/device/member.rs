@@ -1,4 +1,4 @@
-//! A member of an operation on devices: what it brings and gets, and its own part of the arithmetic.
+//! A member of an operation on devices: its buffers, and its own part of the arithmetic.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ pub(crate) struct Place {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
-    /// Where the group goes by NCCL.
+    /// `None` where the group does not go by NCCL.
     pub(super) link: Option<Link>,
 }
 
-/// What a member brings, by operation.
+/// The elements that a member brings, by operation.
 pub(super) enum Brought {
     Gather { layout: Arc<UnitLayout>, shard: Arc<DeviceBuffer> },
     Reduce(Gradients),

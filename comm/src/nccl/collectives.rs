@@ -1,4 +1,4 @@
-//! What a communicator does with buffers of its device.
+//! The calls of a communicator on buffers of its device.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -160,7 +160,7 @@ impl Communicator {
     }
 }
 
-/// Why calls were not issued: whose it was, by its place among them.
+/// The reason that calls were not issued, and the place of the first that failed among them.
 pub(crate) struct NotIssued {
     pub(crate) slot: usize,
     pub(crate) error: Box<NcclError>,
@@ -173,12 +173,12 @@ impl From<CudaError> for NotIssued {
 }
 
 /// Issues the calls of several communicators of this process, each on its own stream, as one: none of them waits for the others before
-/// all are issued. Returns when they are on their streams. After an error nobody knows which are: the communicators are to be given up.
+/// all are issued. Returns when they are on their streams. After an error it is not known which are: the communicators are to be given up.
 ///
 /// # Errors
-/// What NCCL says of the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
+/// NCCL's answer for the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
 pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
-    // Who issues for one rank alone may have to wait for others who do.
+    // A thread that issues for one rank alone may have to wait for others that do.
     let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
     for Prepared { comm, wire, part, call } in calls {
@@ -208,7 +208,7 @@ pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
     })
 }
 
-/// What is known of a call, of what it answered and what its group did: an error rather than in progress, and that rather than success.
+/// The worse of a call's answer and its group's: an error rather than in progress, and that rather than success.
 fn worse(call: ncclResult_t, group: ncclResult_t) -> ncclResult_t {
     match (call, group) {
         (ncclResult_t::ncclSuccess, other) | (other, ncclResult_t::ncclSuccess) => other,
@@ -230,7 +230,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What NCCL says of all together.
+    /// NCCL's answer for all together.
     fn end(self) -> ncclResult_t {
         let Some(first) = self.0 else { return ncclResult_t::ncclSuccess };
         // SAFETY: NC-4, it was started on this thread.

@@ -1,4 +1,4 @@
-//! How a communicator is made and given up.
+//! A communicator, from its making to its end.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,7 +15,7 @@ use super::patience::Patience;
 use super::unique_id::UniqueId;
 use crate::error::nccl::texts;
 
-/// How long a waiting thread sleeps between two looks.
+/// The sleep of a waiting thread between two looks.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// A rank's handle of a communicator. One thread at a time can use it.
@@ -40,7 +40,7 @@ pub struct Communicator {
 #[derive(Clone, Copy)]
 struct Raw(ncclComm_t);
 
-/// Where NCCL writes a handle: from a thread of its own, which may come to that when nobody waits for it any more. So a place is
+/// A place for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for it any more. So a place is
 /// never given back; it is 8 bytes for each communicator that is made.
 struct Place(&'static AtomicPtr<ncclComm>);
 
@@ -53,7 +53,7 @@ impl Place {
         self.0.as_ptr()
     }
 
-    /// What was written so far.
+    /// The handle that was written so far.
     fn handle(&self) -> ncclComm_t {
         self.0.load(Ordering::Acquire)
     }
@@ -301,7 +301,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// What NCCL reports of what was issued.
+    /// NCCL's report of the calls that were issued.
     pub(super) fn health(&self) -> Result<(), NcclError> {
         self.state("watch").map(drop)
     }

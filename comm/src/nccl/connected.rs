@@ -77,7 +77,7 @@ struct Communicators {
     /// In an order that all ranks share: they are closed in it.
     groups: BTreeMap<GroupId, Member>,
     deadline: Duration,
-    /// Where the others are processes, which may need this one's part in what was issued.
+    /// `None` where all ranks are threads. Other processes may need this rank's part in what was issued.
     queue: Option<Arc<Queue>>,
 }
 
@@ -214,7 +214,7 @@ impl Connected {
         member.map_or_else(Vec::new, |member| member.ranks.clone())
     }
 
-    /// What NCCL reports of what was issued. A communicator on which a thread issues is left alone.
+    /// NCCL's report of the calls that were issued. A communicator on which a thread issues is left alone.
     pub(super) fn check(&self) -> Result<(), NcclError> {
         let members = self.known().unwrap_or_default();
         let comms = members.iter().filter_map(|(_, member)| member.comm.try_lock());
@@ -243,7 +243,7 @@ impl Connected {
         members.iter().for_each(|(_, member)| member.comm.lock().give_up());
     }
 
-    /// Gives all communicators up at once: the others will not come any more.
+    /// Gives all communicators up at once: the other ranks do not come any more. A thread that issues on one stops.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
         let Some(mut communicators) = self.held.lock().take() else { return };

@@ -1,4 +1,4 @@
-//! How the calls of a step that is given up come to their end. `NCCL.md`, "A step that is given up".
+//! The end of the calls of a step that is given up. `NCCL.md`, "A step that is given up".
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::remote::{Calls, DeviceCall, Endpoint, Wire};
 /// The drain of a rank that is under way.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// What this rank has told, and the peers that it has told it.
+    /// The calls that this rank has told, and the peers that it has told them.
     told: Option<(Calls, BTreeSet<Rank>)>,
 }
 
@@ -95,7 +95,7 @@ impl Drained<'_> {
         let (comm, stream) = (member.comm.lock(), self.stream);
         let Wire { op, dtype, count } = wire;
         let zeros = |len| zeros(stream, dtype, len);
-        // Without a number for it, there is no memory for it either.
+        // There is no memory for a length that has no number.
         let of = |scatters| if op == scatters { count.saturating_mul(comm.size()) } else { count };
         let input = match op {
             Op::AllReduce => None,

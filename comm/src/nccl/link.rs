@@ -22,7 +22,7 @@ pub(crate) struct Link {
     pub(super) comm: SharedCommunicator,
     pub(super) stream: Arc<Stream>,
     pub(super) access: Arc<Access>,
-    /// Where the others are processes.
+    /// `None` where all ranks are threads.
     pub(super) queue: Option<Arc<Queue>>,
     /// The operation that is issued by the calls that follow.
     pub(crate) issuing: Option<Issuing>,
@@ -54,9 +54,9 @@ impl Link {
             Ok(())
         });
         issued.map_err(|NotIssued { slot, error }| {
-            // Nobody knows how far the calls have come.
+            // It is not known how far the calls have come.
             held.iter_mut().for_each(|comm| comm.give_up());
-            // The end is waited for, and nobody waits for a communicator meanwhile.
+            // The end is waited for: no other thread is to wait for a communicator meanwhile.
             drop((held, turn));
             links[slot].end(op, *error)
         })

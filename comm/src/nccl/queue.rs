@@ -21,7 +21,7 @@ use hsdp_flight::{EntryNumber, FlightState};
 /// The most calls of a rank that are not done.
 const MOST: usize = 64;
 
-/// How long a rank that waits rests between two looks at its calls.
+/// The rest of a waiting rank between two looks at its calls.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// The calls of a rank.
@@ -264,7 +264,7 @@ struct Waiting<'a> {
     rank: Rank,
     /// The wait is over with this epoch.
     epoch: u64,
-    /// What cannot be issued meanwhile, or was issued last.
+    /// The operation that cannot be issued meanwhile, or that was issued last.
     descriptor: &'a Arc<Descriptor>,
 }
 

@@ -16,7 +16,7 @@ use crate::engine::{Alarm, Clock, Status};
 use crate::remote::Urgency;
 use crate::{AbortReason, Descriptor, GroupId};
 
-/// How long the watchdog rests between two looks.
+/// The watchdog's rest between two looks.
 const REST: Duration = Duration::from_millis(50);
 
 /// Starts the watchdog of a rank. It waits for the oldest call that is not done, and drains steps that are given up. Where NCCL reports an

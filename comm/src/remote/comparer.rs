@@ -75,7 +75,7 @@ pub(super) enum Action {
     End(Error),
 }
 
-/// How long answers are waited for: a rank that is frozen gives none.
+/// The longest wait for answers: a rank that is frozen gives none.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The time from one look to the next, but for a deadline: with reports and verdicts, no rank has more than ten messages a second.
@@ -157,7 +157,7 @@ impl Comparer {
             || !self.reports.is_empty()
     }
 
-    /// What is to be done now, with the ranks that are `there`.
+    /// The deeds that are due now, with the ranks that are `there`.
     pub(super) fn turn(&mut self, now: Instant, there: impl Fn() -> Vec<Rank>) -> Vec<Action> {
         if !self.is_busy() {
             return Vec::new();

@@ -11,7 +11,7 @@ use super::header::read;
 use crate::rolling::RollingHash;
 use crate::{GroupId, Op};
 
-/// What a call of NCCL moves.
+/// The elements that a call of NCCL moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Wire {
     /// Gathers, reduce-scatters and all-reduces.
@@ -154,7 +154,7 @@ pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
 }
 
 /// # Errors
-/// What is wrong with the bytes.
+/// The problem of the bytes.
 pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {
     let (epoch, calls) = read::<(u64, Calls)>(encoded)?;
     let is_known = |wire: &Wire| OPS.contains(&wire.op) && DTYPES.contains(&wire.dtype);

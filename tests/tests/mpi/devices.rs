@@ -34,7 +34,7 @@ pub(crate) const TRIALS: &[Named] = &[
 /// Of a machine with fewer: NCCL takes no two processes on one.
 const DEVICES: usize = 8;
 
-/// Why they cannot run here, if they cannot.
+/// The reason that they cannot run here, if there is one.
 pub(crate) fn lacks() -> Option<&'static str> {
     match Device::count() {
         Ok(_) if is_emulated() => None,

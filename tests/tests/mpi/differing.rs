@@ -135,7 +135,7 @@ enum Waits {
 fn differs(rank: &Process, kind: &Kind, waits: Waits) -> Outcome<()> {
     rank.connects()?;
     let (began, is_odd) = (Instant::now(), rank.world.rank().index() == 3);
-    // What a call says is said by the comparison, too.
+    // The comparison returns the error of a call, too.
     let _made = make(rank, kind.calls[usize::from(is_odd)], waits);
     let ended = rank.world.compare_operations(&rank.groups.each_ref());
     let took = began.elapsed();

@@ -13,7 +13,7 @@ use crate::remote::comparer::{Calls, Compared, GAP, Report, Urgency, Verdict, ro
 use crate::remote::progress;
 use crate::sync;
 
-/// How long a verdict is waited for.
+/// The longest wait for a verdict.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The waits of which this rank has sent a report.
