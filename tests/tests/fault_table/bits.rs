@@ -52,7 +52,8 @@ fn train_and_flip(world: World, flips: &dyn Fn()) -> Result<(), Error> {
 /// Warnings, comparisons and recordings, and faults of every kind that are armed for a step that never comes.
 pub(crate) fn everything_on() -> Happened {
     let valued = [FaultKind::Delay(Duration::from_secs(1)), FaultKind::NonFinite(f32::NAN)];
-    let kinds: Vec<FaultKind> = FaultKind::PLAIN.into_iter().map(|(kind, _)| kind).chain(valued).collect();
+    let kinds: Vec<FaultKind> =
+        FaultKind::PLAIN.into_iter().map(|(kind, _)| kind).chain(valued).collect();
     let armed =
         |rank| kinds.iter().map(move |kind| Fault::at(Rank::new(rank), 1000, Stage::Reduce, *kind));
     let quiet = Training::new();
