@@ -31,7 +31,7 @@ pub(crate) struct RankHandle {
     process: Process,
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
-    pub(crate) backend: Backend,
+    backend: Backend,
     /// The faults that a test injects into this rank.
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
@@ -51,7 +51,7 @@ pub(crate) struct RankHandle {
 
 /// The backend that serves the operations of a world.
 #[derive(Debug)]
-pub(crate) enum Backend {
+enum Backend {
     /// Operations meet in this process. Its ranks are threads, or messages stand in for the other ranks.
     Local {
         core: Arc<Access>,

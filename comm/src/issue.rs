@@ -14,7 +14,6 @@ use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
 
-use crate::handle::Backend;
 use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
 use crate::remote::Transmit;
@@ -91,28 +90,24 @@ impl Group {
         let (site, mut contribution) = (self.site_of(call.op)?, contribution);
         let (described, entry) = self.enter(&site, call, &mut contribution)?;
         let pattern = Pattern::of(described.meant(), &site.ranks, site.slot);
-        let Some(entry) = entry else {
-            return Ok(Pending::ready(contribution.imagined(&pattern).try_into()?));
-        };
+        let imagined = |it: D| Ok::<_, Error>(Pending::ready(it.imagined(&pattern).try_into()?));
+        let Some(entry) = entry else { return imagined(contribution) };
         if site.ranks.len() == 1 {
             let output = self.alone((&described.told, entry), contribution, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.told.op;
-        let pending = match &self.handle().backend {
-            Backend::Local { core, .. } => {
-                let member = Member { access: core, rank: self.rank(), site: &site, entry };
-                if core.endpoint().is_some() {
-                    depart(member, described, (contribution, assemble))?
-                } else {
-                    let called = (described.told, pattern);
-                    Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
-                }
+        let pending = if let Some(access) = self.handle().access() {
+            let member = Member { access, rank: self.rank(), site: &site, entry };
+            if access.endpoint().is_some() {
+                depart(member, described, (contribution, assemble))?
+            } else {
+                let called = (described.told, pattern);
+                Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
             }
-            Backend::Counting => {
-                self.count_alone(op, contribution.pattern(pattern).received(), entry);
-                Pending::ready(contribution.imagined(&pattern).try_into()?)
-            }
+        } else {
+            self.count_alone(op, contribution.pattern(pattern).received(), entry);
+            imagined(contribution)?
         };
         self.handle().record.ledger.call(site.channel, op);
         Ok(pending)
@@ -137,20 +132,17 @@ impl Group {
             return Ok(None);
         };
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
-        let ticket = match &self.handle().backend {
-            Backend::Local { core, .. } => {
-                let member = Member { access: core, rank: self.rank(), site: &site, entry };
-                Some(match core.endpoint().filter(|_| is_between_two) {
-                    None => core.submit(member, described.told, contribution, assemble)?,
-                    Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
-                })
-            }
-            Backend::Counting => {
-                let pattern = Pattern::of(described.meant(), &site.ranks, slot);
-                let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
-                self.count_alone(op, received, entry);
-                None
-            }
+        let ticket = if let Some(access) = self.handle().access() {
+            let member = Member { access, rank: self.rank(), site: &site, entry };
+            Some(match access.endpoint().filter(|_| is_between_two) {
+                None => access.submit(member, described.told, contribution, assemble)?,
+                Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
+            })
+        } else {
+            let pattern = Pattern::of(described.meant(), &site.ranks, slot);
+            let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
+            self.count_alone(op, received, entry);
+            None
         };
         if is_between_two {
             self.handle().record.ledger.call(site.channel, op);
@@ -208,12 +200,12 @@ impl Group {
 
     /// The barrier of a fault, for which no thread waits. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let Backend::Local { core, .. } = &self.handle().backend else { return Ok(()) };
+        let Some(access) = self.handle().access() else { return Ok(()) };
         let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
-        let member = Member { access: core, rank: self.rank(), site, entry };
+        let member = Member { access, rank: self.rank(), site, entry };
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));
-        match core.endpoint() {
-            None => core.submit(member, told, (), meet)?,
+        match access.endpoint() {
+            None => access.submit(member, told, (), meet)?,
             Some(endpoint) => {
                 Execution::begin(endpoint, member, Described { told, meant: None }, ())?
             }
