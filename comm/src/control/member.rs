@@ -47,10 +47,23 @@ const FAREWELL: Duration = Duration::from_secs(2);
 struct Mail {
     /// By rank.
     passages: Vec<Passage>,
+    /// The ranks to or from which something is under way.
+    busy: BTreeSet<Rank>,
     /// Messages that have come, by world: of one that is not made here yet, too.
     arrived: HashMap<u32, VecDeque<(Rank, Bytes)>>,
     /// The worlds that are over here: what comes of them is nobody's.
     over: BTreeSet<u32>,
+}
+
+impl Mail {
+    /// Notes whether something is under way to or from a rank.
+    fn note(&mut self, rank: Rank) {
+        if self.passages[rank.index()].is_quiet() {
+            self.busy.remove(&rank);
+        } else {
+            self.busy.insert(rank);
+        }
+    }
 }
 
 impl Member {
@@ -58,7 +71,8 @@ impl Member {
         let Joined { membership, server, .. } = joined;
         let passage = |_| Passage::new(membership.most_passed());
         let passages = (0..membership.size()).map(passage).collect();
-        let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
+        let (busy, over) = (BTreeSet::new(), BTreeSet::new());
+        let mail = Mail { passages, busy, arrived: HashMap::new(), over };
         let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
         let wakers = Arc::<Wakers>::default();
         let called = Arc::clone(&wakers);
@@ -122,6 +136,7 @@ impl Member {
             let next = |to: &Rank| Some((*to, mail.passages[to.index()].next()?));
             let mut all: Vec<_> = to.iter().filter_map(next).collect();
             if all.is_empty() {
+                to.iter().for_each(|to| mail.note(*to));
                 return Ok(());
             }
             all.sort_unstable_by_key(|(to, _)| *to);
@@ -171,7 +186,8 @@ impl Member {
 
     /// How many messages of a world are under way.
     pub(super) fn under_way(&self, world: u32) -> usize {
-        self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
+        let mail = self.mail.lock();
+        mail.busy.iter().map(|rank| mail.passages[rank.index()].under_way(world)).sum()
     }
 
     /// Has the process wait only briefly for the others when it ends.

@@ -120,6 +120,11 @@ impl Passage {
         sending + usize::from(self.coming.as_ref().is_some_and(|coming| coming.world == world))
     }
 
+    /// Whether no message is under way.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.sending.is_empty() && self.coming.is_none()
+    }
+
     /// The other takes nothing any more.
     pub(super) fn give_up(&mut self) {
         self.sending.clear();

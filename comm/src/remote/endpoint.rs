@@ -15,7 +15,6 @@ use std::io;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
@@ -75,8 +74,6 @@ pub(crate) struct Endpoint {
     reports: Mutex<Reports>,
     /// The calls of NCCL that other ranks made in epochs that are over.
     drains: Mutex<Drains>,
-    /// Whether the progress engine is to be woken for what comes: it sleeps, or is about to.
-    listens: AtomicBool,
     /// The group of all ranks on the control channel, whose small all-gathers are exchanges.
     exchanging: GroupId,
 }
@@ -113,7 +110,6 @@ impl Endpoint {
             ending: Mutex::default(),
             reports: Mutex::default(),
             drains: Mutex::default(),
-            listens: AtomicBool::new(false),
             exchanging: GroupId::of(&all, Channel::Control),
         });
         endpoint.introduce(asked, core.options());

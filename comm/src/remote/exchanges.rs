@@ -63,10 +63,11 @@ pub(super) struct Exchanges {
 }
 
 /// The contributions to an exchange that this rank knows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Attendance {
     own: bool,
-    others: BTreeSet<Rank>,
+    /// By rank.
+    others: Vec<bool>,
 }
 
 #[derive(Debug)]
@@ -91,8 +92,7 @@ impl Exchanges {
     pub(super) fn contribute(&mut self, key: ExchangeKey) {
         // What is left of epochs before the last one never completes.
         self.attendance.retain(|other, _| other.epoch.saturating_add(1) >= key.epoch);
-        self.attendance.entry(key).or_default().own = true;
-        self.forget_if_complete(key);
+        self.attend(key, |attendance| attendance.own = true);
     }
 
     /// Whether this rank has got all contributions to an exchange, and given its own.
@@ -110,15 +110,18 @@ impl Exchanges {
         self.held.get(&key).is_some_and(|held| held.ranks.contains(&rank))
     }
 
-    /// This rank has got the contribution of another: maybe before its own.
-    pub(super) fn got(&mut self, key: ExchangeKey, from: Rank) {
-        self.attendance.entry(key).or_default().others.insert(from);
-        self.forget_if_complete(key);
+    /// This rank has got the contributions of others: maybe before its own.
+    pub(super) fn got(&mut self, key: ExchangeKey, from: impl IntoIterator<Item = Rank>) {
+        self.attend(key, |it| from.into_iter().for_each(|rank| it.others[rank.index()] = true));
     }
 
-    fn forget_if_complete(&mut self, key: ExchangeKey) {
-        let all = self.tree.size() - 1;
-        if self.attendance.get(&key).is_some_and(|it| it.own && it.others.len() == all) {
+    /// Changes the attendance of an exchange, and forgets it if it is complete.
+    fn attend(&mut self, key: ExchangeKey, change: impl FnOnce(&mut Attendance)) {
+        let none = || Attendance { own: false, others: vec![false; self.tree.size()] };
+        let attendance = self.attendance.entry(key).or_insert_with(none);
+        change(attendance);
+        let others = attendance.others.iter().filter(|there| **there).count();
+        if attendance.own && others + 1 == self.tree.size() {
             self.attendance.remove(&key);
         }
     }
@@ -159,7 +162,7 @@ impl Exchanges {
     /// epoch: one that `is_out`.
     pub(super) fn owes(&self, is_out: impl Fn(Rank, u64) -> bool) -> bool {
         let comes = |(key, it): (&ExchangeKey, &Attendance)| {
-            let mut missing = self.tree.others().filter(|rank| !it.others.contains(rank));
+            let mut missing = self.tree.others().filter(|rank| !it.others[rank.index()]);
             it.own && !missing.any(|rank| is_out(rank, key.epoch))
         };
         let is_relay = self.tree.children().next().is_some();
@@ -245,11 +248,11 @@ mod tests {
     #[test]
     fn contributions_that_come_before_the_own_one_count() {
         let (mut exchanges, key) = (root(3), batch(4, &[]).key);
-        exchanges.got(key, Rank::new(1));
+        exchanges.got(key, [Rank::new(1)]);
         assert!(!owes(&exchanges), "this rank may never contribute");
         exchanges.contribute(key);
         assert!(owes(&exchanges));
-        exchanges.got(key, Rank::new(2));
+        exchanges.got(key, [Rank::new(2)]);
         assert!(!owes(&exchanges) && exchanges.attendance.is_empty());
     }
 
@@ -262,7 +265,7 @@ mod tests {
         let (mut exchanges, key) = (root(3), batch(4, &[]).key);
         exchanges.contribute(key);
         assert!(owes(&exchanges));
-        exchanges.got(key, Rank::new(1));
+        exchanges.got(key, [Rank::new(1)]);
         assert!(owes(&exchanges));
         assert!(!exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 0)), "one never comes");
         assert!(exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 1)), "it is in time");

@@ -184,9 +184,10 @@ impl Relay {
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
         let (own, mut encoded) = (self.rank, None);
-        for contribution in batch.contributions.iter().filter(|it| it.rank != own) {
+        let others = || batch.contributions.iter().filter(|it| it.rank != own);
+        self.exchanges.got(batch.key, others().map(|it| it.rank));
+        for contribution in others() {
             let from = contribution.rank;
-            self.exchanges.got(batch.key, from);
             self.received[from.index()] += 1;
             let message = message_in(contribution, &mut encoded);
             let message = message.and_then(|message| self.checked(batch.key, message));
@@ -292,11 +293,11 @@ fn message_in(
     encoded: &mut Option<(Arc<[u8]>, DataHeader)>,
 ) -> Result<DataMessage, String> {
     let Contribution { header, payload, .. } = contribution;
-    let data_header = match encoded {
-        Some((known, data_header)) if known == header => data_header.clone(),
-        _ => data_header_of(header)?,
-    };
-    *encoded = Some((Arc::clone(header), data_header.clone()));
+    let is_known = |(known, _): &(Arc<[u8]>, _)| Arc::ptr_eq(known, header) || known == header;
+    if !encoded.as_ref().is_some_and(is_known) {
+        *encoded = Some((Arc::clone(header), data_header_of(header)?));
+    }
+    let data_header = encoded.as_ref().map(|(_, read)| read.clone()).expect("it has just been set");
     Ok(DataMessage { data_header, round: 0, payload: payload.clone() })
 }
 

@@ -199,8 +199,13 @@ impl Wakefulness {
     /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
     /// Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
-        let has_own_core = core.has_a_core_for_each();
-        Self { moments: if has_own_core { MOMENTS } else { SHARED_MOMENTS } }
+        let moments = match core.has_a_core_for_each() {
+            true => MOMENTS,
+            // Messages come to another thread, which wakes this one.
+            false if core.endpoint().is_some() => SHARED_MOMENTS.min(1),
+            false => SHARED_MOMENTS,
+        };
+        Self { moments }
     }
 
     /// Passes a moment awake; `false` when it is time to sleep.

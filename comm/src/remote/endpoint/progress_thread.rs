@@ -1,7 +1,6 @@
 //! The thread that sends and receives for a rank, unless a thread that waits does. `REMOTE.md`, "Progress".
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::{Endpoint, FIRST_NAP, NAPS};
@@ -47,27 +46,19 @@ impl Endpoint {
         self.progress.lock().wake_by(Box::new(call))
     }
 
-    /// Something has come. Either this sees that the progress engine listens, or the turn before its sleep sees what has come.
+    /// Something has come.
     fn call(&self) {
-        fence(Ordering::SeqCst);
-        if self.listens.load(Ordering::Relaxed) {
-            self.outgoing.lock().is_called = true;
-            self.changed.notify_all();
-        }
+        self.outgoing.lock().is_called = true;
+        self.changed.notify_all();
     }
 
-    /// Sleeps until something has come or is to be done.
-    fn sleep_until_called(self: &Arc<Self>) {
-        self.listens.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let turned = self.progress.lock().turn(self);
+    /// Sleeps until something is to be done, or has come since the turn before the last sleep.
+    fn sleep_until_called(&self) {
         let mut outgoing = self.outgoing.lock();
-        let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
-        if is_quiet && outgoing.requests.is_empty() {
+        if !outgoing.is_called && outgoing.requests.is_empty() {
             self.changed.wait_until(&mut outgoing, from_now(SLEEP));
         }
         outgoing.is_called = false;
-        self.listens.store(false, Ordering::Relaxed);
     }
 
     /// Whether nobody sends and receives but those who wait.
