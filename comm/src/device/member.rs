@@ -94,15 +94,6 @@ impl Member {
         }
     }
 
-    /// The number of the called function: descriptors alone do not tell all of them apart.
-    pub(super) fn function(&self) -> u8 {
-        match self.brought {
-            Brought::Gather { .. } => 9,
-            Brought::Reduce(_) => 10,
-            Brought::AllReduce(_) => 11,
-        }
-    }
-
     /// The layout of the unit that was passed.
     pub(super) fn layout(&self) -> Option<&Arc<UnitLayout>> {
         match &self.brought {

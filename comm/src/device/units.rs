@@ -169,7 +169,7 @@ impl Group {
 
     /// Issues this rank's part of an operation by NCCL.
     fn issue_at_once(&self, entry: EntryNumber, described: &Described, mut own: Member) -> Issued {
-        let called = called(own.function(), own.layout().map(|layout| &**layout));
+        let called = called(own.op() as u8, own.layout().map(|layout| &**layout));
         let issuing = Issuing { told: Arc::clone(&described.told), called, entry };
         own.place.link.iter_mut().for_each(|link| link.issuing = Some(issuing.clone()));
         let work = Issue::new(vec![own]).expect("one member agrees with itself");

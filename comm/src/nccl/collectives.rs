@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::time::Instant;
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream, Together};
+use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream, Together};
 use hsdp_sharding::DType;
 use nccl_sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use parking_lot::Mutex;
@@ -93,9 +93,15 @@ impl Communicator {
         let (source, own) = from.clone().unwrap_or((&*to, range.clone()));
         let (ranks, len) = (self.size, if op == Op::AllGather { own.len() } else { range.len() });
         let of = |scatters| if op == scatters { len * ranks } else { len };
-        self.check(operation, stream, (source, &own), of(Op::ReduceScatter))?;
-        self.check(operation, stream, (to, &range), of(Op::AllGather))?;
-        let dtype = self.one_dtype(operation, source, to)?;
+        let problem = self
+            .problem(stream, (source, &own), of(Op::ReduceScatter))
+            .or_else(|| self.problem(stream, (to, &range), of(Op::AllGather)))
+            .or_else(|| other_dtype(source, to));
+        if let Some(problem) = problem {
+            let (rank, size) = (self.rank, self.size);
+            return Err(NcclError::Mismatch { operation, rank, size, problem });
+        }
+        let dtype = data_type(to.dtype());
         let wire = Wire { op, dtype: to.dtype(), count: len };
         let (input, output) = (source.address(own.start), to.address(range.start));
         let (raw, functions) = (self.raw(operation)?, self.nccl.functions());
@@ -122,42 +128,32 @@ impl Communicator {
         Ok(Prepared { comm: self, wire, part, call: Box::new(call) })
     }
 
-    fn check(
+    /// The problem of a buffer and its range, of which so many elements are expected.
+    fn problem(
         &self,
-        operation: &'static str,
         stream: &Stream,
         (buffer, range): (&DeviceBuffer, &Range<usize>),
         expected: usize,
-    ) -> Result<(), NcclError> {
-        let problem = if range.end > buffer.len() || range.start > range.end {
-            format!("elements {range:?} are not within a buffer of {}", buffer.len())
-        } else if range.len() != expected {
-            format!("{} elements, expected {expected}", range.len())
-        } else if *buffer.device() != self.device || *stream.device() != self.device {
-            let (own, of_buffer) = (self.device.ordinal(), buffer.device().ordinal());
-            let of_stream = stream.device().ordinal();
+    ) -> Option<String> {
+        if range.end > buffer.len() || range.start > range.end {
+            return Some(format!("elements {range:?} are not within a buffer of {}", buffer.len()));
+        }
+        if range.len() != expected {
+            return Some(format!("{} elements, expected {expected}", range.len()));
+        }
+        let devices = [buffer.device(), stream.device(), &self.device].map(Device::ordinal);
+        let [of_buffer, of_stream, own] = devices;
+        (devices != [own; 3]).then(|| {
             format!(
                 "the buffer is on device {of_buffer}, the stream on {of_stream}, the communicator on {own}"
             )
-        } else {
-            return Ok(());
-        };
-        Err(NcclError::Mismatch { operation, rank: self.rank, size: self.size, problem })
+        })
     }
+}
 
-    fn one_dtype(
-        &self,
-        operation: &'static str,
-        one: &DeviceBuffer,
-        other: &DeviceBuffer,
-    ) -> Result<ncclDataType_t, NcclError> {
-        if one.dtype() == other.dtype() {
-            return Ok(data_type(one.dtype()));
-        }
-        let problem =
-            format!("the input has elements of {}, the output of {}", one.dtype(), other.dtype());
-        Err(NcclError::Mismatch { operation, rank: self.rank, size: self.size, problem })
-    }
+fn other_dtype(input: &DeviceBuffer, output: &DeviceBuffer) -> Option<String> {
+    let (input, output) = (input.dtype(), output.dtype());
+    (input != output).then(|| format!("the input has elements of {input}, the output of {output}"))
 }
 
 /// The reason that calls were not issued, and the place of the first that failed among them.

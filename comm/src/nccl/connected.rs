@@ -144,11 +144,13 @@ impl Connected {
         (group, ranks): (GroupId, &[Rank]),
         (comm, patience): (Communicator, Duration),
     ) {
-        let (over, access) = (Arc::clone(&self.over), Arc::clone(access));
+        let (over, status) = (Arc::clone(&self.over), Arc::clone(access.status()));
+        // A communicator may be closed after its world, and is not to keep it.
+        let access = Arc::downgrade(access);
         let ended = move || {
             over.load(Ordering::Relaxed)
-                || access.status().check_world().is_err()
-                || has_lost_a_member(&access, rank, group)
+                || status.check_world().is_err()
+                || access.upgrade().is_some_and(|access| has_lost_a_member(&access, rank, group))
         };
         let comm = Arc::new(Mutex::new(comm.waiting(patience, ended)));
         let member = Member { comm, ranks: ranks.to_vec() };

@@ -431,7 +431,7 @@ impl Process {
         self.step(OPERATIONS, Reads::AtTheEnd)?;
         for channel in [Channel::Gather, Channel::Reduce, Channel::AllReduce] {
             self.gives_up(4, Reads::AtTheEnd)?;
-            if self.world.rank().index() % 2 == 0 {
+            if self.world.rank().index().is_multiple_of(2) {
                 self.operation(2)?;
             }
             self.world.connect_groups(&[&self.world.world_group(channel)])?;
