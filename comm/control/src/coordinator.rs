@@ -59,7 +59,7 @@ impl Coordinator {
     ) -> Result<Rank, ControlError> {
         let Hello { rank, host, pid, world, .. } = hello;
         let rank = Rank::new(*rank as usize);
-        let member = Member { rank, host: host.clone(), pid: *pid, from };
+        let member = Member { rank, host: host.as_str().into(), pid: *pid, from };
         let difference = self.difference(hello, &member);
         if let (Phase::Gathering { .. }, Some(failure)) = (&self.phase, &difference) {
             // It is unknown which of two sizes is right.

@@ -98,7 +98,7 @@ pub struct Member {
     pub rank: Rank,
     /// The host's name, as the process reports it.
     #[serde(deserialize_with = "short")]
-    pub host: String,
+    pub host: Box<str>,
     /// The process id, as the process reports it.
     pub pid: u32,
     /// The address and port from which it has connected.

@@ -26,6 +26,7 @@ pub(super) struct ControlTransport {
     world: u32,
     pool: Arc<Pool>,
     looked: Option<Instant>,
+    /// When the coordinator was asked for an answer that is awaited.
     asked: Option<Instant>,
 }
 
@@ -92,11 +93,13 @@ impl Transport for ControlTransport {
         });
         let (since, silence) =
             (sync::now().saturating_duration_since(asked), self.member.silence());
+        if since < ANSWER && silence >= since {
+            return Answer::Awaited;
+        }
+        // The next call asks anew.
+        self.asked = None;
         if silence < since {
             return Answer::Heard;
-        }
-        if since < ANSWER {
-            return Answer::Awaited;
         }
         let millis = Duration::from_millis(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
         let own = self.member.rank();

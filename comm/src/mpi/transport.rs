@@ -74,13 +74,15 @@ impl MpiTransport {
 
 impl Transport for MpiTransport {
     fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
-        let mut send = |to: &Rank| {
+        let mut all = Ok(());
+        for to in to {
             let message = ManuallyDrop::new(Arc::clone(message));
-            let sent = self.library.calls().send(message.bytes(), to.index(), self.tag);
-            self.sending.push((*to, sent.map_err(|it| failed(Some(*to), &it))?, message));
-            Ok(())
-        };
-        to.iter().fold(Ok(()), |sent, to| sent.and(send(to)))
+            match self.library.calls().send(message.bytes(), to.index(), self.tag) {
+                Ok(sent) => self.sending.push((*to, sent, message)),
+                Err(error) => all = all.and(Err(failed(Some(*to), &error))),
+            }
+        }
+        all
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {

@@ -39,7 +39,7 @@ pub(crate) trait Transport: Debug + Send {
         Losses::Seen
     }
 
-    /// Whether the process that forwards all messages answers, if there is such a process. The first call asks it.
+    /// Whether the process that forwards all messages answers, if there is such a process. A call asks it, unless an answer is awaited.
     fn forwarder(&mut self) -> Answer {
         Answer::Heard
     }

@@ -70,7 +70,7 @@ pub(crate) fn wait_for(
     }
 }
 
-fn pause(time: Duration) {
+pub(crate) fn pause(time: Duration) {
     let (_sender, nothing) = mpsc::channel::<()>();
     // Nothing is sent.
     let _ = nothing.recv_timeout(time);

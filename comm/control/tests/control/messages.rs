@@ -70,7 +70,7 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
 fn one_message_to_many_has_a_number_for_each() {
     let world = World::of(3, quick());
     let members = world.join();
-    let to: Vec<_> = (0..3).map(|rank| (Rank::new(rank), u32::MAX - 7 * rank as u32)).collect();
+    let to = [(0, 3), (1, u32::MAX), (2, 0)].map(|(rank, number)| (Rank::new(rank), number));
     members[1].pass(&to, b"to all".as_slice().into()).expect("it is passed");
     let until = Instant::now() + Duration::from_secs(10);
     for (member, (_, number)) in members.iter().zip(to) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
 
-use crate::exchange::{Exchange, in_one_world, wait_for};
+use crate::exchange::{Exchange, in_one_world, pause, wait_for};
 use crate::way::{Direction, Way};
 use crate::world::{LONG, World, quick};
 
@@ -13,7 +13,7 @@ fn a_silent_member_that_comes_back_in_time_is_not_lost() {
     let world = World::of(3, quick());
     let (way, members) = Way::in_world(&world);
     way.cut(&[Direction::ToCoordinator]);
-    std::thread::sleep(Duration::from_millis(600));
+    pause(Duration::from_millis(600));
     way.mend();
     for member in &members {
         // Longer than the silence after which a member is lost.

@@ -29,5 +29,5 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let member = |input: &[u8]| FromMember::read(input, Body::default()).is_ok();
     assert_eq!(corpus::taken("member", member), (7, 15));
     let coordinator = |input: &[u8]| FromCoordinator::read(input, Body::default()).is_ok();
-    assert_eq!(corpus::taken("coordinator", coordinator), (11, 33));
+    assert_eq!(corpus::taken("coordinator", coordinator), (14, 30));
 }

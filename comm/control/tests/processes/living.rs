@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::exchange::pause;
 use crate::world::{Launch, all_say, end};
 
 pub(crate) fn processes_come_together_and_part() {
@@ -31,7 +32,7 @@ pub(crate) fn row_4_a_stopped_member_comes_back() {
     all_say(&mut world, "half");
     world[2].signal(Signal::STOP);
     // More than two intervals of heartbeats, which are 200 ms here.
-    std::thread::sleep(Duration::from_secs(1));
+    pause(Duration::from_secs(1));
     world[2].signal(Signal::CONT);
     world[0].tell();
     for ended in end(world) {

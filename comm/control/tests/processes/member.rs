@@ -51,7 +51,6 @@ pub(crate) fn deadlines() -> Deadlines {
         handshake: millis("HSDP_TEST_HANDSHAKE", 5_000),
         lost: number("HSDP_TEST_LOST", 100),
         beat: Duration::from_millis(200),
-        ..Deadlines::default()
     }
 }
 
