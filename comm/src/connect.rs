@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
-use crate::nccl::{Communicator, NcclError, Patience, Seat, UniqueId};
+use crate::nccl::{Communicator, NcclError, OwnRank, Patience, UniqueId};
 use crate::{Between, Channel, Error, Group, Stage, Tag, World};
 
 /// # Collectives on devices by NCCL
@@ -21,12 +21,12 @@ impl World {
     /// [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads with
     /// [`Between::Messages`](crate::Between::Messages), since these share the memory of the device.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
-        let seat = self.seat()?;
+        let own = self.own_rank()?;
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
         let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
         let begun = device.stream().map_err(NcclError::from);
-        let begun = begun.and_then(|stream| self.handle().nccl.begin(seat, all, stream));
+        let begun = begun.and_then(|stream| self.handle().nccl.begin(own, all, stream));
         self.agreed(begun)
     }
 
@@ -49,7 +49,7 @@ impl World {
     }
 
     fn connect_group(&self, group: &Group) -> Result<(), Error> {
-        let (connected, seat) = (&self.handle().nccl, self.seat()?);
+        let (connected, own) = (&self.handle().nccl, self.own_rank()?);
         if connected.has(group.id()) {
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl World {
             return Err(self.keeps_off("it has no NCCL: call `connect_nccl` first"));
         };
         // Nothing is drained while a group is connected, and another rank may wait for that before it comes here.
-        connected.await_drained(seat)?;
+        connected.await_drained(own)?;
         let _connecting = connected.connecting();
         // All are here: no rank waits in a split for one that has failed before it.
         self.all_have(true)?;
@@ -68,12 +68,12 @@ impl World {
             None => self.join_by_id(&device, group)?,
         };
         let comm = (made, self.patience_of_issuing());
-        connected.add(seat, (group.id(), group.ranks()), comm);
+        connected.add(own, (group.id(), group.ranks()), comm);
         Ok(())
     }
 
     /// This rank, where its operations on devices can go by NCCL.
-    fn seat(&self) -> Result<Seat<'_>, Error> {
+    fn own_rank(&self) -> Result<OwnRank<'_>, Error> {
         let Some(access) = self.handle().access() else {
             return Err(self.keeps_off("it only counts operations, and has no other ranks"));
         };

@@ -20,7 +20,7 @@ mod watchdog;
 pub use crate::error::NcclError;
 
 pub use self::communicator::Communicator;
-pub(crate) use self::connected::{Held, Seat};
+pub(crate) use self::connected::{Held, OwnRank};
 pub(crate) use self::link::Link;
 pub(crate) use self::patience::Patience;
 pub(crate) use self::transfer::Transfer;

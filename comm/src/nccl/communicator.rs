@@ -301,9 +301,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// NCCL's report of the calls that were issued.
+    /// NCCL's report of the calls that were issued. Of a communicator that was given up, the thread tells the reason that did it.
     pub(super) fn health(&self) -> Result<(), NcclError> {
-        self.state("watch").map(drop)
+        self.raw.map_or(Ok(()), |_| self.state("watch").map(drop))
     }
 
     /// Success or in progress; anything else is an error.

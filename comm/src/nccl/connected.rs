@@ -25,7 +25,7 @@ use crate::{Error, GroupId};
 pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
 
 /// A rank, and its world.
-pub(crate) type Seat<'a> = (&'a Arc<Access>, Rank);
+pub(crate) type OwnRank<'a> = (&'a Arc<Access>, Rank);
 
 /// The communicators of a rank.
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ impl Connected {
     /// [`NcclError::Unwatched`].
     pub(crate) fn begin(
         self: &Arc<Self>,
-        (access, rank): Seat<'_>,
+        (access, rank): OwnRank<'_>,
         all: Communicator,
         stream: Stream,
     ) -> Result<(), NcclError> {
@@ -140,7 +140,7 @@ impl Connected {
     /// member turns out to have left without the call.
     pub(crate) fn add(
         &self,
-        (access, rank): Seat<'_>,
+        (access, rank): OwnRank<'_>,
         (group, ranks): (GroupId, &[Rank]),
         (comm, patience): (Communicator, Duration),
     ) {
@@ -172,7 +172,12 @@ fn has_lost_a_member(access: &Access, rank: Rank, group: GroupId) -> bool {
 /// # Using them
 impl Connected {
     /// The link of a call of a group, if the group goes by NCCL.
-    pub(crate) fn link(&self, (access, rank): Seat<'_>, group: GroupId, step: u64) -> Option<Link> {
+    pub(crate) fn link(
+        &self,
+        (access, rank): OwnRank<'_>,
+        group: GroupId,
+        step: u64,
+    ) -> Option<Link> {
         let held = self.held.lock();
         let Communicators { stream, groups, queue, .. } = held.as_ref()?;
         let comm = Arc::clone(&groups.get(&group)?.comm);
@@ -184,7 +189,7 @@ impl Connected {
     ///
     /// # Errors
     /// The end of its epoch or of the world, also by the deadline of this wait.
-    pub(crate) fn await_drained(&self, (access, rank): Seat<'_>) -> Result<(), Error> {
+    pub(crate) fn await_drained(&self, (access, rank): OwnRank<'_>) -> Result<(), Error> {
         match self.queue() {
             Some((queue, _)) => queue.await_drained(access, access.record(rank).epoch()),
             None => Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::NcclError;
-use super::connected::{Connected, Seat};
+use super::connected::{Connected, OwnRank};
 use super::drain::{Drain, Drained};
 use super::queue::Queue;
 use crate::backend::thread::Access;
@@ -25,7 +25,10 @@ const REST: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
-pub(super) fn start(connected: &Arc<Connected>, (access, rank): Seat<'_>) -> Result<(), NcclError> {
+pub(super) fn start(
+    connected: &Arc<Connected>,
+    (access, rank): OwnRank<'_>,
+) -> Result<(), NcclError> {
     let mut watch = Watch {
         rank,
         connected: Arc::downgrade(connected),

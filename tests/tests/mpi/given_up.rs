@@ -75,11 +75,11 @@ pub(crate) fn say(scenario: &str, ranks: Range<usize>) -> Result<Ended, String> 
     Ok(ended)
 }
 
-/// Says so, and stays until the others have said it: MPI ends them with this process.
+/// Says so, and stays until the others have said it, whose worlds may take two seconds to end: MPI ends them with this process.
 #[expect(clippy::print_stderr, reason = "the test reads it")]
 pub(crate) fn is_as_expected(rank: Rank) {
     eprintln!("rank {rank}: it is as expected");
-    pause(Duration::from_secs(1));
+    pause(Duration::from_secs(3));
 }
 
 fn leaves(scenario: &str) -> Result<(), String> {
@@ -384,7 +384,7 @@ impl Process {
             self.give_up();
             drop(self);
             // MPI ends the others with this process.
-            pause(Duration::from_secs(2));
+            pause(Duration::from_secs(5));
             return Ok(());
         }
         let _given_up = self.step(OPERATIONS, Reads::Each);
