@@ -32,7 +32,7 @@ impl Default for Deadlines {
 }
 
 /// The longest deadline, so that no sum exceeds the clock.
-pub(crate) const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
+const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Deadlines {
     /// Refuses deadlines that are out of range.

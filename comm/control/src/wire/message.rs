@@ -9,9 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Malformed, TAG};
-use crate::deadlines::MOST;
 use crate::limits::{MOST_MESSAGE, MOST_STRING};
-use crate::{ControlError, State};
+use crate::{ControlError, Deadlines, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
 pub trait Message: Serialize + DeserializeOwned {
@@ -159,15 +158,9 @@ impl Message for FromCoordinator {
     }
 
     fn check(&self) -> Result<(), Malformed> {
-        match self {
-            Self::Welcome { beat: Duration::ZERO, .. } => {
-                Err(Malformed("no time between heartbeats"))
-            }
-            Self::Welcome { beat, lost } if beat.saturating_mul(*lost) > MOST => {
-                Err(Malformed("an interval that is too long"))
-            }
-            _ => Ok(()),
-        }
+        let Self::Welcome { beat, lost } = *self else { return Ok(()) };
+        let deadlines = Deadlines { beat, lost, ..Deadlines::default() };
+        deadlines.check().map_err(|_| Malformed("intervals that are out of range"))
     }
 }
 

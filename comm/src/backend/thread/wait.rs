@@ -190,6 +190,10 @@ const YIELDING: u32 = 58;
 /// A model has none of them: each adds turns to a schedule, and hides the moment between a look at the queue and the sleep.
 const SHARED_MOMENTS: u32 = if cfg!(shuttle) { 0 } else { 16 };
 
+/// Of ranks that exchange messages and share cores, at most so many together: the more of them there are, the later comes the message
+/// of the last one, and each moment awake delays it.
+const ALL_MOMENTS: u32 = 256;
+
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {
     moments: u32,
@@ -202,7 +206,10 @@ impl Wakefulness {
         let moments = match core.has_a_core_for_each() {
             true => MOMENTS,
             // Messages come to another thread, which wakes this one.
-            false if core.endpoint().is_some() => SHARED_MOMENTS.min(1),
+            false if core.endpoint().is_some() => {
+                let ranks = u32::try_from(core.records().len()).unwrap_or(u32::MAX);
+                SHARED_MOMENTS.min(ALL_MOMENTS / ranks.max(1))
+            }
             false => SHARED_MOMENTS,
         };
         Self { moments }
