@@ -63,7 +63,7 @@ impl Group {
     }
 }
 
-/// What a rank brings to a comparison.
+/// The operations that a rank brings to a comparison.
 struct Comparison {
     rank: Rank,
     control: Group,

@@ -82,7 +82,7 @@ struct Communicators {
 }
 
 impl Connected {
-    /// What a call of a group needs, if its device operations go by NCCL.
+    /// The link of a group's calls, if its device operations go by NCCL.
     pub(super) fn of(&self, group: GroupId) -> Option<Ways> {
         let held = self.held.lock();
         let Communicators { stream, groups, queue, .. } = held.as_ref()?;

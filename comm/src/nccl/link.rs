@@ -69,7 +69,7 @@ impl Link {
             Ok(())
         });
         issued.map_err(|NotIssued { slot, error }| {
-            // Nobody knows how far the calls have come.
+            // No rank knows how many of the calls are done.
             held.iter_mut().for_each(|comm| comm.give_up());
             // The end is waited for, and nobody waits for a communicator meanwhile.
             drop((held, turn));

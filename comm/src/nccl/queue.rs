@@ -91,7 +91,7 @@ impl Queue {
         access: &Access,
         descriptor: &Arc<Descriptor>,
     ) -> Result<MutexGuard<'_, ()>, Error> {
-        // Who drains makes calls, too.
+        // A thread that drains makes calls, too.
         self.wait((access, descriptor), |state| state.drained >= descriptor.epoch)?;
         let turn = self.turn.lock();
         self.wait((access, descriptor), |state| state.calls.len() < MOST)?;
@@ -238,7 +238,7 @@ impl State {
     /// Forgets the calls that are done.
     fn forget_done(&mut self, record: &Record) {
         while let Some(Call { done: Some(moment), .. }) = self.calls.front() {
-            // What fails here ends what is issued next, or what is read back: that has a name.
+            // An error here ends the next operation, or the next read: those have a name.
             if !moment.has_come().unwrap_or(true) {
                 break;
             }
