@@ -107,3 +107,22 @@ pub(crate) struct Issuing {
     pub(crate) called: u64,
     pub(crate) entry: EntryNumber,
 }
+
+/// The first barrier of a group, for tests.
+#[cfg(test)]
+pub(crate) fn barrier_of(group: crate::GroupId) -> Descriptor {
+    Descriptor {
+        group,
+        channel: crate::Channel::User,
+        epoch: 0,
+        sequence: 0,
+        op: Op::Barrier,
+        reduction: None,
+        dtype: None,
+        counts: Counts::Each(0),
+        root: None,
+        peer: None,
+        scaling: None,
+        tag: Tag::default(),
+    }
+}

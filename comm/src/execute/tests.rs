@@ -6,7 +6,8 @@ use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
 use super::*;
-use crate::{Counts, GroupId, Reduction, Scaling, Tag};
+use crate::call::barrier_of;
+use crate::{GroupId, Reduction, Scaling};
 
 /// How often each of `len` elements is covered.
 fn coverage(len: usize, ranges: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
@@ -107,20 +108,7 @@ fn assert_all_ones(full: &[Vec<HostBuffer>]) {
 }
 
 fn descriptor() -> Descriptor {
-    Descriptor {
-        group: GroupId::of(&[], Channel::User),
-        channel: Channel::User,
-        epoch: 0,
-        sequence: 0,
-        op: Op::Barrier,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(0),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
-    }
+    barrier_of(GroupId::of(&[], Channel::User))
 }
 
 /// Elements of several blocks, of any type; no number of members divides them.

@@ -17,11 +17,11 @@ use crate::remote::{Calls, DeviceCall, Endpoint, Wire};
 /// The drain of a rank that is under way.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// The calls that this rank has told, and the peers that it has told them.
+    /// The calls that this rank has told, and the peers that it told them.
     told: Option<(Calls, BTreeSet<Rank>)>,
 }
 
-/// The objects of a drain.
+/// The parts of a rank that its drain uses.
 pub(super) struct Drained<'a> {
     pub(super) rank: Rank,
     pub(super) access: &'a Access,
@@ -34,7 +34,7 @@ impl Drain {
     /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the others are known.
     ///
     /// # Errors
-    /// The reason for which the world ends.
+    /// The error that ends the world.
     pub(super) fn go_on(&mut self, of: &Drained<'_>) -> Result<(), String> {
         let (Some(epoch), Some(endpoint)) = (of.queue.owed(), of.access.endpoint()) else {
             return Ok(());

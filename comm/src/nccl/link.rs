@@ -54,7 +54,7 @@ impl Link {
             Ok(())
         });
         issued.map_err(|NotIssued { slot, error }| {
-            // It is not known how far the calls have come.
+            // No rank knows how many of the calls are done.
             held.iter_mut().for_each(|comm| comm.give_up());
             // The end is waited for: no other thread is to wait for a communicator meanwhile.
             drop((held, turn));

@@ -92,7 +92,7 @@ impl Queue {
     ) -> Result<MutexGuard<'_, ()>, Error> {
         let (rank, epoch) = (self.rank, descriptor.epoch);
         let wait = Waiting { access, rank, epoch, descriptor };
-        // A drain makes calls, too.
+        // A thread that drains makes calls, too.
         self.wait(&wait, |state| state.drained >= epoch)?;
         let turn = self.turn.lock();
         self.wait(&wait, |state| state.calls.len() < MOST)?;
@@ -243,7 +243,7 @@ impl State {
     /// Forgets the calls that are done.
     fn forget_done(&mut self, record: &Record) {
         while let Some(Call { done: Some(moment), .. }) = self.calls.front() {
-            // An error here is an error of the next call, too, or of the next read: these have names.
+            // An error here ends the next operation, or the next read: those have a name.
             if !moment.has_come().unwrap_or(true) {
                 break;
             }

@@ -1,4 +1,4 @@
-//! The buffers of one call of NCCL.
+//! The buffers that one call of NCCL reads and writes.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use hsdp_kernels::cuda::DeviceBuffer;
 /// Some elements of a buffer.
 pub(crate) type Part<'a> = (&'a DeviceBuffer, Range<usize>);
 
-/// The buffers of a member's part of a call.
+/// The buffers that a member's part of a call reads and writes.
 #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL reads it"))]
 pub(crate) struct Transfer<'a> {
-    /// The elements that are read; `None` if they are those that are written.
+    /// The buffer that is read; `None` where it is the one that is written.
     pub(crate) from: Option<Part<'a>>,
     pub(crate) to: (&'a mut DeviceBuffer, Range<usize>),
 }

@@ -75,7 +75,7 @@ impl Watch {
     }
 
     /// # Errors
-    /// The reason for which the world ends.
+    /// The error that ends the world.
     fn look(&mut self, connected: &Connected, access: &Access) -> Result<(), String> {
         let queue = connected.queue();
         if queue.as_ref().is_none_or(|(queue, _)| !queue.has_failed()) {

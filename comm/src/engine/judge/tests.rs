@@ -4,25 +4,12 @@ mod graphs;
 mod programs;
 
 use super::*;
+use crate::call::barrier_of;
 use crate::mismatch::Wanted;
-use crate::{Channel, Counts, Op, Tag};
 
 /// The first operation of a group that has this number and no other meaning.
 pub(super) fn operation(group: u64, epoch: u64) -> Arc<Descriptor> {
-    Arc::new(Descriptor {
-        group: GroupId::from_hash(group),
-        channel: Channel::User,
-        epoch,
-        sequence: 0,
-        op: Op::Barrier,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(0),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
-    })
+    Arc::new(Descriptor { epoch, ..barrier_of(GroupId::from_hash(group)) })
 }
 
 pub(super) fn ranks(numbers: &[usize]) -> Vec<Rank> {

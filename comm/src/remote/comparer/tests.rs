@@ -1,24 +1,12 @@
 //! The comparer of three ranks, without any messages.
 
 use super::*;
+use crate::Descriptor;
+use crate::call::barrier_of;
 use crate::engine::judge::{Members, Rolled};
-use crate::{Channel, Counts, Descriptor, Op, Tag};
 
 fn operation(group: u64) -> Arc<Descriptor> {
-    Arc::new(Descriptor {
-        group: GroupId::from_hash(group),
-        channel: Channel::User,
-        epoch: 0,
-        sequence: 0,
-        op: Op::Barrier,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(usize::try_from(group).expect("a small number")),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
-    })
+    Arc::new(barrier_of(GroupId::from_hash(group)))
 }
 
 /// A rank that waits for another.

@@ -11,6 +11,7 @@ use hsdp_sharding::Rank;
 use super::*;
 use crate::WorldOptions;
 use crate::backend::thread::Core;
+use crate::call::barrier_of;
 use crate::engine::from_now;
 use crate::remote;
 use crate::remote::buffer::Buffer;
@@ -226,20 +227,7 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
 /// The end that a rank proposes whose deadline has passed.
 fn late(core: &Shared) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
-    let awaited = Descriptor {
-        group: GroupId::of(&ranks, Channel::User),
-        channel: Channel::User,
-        epoch: 0,
-        sequence: 0,
-        op: Op::Barrier,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(0),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
-    };
+    let awaited = barrier_of(GroupId::of(&ranks, Channel::User));
     let (arrived, missing) = (vec![Rank::new(0)], vec![Rank::new(1), Rank::new(2)]);
     let deadline = Duration::from_secs(1);
     let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };

@@ -1,7 +1,8 @@
 use super::*;
+use crate::Descriptor;
+use crate::call::barrier_of;
 use crate::remote::header::data_header_bytes;
 use crate::remote::message::Kind;
-use crate::{Counts, Descriptor, Tag};
 
 const KEY: ExchangeKey = ExchangeKey { epoch: 0, number: 0 };
 
@@ -12,18 +13,10 @@ fn relay(rank: usize, size: usize) -> Relay {
 /// The message of any rank of so many to the exchange of this number.
 fn contribution(size: usize, number: u64) -> Arc<Message> {
     let descriptor = Arc::new(Descriptor {
-        group: relay(0, size).group,
         channel: Channel::Control,
-        epoch: 0,
         sequence: number,
         op: Op::AllGather,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(0),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
+        ..barrier_of(relay(0, size).group)
     });
     let header = DataHeader { descriptor, step: 0, form: Default::default() };
     let header = data_header_bytes(&header);
