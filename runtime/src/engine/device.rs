@@ -1,4 +1,4 @@
-//! The parts of an engine that lie on a device. Without the feature `cuda` a [`DeviceSeat`] has no values, and the compiler
+//! The parts of an engine that lie on a device. Without the feature `cuda` a [`ModelDevice`] has no values, and the compiler
 //! leaves this code out.
 //!
 //! | on the host | on a device |
@@ -10,15 +10,15 @@
 //! | sums that wait unsharded | [`DeviceUnsharded`] |
 
 mod full;
+mod model_device;
 mod offload;
-mod seat;
 mod shard;
 mod sums;
 mod unsharded;
 
 pub(crate) use self::{
     full::{DeviceArriving, DeviceFull},
-    seat::DeviceSeat,
+    model_device::ModelDevice,
     shard::DeviceShard,
     sums::{DeviceAllReducing, DeviceScattering, DeviceSums, read_f32},
     unsharded::DeviceUnsharded,

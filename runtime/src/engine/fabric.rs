@@ -10,7 +10,7 @@ use hsdp_sharding::{
 
 use crate::digest;
 use crate::engine::control::Control;
-use crate::engine::device::DeviceSeat;
+use crate::engine::device::ModelDevice;
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
 use crate::engine::kept::Kept;
@@ -47,7 +47,7 @@ pub(crate) struct Fabric {
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
-    pub(crate) device: Option<DeviceSeat>,
+    pub(crate) device: Option<ModelDevice>,
     /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
 }
@@ -64,11 +64,11 @@ impl Fabric {
         // Where others are processes, the host waits for their parts: the deadline of the world is to end that, with a name.
         let factor = if world.shares_memory() { 1 } else { 2 };
         let patience = world.deadline().saturating_mul(factor);
-        let device = DeviceSeat::of(options.placement, patience, &plan)?;
+        let device = ModelDevice::of(options.placement, patience, &plan)?;
         let reduce = world.group(&shard_group, Channel::Reduce)?;
         let all_reduce = world.group(&replicate_group, Channel::AllReduce)?;
-        if let Some(seat) = &device {
-            seat.connect(&world, &[&gather, &reduce, &all_reduce])?;
+        if let Some(device) = &device {
+            device.connect(&world, &[&gather, &reduce, &all_reduce])?;
         }
         Ok(Self {
             gather,
@@ -139,13 +139,13 @@ impl Fabric {
 
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
-        self.device.as_ref().is_some_and(DeviceSeat::updates_there)
+        self.device.as_ref().is_some_and(ModelDevice::updates_there)
     }
 
     /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they stay there, or go on to a device, or
     /// only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
-        let stay = self.device.as_ref().is_none_or(DeviceSeat::leaves_masters_here);
+        let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
         let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }

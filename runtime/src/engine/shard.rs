@@ -30,7 +30,7 @@ impl Shard {
     ) -> Result<Self, Error> {
         let compute = fabric.options.precision.parameters;
         Ok(match &fabric.device {
-            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (parameters, compute))?),
+            Some(device) => Self::Device(DeviceShard::new(fabric, device, (parameters, compute))?),
             None => Self::Host(HostShard::new(parameters, fabric.plan.layout(unit), compute)?),
         })
     }

@@ -32,7 +32,8 @@ impl Unsharded {
 
     /// Begins a step, in the buffers of the step before.
     pub(crate) fn begin(&mut self, fabric: &Fabric) {
-        let on_device = fabric.device.as_ref().map(|seat| DeviceUnsharded::new(&fabric.plan, seat));
+        let on_device =
+            fabric.device.as_ref().map(|device| DeviceUnsharded::new(&fabric.plan, device));
         match (on_device, &mut *self) {
             // The former sums are in the device's pool already.
             (Some(sums), _) => *self = Self::Device(sums),

@@ -7,7 +7,7 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Str
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{DType, Piece, UnitId};
 
-use crate::engine::device::{DeviceSeat, read_f32};
+use crate::engine::device::{ModelDevice, read_f32};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::engine::sums::Sums;
@@ -71,7 +71,7 @@ impl ShardedModel {
     ) -> Result<Update, Error> {
         take(&mut gradients, self, self.id())?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
-        let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
+        let Some(device) = fabric.device.as_ref().filter(|device| device.updates_there()) else {
             let what = "this model is updated on the host".to_owned();
             return Err(fabric.misuse("optimizer step", step, what));
         };
@@ -80,7 +80,7 @@ impl ShardedModel {
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
                 let shard = (unit, &mut state.shards[unit.index()]);
-                let updated = update_unit((fabric, seat), shard, &gradients, &mut update);
+                let updated = update_unit((fabric, device), shard, &gradients, &mut update);
                 updated.map_err(|error| fabric.device_error("optimizer step", step, error))?;
             }
         }
@@ -90,7 +90,7 @@ impl ShardedModel {
 }
 
 fn update_unit(
-    (fabric, seat): (&Fabric, &DeviceSeat),
+    (fabric, device): (&Fabric, &ModelDevice),
     (unit, shard): (UnitId, &mut Shard),
     gradients: &Gradients,
     update: &mut dyn FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
@@ -101,10 +101,10 @@ fn update_unit(
     };
     let present = &gradients.grad_shards.present[unit.index()];
     let pieces: Vec<Piece> = pieces_with_gradient(fabric, unit, present).collect();
-    let (parameters, rounded) = shard.exclusive(seat)?;
+    let (parameters, rounded) = shard.exclusive(device)?;
     let (gradient, divisor, clip) = (sums.values(), gradients.divisor, gradients.clip);
     let fused = DeviceUpdate { parameters, rounded, gradient, divisor };
-    update(DeviceRun { unit, stream: seat.stream(), update: fused, pieces, clip })
+    update(DeviceRun { unit, stream: device.stream(), update: fused, pieces, clip })
 }
 
 /// The pieces for a kernel: each with the number of its update.
@@ -135,12 +135,12 @@ impl DeviceState {
     /// device without memory for it leaves the model as it was.
     pub(super) fn make(&mut self, model: &ShardedModel, step: u64) -> Result<(), Error> {
         let fabric = &model.engine.fabric;
-        let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
+        let Some(device) = fabric.device.as_ref().filter(|device| device.updates_there()) else {
             return Ok(());
         };
         for unit in fabric.plan.reductions().iter().copied() {
             let of_unit = (unit, fabric.plan.layout(unit).trainable().shard_len);
-            let made = self.of(seat.stream(), of_unit).map(drop);
+            let made = self.of(device.stream(), of_unit).map(drop);
             made.map_err(|error| fabric.device_error("optimizer step", step, error))?;
         }
         Ok(())
@@ -184,11 +184,11 @@ impl DeviceState {
     ) -> Result<(), Error> {
         let fabric = &model.engine.fabric;
         let state = self.0.get(unit.index()).and_then(Option::as_ref);
-        let (Some(state), Some(seat)) = (state, &fabric.device) else {
+        let (Some(state), Some(device)) = (state, &fabric.device) else {
             into.fill(0.0);
             return Ok(());
         };
-        let read = state.read_back_into((seat.stream(), seat.patience()), from, into);
+        let read = state.read_back_into((device.stream(), device.patience()), from, into);
         read.map_err(|error| fabric.device_error("saving", model.committed_steps(), error))
     }
 
@@ -196,10 +196,10 @@ impl DeviceState {
     pub(super) fn from_host(model: &ShardedModel, state: &[Vec<f32>]) -> Result<Self, Error> {
         let (fabric, mut made) = (&model.engine.fabric, Self::default());
         made.make(model, model.committed_steps())?;
-        let Some(seat) = &fabric.device else { return Ok(made) };
+        let Some(device) = &fabric.device else { return Ok(made) };
         for (unit, values) in made.0.iter_mut().zip(state) {
             let Some(unit) = unit else { continue };
-            unit.write(seat.stream(), Values::F32(values))
+            unit.write(device.stream(), Values::F32(values))
                 .map_err(|error| fabric.device_error("loading", model.committed_steps(), error))?;
         }
         Ok(made)

@@ -6,7 +6,7 @@ use hsdp::dist::{Invariant, OnShard, Partial, Replicate, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
-use crate::seat::{Seat, assert_same, numbers, ranks};
+use crate::member::{Member, assert_same, numbers, ranks};
 
 type Value = Dist<Invariant, Varying>;
 
@@ -30,7 +30,7 @@ fn same(
     candles: impl Fn(&Tensor, &Tensor) -> CandleResult<Tensor>,
 ) {
     let seen = ranks(1, |world| {
-        let tape = Seat::new(&world, DType::F64)?.tape;
+        let tape = Member::new(&world, DType::F64)?.tape;
         let x: Value = tape.assume(variable(VALUES)?.abs()?);
         let other: Value = tape.assume(variable(OTHERS)?);
         let y = ours(&x, &other)?;
@@ -133,7 +133,7 @@ fn by_places() {
 #[test]
 fn states_go_through_as_the_rules_say() {
     let seen = ranks(1, |world| {
-        let tape = Seat::new(&world, DType::F64)?.tape;
+        let tape = Member::new(&world, DType::F64)?.tape;
         let one = || Tensor::new(&[2.0], &Device::Cpu);
         let terms: Dist<Invariant, Partial> = tape.assume(one()?);
         let copies: Dist<Invariant, Replicate> = tape.assume(one()?);
@@ -149,12 +149,12 @@ fn states_go_through_as_the_rules_say() {
 #[test]
 fn a_gradient_that_is_not_there_is_zeros() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x: Value = seat.tape.assume(seat.variable(&[1.0, 2.0])?);
-        let loss: Value = seat.tape.assume(seat.variable(&[4.0])?);
-        let loss = if seat.rank == 0 { x.sum_all()? } else { loss };
+        let member = Member::new(&world, DType::F64)?;
+        let x: Value = member.tape.assume(member.variable(&[1.0, 2.0])?);
+        let loss: Value = member.tape.assume(member.variable(&[4.0])?);
+        let loss = if member.rank == 0 { x.sum_all()? } else { loss };
         let gradients = loss.to_partial(OnShard)?.backward()?;
-        assert_eq!(gradients.of(&x).is_some(), seat.rank == 0);
+        assert_eq!(gradients.of(&x).is_some(), member.rank == 0);
         let gradient = gradient_of(&gradients, &x)?.all_gather(OnShard)?;
         numbers(gradient.tensor())
     });

@@ -10,7 +10,7 @@ use hsdp::dist::AxisState;
 use hsdp_candle::Error;
 use hsdp_candle::distributed::Tagged;
 
-use crate::seat::{Seat, Steps as _, assert_same, numbers, ranks};
+use crate::member::{Member, Steps as _, assert_same, numbers, ranks};
 
 const BOTH: [DType; 2] = [DType::F64, DType::F32];
 
@@ -29,13 +29,13 @@ fn check(
     id: &str,
     want: &Want<'_>,
     dtypes: &[DType],
-    case: impl Fn(&Seat, &Tagged) -> Outcome + Sync,
+    case: impl Fn(&Member, &Tagged) -> Outcome + Sync,
 ) {
     for dtype in dtypes {
         let seen = ranks(want.inputs.len(), |world| {
-            let seat = Seat::new(&world, *dtype)?;
-            let x = seat.varying(seat.variable(want.inputs[seat.rank])?);
-            let (output, loss) = case(&seat, &x)?;
+            let member = Member::new(&world, *dtype)?;
+            let x = member.varying(member.variable(want.inputs[member.rank])?);
+            let (output, loss) = case(&member, &x)?;
             let output = output.map_or(Ok(Vec::new()), |output| numbers(output.tensor()))?;
             let gradients = loss.as_terms()?.map_linear(|loss| Ok(loss.sum_all()?))?.backward()?;
             let gradient = gradients.of_tagged(&x).expect("the collective reaches the input");
@@ -95,8 +95,8 @@ impl AllReduced {
         } else {
             &BOTH
         };
-        check(id, &want, exact, |seat, x| {
-            let rank = seat.rank as f64;
+        check(id, &want, exact, |member, x| {
+            let rank = member.rank as f64;
             let y = x.map(|x| Ok((self.prepare)(&(x * factor(rank))?)?))?;
             let y = match self.reducer {
                 Reducer::Sum | Reducer::Avg => y.as_terms()?,
@@ -230,8 +230,8 @@ fn a3_minus_half_the_sum() {
         let (ones, zeros) = (vec![&[1.0][..]; size], vec![&[0.0][..]; size]);
         let losses: Vec<&[f64]> = losses[..size].chunks(1).collect();
         let want = Want { inputs: &ones, forward: &losses, gradients: &zeros };
-        check("a3", &want, &BOTH, |seat, w| {
-            let y = w.times(data[seat.rank][0])?;
+        check("a3", &want, &BOTH, |member, w| {
+            let y = w.times(data[member.rank][0])?;
             let collective =
                 Collective::AllReduce { reducer: Reducer::Sum, output: Copies::Replicate };
             let mean = y.times(1.0 / size as f64)?.as_terms()?.everywhere(&collective)?;
@@ -269,10 +269,10 @@ fn e2_all_gather_weighted_by_rank() {
     for gradients in gradients {
         let size = gradients.len();
         let (inputs, forward) = (vec![&[3.0][..]; size], vec![&gathered[..size]; size]);
-        check("e2", &Want { inputs: &inputs, forward: &forward, gradients }, &BOTH, |seat, x| {
-            let y = x.times(seat.place())?;
+        check("e2", &Want { inputs: &inputs, forward: &forward, gradients }, &BOTH, |member, x| {
+            let y = x.times(member.place())?;
             let z = y.everywhere(&Collective::AllGather { output: Copies::Replicate })?;
-            Ok((Some(z.clone()), z.map(|z| Ok((z.sum_all()? * seat.place())?))?))
+            Ok((Some(z.clone()), z.map(|z| Ok((z.sum_all()? * member.place())?))?))
         });
     }
 }
@@ -284,16 +284,16 @@ fn e3_there_and_back() {
         forward: &[&[180.0], &[]],
         gradients: &[&[60.0], &[0.0]],
     };
-    check("e3", &want, &BOTH, |seat, x| {
-        if seat.rank == 1 {
+    check("e3", &want, &BOTH, |member, x| {
+        if member.rank == 1 {
             let there = x.everywhere(&Collective::Receive { from: 0 })?;
             let back = there.times(10.0)?.on_shard(&Collective::Send { to: 0 })?;
             assert!(back.is_none());
-            return Ok((None, seat.no_loss()?));
+            return Ok((None, member.no_loss()?));
         }
         let sent = x.times(2.0)?.on_shard(&Collective::Send { to: 1 })?;
         assert!(sent.is_none());
-        let back = seat.varying(seat.tensor(&[0.0])?);
+        let back = member.varying(member.tensor(&[0.0])?);
         let loss = back.everywhere(&Collective::Receive { from: 1 })?.times(3.0)?;
         Ok((Some(loss.clone()), loss))
     });
@@ -307,10 +307,10 @@ fn e4_broadcast() {
         let gradient = [gradient];
         gradients[0] = &gradient;
         let want = Want { inputs: &inputs, forward: &forward, gradients: &gradients };
-        check("e4", &want, &BOTH, |seat, x| {
+        check("e4", &want, &BOTH, |member, x| {
             let broadcast = Collective::Broadcast { root: 0, output: Copies::Replicate };
             let z = x.times(2.0)?.everywhere(&broadcast)?;
-            let loss = z.map(|z| Ok((z * if seat.rank == 0 { 3.0 } else { 9.0 })?))?;
+            let loss = z.map(|z| Ok((z * if member.rank == 0 { 3.0 } else { 9.0 })?))?;
             Ok((Some(z), loss))
         });
     }
@@ -320,15 +320,15 @@ fn e4_broadcast() {
 fn e5_scatter_and_gather() {
     let inputs: &[&[f64]] = &[&[3.0, 3.0][..]; 2];
     let want = Want { inputs, forward: &[&[6.0][..]; 2], gradients: &[&[2.0, 4.0], &[0.0, 0.0]] };
-    check("e5, scatter", &want, &BOTH, |seat, x| {
+    check("e5, scatter", &want, &BOTH, |member, x| {
         let z = x.times(2.0)?.everywhere(&Collective::Scatter { root: 0 })?;
-        Ok((Some(z.clone()), z.times(seat.place())?))
+        Ok((Some(z.clone()), z.times(member.place())?))
     });
     let (inputs, gradients): (&[&[f64]], &[&[f64]]) = (&[&[3.0][..]; 2], &[&[1.0], &[2.0]]);
     let want = Want { inputs, forward: &[&[3.0, 6.0], &[]], gradients };
-    check("e5, gather", &want, &BOTH, |seat, x| {
-        let z = x.times(seat.place())?.on_shard(&Collective::Gather { root: 0 })?;
-        let loss = z.clone().map_or_else(|| seat.no_loss(), Ok)?;
+    check("e5, gather", &want, &BOTH, |member, x| {
+        let z = x.times(member.place())?.on_shard(&Collective::Gather { root: 0 })?;
+        let loss = z.clone().map_or_else(|| member.no_loss(), Ok)?;
         Ok((z, loss))
     });
 }
@@ -336,10 +336,10 @@ fn e5_scatter_and_gather() {
 /// `reduce_scatter` of `[0, 1, 2, 3] + r`, with the loss `(r + 1) sum`.
 fn reduce_scattered(id: &str, reducer: Reducer, forward: &[&[f64]], gradients: &[&[f64]]) {
     let inputs: &[&[f64]] = &[&[0.0, 1.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0]];
-    check(id, &Want { inputs, forward, gradients }, &BOTH, |seat, x| {
+    check(id, &Want { inputs, forward, gradients }, &BOTH, |member, x| {
         let x = if reducer == Reducer::Max { x.clone() } else { x.as_terms()? };
         let part = x.everywhere(&Collective::ReduceScatter { reducer })?;
-        Ok((Some(part.clone()), part.times(seat.place())?))
+        Ok((Some(part.clone()), part.times(member.place())?))
     });
 }
 
@@ -370,10 +370,10 @@ fn t1_all_to_all() {
         forward: &[&[0.0, 10.0], &[1.0, 11.0]],
         gradients: &[&[1.0, 2.0][..]; 2],
     };
-    check("t1", &want, &BOTH, |seat, x| {
+    check("t1", &want, &BOTH, |member, x| {
         let [send, receive] = [vec![1, 1], vec![1, 1]];
         let y = x.everywhere(&Collective::AllToAll { send, receive })?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
 }
 
@@ -384,9 +384,9 @@ fn b1_broadcast_weighted_by_rank() {
         let (mut inputs, forward) =
             (vec![&[-1.0][..]; gradients.len()], vec![&[5.0][..]; gradients.len()]);
         inputs[0] = &[5.0];
-        check("b1", &Want { inputs: &inputs, forward: &forward, gradients }, &BOTH, |seat, x| {
+        check("b1", &Want { inputs: &inputs, forward: &forward, gradients }, &BOTH, |member, x| {
             let y = x.everywhere(&Collective::Broadcast { root: 0, output: Copies::Replicate })?;
-            Ok((Some(y.clone()), y.times(seat.place())?))
+            Ok((Some(y.clone()), y.times(member.place())?))
         });
     }
 }
@@ -404,13 +404,13 @@ fn d1_reduce() {
         let gradients: Vec<&[f64]> = gradients.chunks(1).collect();
         let want =
             Want { inputs: &[&[5.0], &[6.0]], forward: &[&forward, &[]], gradients: &gradients };
-        check("d1", &want, &BOTH, |seat, x| {
+        check("d1", &want, &BOTH, |member, x| {
             let x = match reducer {
                 Reducer::Sum | Reducer::Avg => x.as_terms()?,
                 _ => x.clone(),
             };
             let y = x.on_shard(&Collective::Reduce { root: 0, reducer })?;
-            let loss = y.clone().map_or_else(|| seat.no_loss(), Ok)?;
+            let loss = y.clone().map_or_else(|| member.no_loss(), Ok)?;
             assert_eq!(loss.states()[1], AxisState::Varying);
             Ok((y, loss))
         });
@@ -422,26 +422,26 @@ fn d1_reduce() {
 fn the_others_by_hand() {
     let (inputs, places): (&[&[f64]], &[&[f64]]) = (&[&[5.0], &[7.0]], &[&[1.0], &[2.0]]);
     let by_place = Want { inputs, forward: &[&[19.0][..]; 2], gradients: &[&[3.0], &[6.0]] };
-    check("a factor of each rank's own", &by_place, &BOTH, |seat, x| {
-        let reducer = Reducer::PreMultiplied(seat.place());
+    check("a factor of each rank's own", &by_place, &BOTH, |member, x| {
+        let reducer = Reducer::PreMultiplied(member.place());
         let output = Copies::Replicate;
         let y = x.everywhere(&Collective::AllReduce { reducer, output })?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let handed_on = Want { inputs, forward: &[&[0.0], &[5.0]], gradients: &[&[2.0], &[0.0]] };
-    check("a permutation with an end", &handed_on, &BOTH, |seat, x| {
+    check("a permutation with an end", &handed_on, &BOTH, |member, x| {
         let y = x.everywhere(&Collective::Permute { destinations: vec![Some(1), None] })?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let sums = Want { inputs, forward: &[&[5.0], &[12.0]], gradients: &[&[3.0], &[2.0]] };
-    check("a scan", &sums, &BOTH, |seat, x| {
+    check("a scan", &sums, &BOTH, |member, x| {
         let y = x.everywhere(&Collective::Scan)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let placed = Want { inputs, forward: &[&[5.0, 0.0], &[0.0, 7.0]], gradients: places };
-    check("parts of a sum", &placed, &BOTH, |seat, x| {
+    check("parts of a sum", &placed, &BOTH, |member, x| {
         let y = x.everywhere(&Collective::Place)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
 }
 
@@ -449,31 +449,31 @@ fn the_others_by_hand() {
 #[test]
 fn conversions_of_copies_by_hand() {
     let inputs: &[&[f64]] = &[&[1.0, 2.0][..]; 2];
-    let copies = |seat: &Seat, x: &Tagged, state| {
-        seat.tape.tag(x.tensor().clone(), [AxisState::Invariant, state])
+    let copies = |member: &Member, x: &Tagged, state| {
+        member.tape.tag(x.tensor().clone(), [AxisState::Invariant, state])
     };
     let shared = Want { inputs, forward: inputs, gradients: &[&[3.0, 3.0][..]; 2] };
-    check("share", &shared, &BOTH, |seat, x| {
-        let y = copies(seat, x, AxisState::Invariant).everywhere(&Collective::Share)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+    check("share", &shared, &BOTH, |member, x| {
+        let y = copies(member, x, AxisState::Invariant).everywhere(&Collective::Share)?;
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let parts: &[&[f64]] = &[&[1.0], &[2.0]];
     let of_own: &[&[f64]] = &[&[1.0, 0.0], &[0.0, 2.0]];
-    check("slice", &Want { inputs, forward: parts, gradients: of_own }, &BOTH, |seat, x| {
+    check("slice", &Want { inputs, forward: parts, gradients: of_own }, &BOTH, |member, x| {
         let slice = Collective::Slice { input: Copies::Replicate };
-        let y = copies(seat, x, AxisState::Replicate).everywhere(&slice)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        let y = copies(member, x, AxisState::Replicate).everywhere(&slice)?;
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let of_all = Want { inputs, forward: parts, gradients: &[&[1.0, 2.0][..]; 2] };
-    check("slice, invariant", &of_all, &BOTH, |seat, x| {
+    check("slice, invariant", &of_all, &BOTH, |member, x| {
         let slice = Collective::Slice { input: Copies::Invariant };
-        let y = copies(seat, x, AxisState::Invariant).everywhere(&slice)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+        let y = copies(member, x, AxisState::Invariant).everywhere(&slice)?;
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
     let first: &[&[f64]] = &[&[1.0, 1.0], &[0.0, 0.0]];
     let once = Want { inputs, forward: &[&[1.0, 2.0], &[0.0, 0.0]], gradients: first };
-    check("only the first", &once, &BOTH, |seat, x| {
-        let y = copies(seat, x, AxisState::Replicate).everywhere(&Collective::OnlyFirst)?;
-        Ok((Some(y.clone()), y.times(seat.place())?))
+    check("only the first", &once, &BOTH, |member, x| {
+        let y = copies(member, x, AxisState::Replicate).everywhere(&Collective::OnlyFirst)?;
+        Ok((Some(y.clone()), y.times(member.place())?))
     });
 }

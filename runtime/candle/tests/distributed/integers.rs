@@ -5,16 +5,16 @@ use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::dist::{Axes, AxisState};
 use hsdp_candle::Error;
 
-use crate::seat::{Seat, ranks};
+use crate::member::{Member, ranks};
 
 const COPIES: Copies = Copies::Replicate;
 
 /// The output of each of 2 ranks for the input `[10 r + 1, 10 r + 2]`, in a state that the collective takes.
 fn integers(dtype: DType, from: AxisState, collective: &Collective) -> Vec<Option<Vec<i64>>> {
     ranks(2, |world| {
-        let seat = Seat::new(&world, dtype)?;
-        let tape = seat.tape.without_gradients();
-        let start = 10 * seat.rank as i64;
+        let member = Member::new(&world, dtype)?;
+        let tape = member.tape.without_gradients();
+        let start = 10 * member.rank as i64;
         let x = Tensor::new(&[start + 1, start + 2], &Device::Cpu)?.to_dtype(dtype)?;
         let x = tape.tag(x, [AxisState::Invariant, from]);
         let output = x.apply(Axes::Shard, collective)?;
@@ -61,11 +61,11 @@ fn every_collective_but_a_scan() {
 #[test]
 fn one_gives_and_another_takes() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::I64)?;
-        let tape = seat.tape.without_gradients();
-        let x = Tensor::new(&[7_i64 * (1 - seat.rank as i64)], &Device::Cpu)?;
+        let member = Member::new(&world, DType::I64)?;
+        let tape = member.tape.without_gradients();
+        let x = Tensor::new(&[7_i64 * (1 - member.rank as i64)], &Device::Cpu)?;
         let x = tape.tag(x, [AxisState::Invariant, AxisState::Varying]);
-        let collective = match seat.rank {
+        let collective = match member.rank {
             0 => Collective::Send { to: 1 },
             _ => Collective::Receive { from: 0 },
         };
@@ -88,9 +88,9 @@ fn what_is_computed_in_floats_and_what_does_not_fit_is_refused() {
         (AxisState::Varying, Collective::Scan, "scan on rank 0: integers are not scanned"),
     ] {
         let messages = ranks(1, |world| {
-            let seat = Seat::new(&world, DType::I64)?;
+            let member = Member::new(&world, DType::I64)?;
             let x = Tensor::new(&[1_i64], &Device::Cpu)?;
-            let x = seat.tape.without_gradients().tag(x, [AxisState::Invariant, from]);
+            let x = member.tape.without_gradients().tag(x, [AxisState::Invariant, from]);
             Ok(x.apply(Axes::Shard, &collective).expect_err("no integers").to_string())
         });
         assert_eq!(messages, [phrase]);

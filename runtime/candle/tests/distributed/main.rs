@@ -3,10 +3,10 @@
 mod functions;
 mod golden;
 mod integers;
+mod member;
 mod meshes;
 mod order;
 mod refusals;
 mod rows;
-mod seat;
 mod statistics;
 mod towers;

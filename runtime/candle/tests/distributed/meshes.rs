@@ -7,7 +7,7 @@ use hsdp_candle::Error;
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, Tape};
 use hsdp_comm::Channel;
 
-use crate::seat::{numbers, ranks};
+use crate::member::{numbers, ranks};
 
 fn mesh(world: &World) -> Result<Tape, Error> {
     Ok(Tape::of_mesh(world, Mesh::new(2, 2)?)?)

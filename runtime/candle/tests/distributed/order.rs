@@ -7,17 +7,17 @@ use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::Tagged;
 
-use crate::seat::{Seat, Steps as _, assert_same, numbers, ranks};
+use crate::member::{Member, Steps as _, assert_same, numbers, ranks};
 
 const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 const MAX: Collective = Collective::AllReduce { reducer: Reducer::Max, output: Copies::Replicate };
 
 /// The gradients of `[1 + r]` on 2 ranks, for the given loss.
-fn gradients(loss: impl Fn(&Seat, &Tagged) -> Result<Tagged, Error> + Sync) -> Vec<Vec<f64>> {
+fn gradients(loss: impl Fn(&Member, &Tagged) -> Result<Tagged, Error> + Sync) -> Vec<Vec<f64>> {
     ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(seat.variable(&[seat.place()])?);
-        gradient(&loss(&seat, &x)?, &x)
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(member.variable(&[member.place()])?);
+        gradient(&loss(&member, &x)?, &x)
     })
 }
 
@@ -34,9 +34,9 @@ fn sum(x: &Tensor) -> Result<Tensor, Error> {
 fn an_expression_is_written_in_another_order_on_each_rank() {
     // An all_gather and a max have a reduce_scatter and two all_reduces as backwards: if ranks ran these in different
     // orders, the collectives would fail.
-    let of_both = |seat: &Seat, x: &Tagged| {
+    let of_both = |member: &Member, x: &Tagged| {
         let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
-        match seat.rank {
+        match member.rank {
             0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
             _ => b.zip_sum(&a, |b, a| Ok((b + a)?)),
         }
@@ -47,10 +47,10 @@ fn an_expression_is_written_in_another_order_on_each_rank() {
 #[test]
 fn two_of_the_same_kind_are_not_exchanged() {
     // Only the numbers distinguish these two.
-    let of_both = |seat: &Seat, x: &Tagged| {
+    let of_both = |member: &Member, x: &Tagged| {
         let a = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
         let b = x.times(10.0)?.everywhere(&GATHER)?.map(sum)?;
-        match seat.rank {
+        match member.rank {
             0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
             _ => b.zip_sum(&a, |b, a| Ok((b + a)?)),
         }
@@ -60,9 +60,9 @@ fn two_of_the_same_kind_are_not_exchanged() {
 
 #[test]
 fn a_loss_that_an_output_does_not_reach() {
-    let of_max = |seat: &Seat, x: &Tagged| {
+    let of_max = |member: &Member, x: &Tagged| {
         let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
-        match seat.rank {
+        match member.rank {
             0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
             _ => Ok(b),
         }
@@ -72,9 +72,9 @@ fn a_loss_that_an_output_does_not_reach() {
 
 #[test]
 fn a_loss_that_depends_on_no_collective() {
-    let of_nothing = |seat: &Seat, x: &Tagged| {
+    let of_nothing = |member: &Member, x: &Tagged| {
         let gathered = x.everywhere(&GATHER)?.map(sum)?;
-        match seat.rank {
+        match member.rank {
             0 => Ok(gathered),
             _ => Ok(x.map(sum)?.times(5.0)?),
         }
@@ -85,13 +85,13 @@ fn a_loss_that_depends_on_no_collective() {
 #[test]
 fn an_input_that_needs_a_gradient_on_one_rank_only() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let values = [seat.place()];
-        let x = match seat.rank {
-            0 => seat.variable(&values)?,
-            _ => seat.tensor(&values)?,
+        let member = Member::new(&world, DType::F64)?;
+        let values = [member.place()];
+        let x = match member.rank {
+            0 => member.variable(&values)?,
+            _ => member.tensor(&values)?,
         };
-        let x = seat.varying(x);
+        let x = member.varying(x);
         let loss = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
         let gradients = loss.as_terms()?.backward()?;
         gradients.of_tagged(&x).map(|gradient| numbers(gradient.tensor())).transpose()
@@ -102,8 +102,8 @@ fn an_input_that_needs_a_gradient_on_one_rank_only() {
 #[test]
 fn two_losses_of_one_tape_and_one_of_them_twice() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(member.variable(&[member.place()])?);
         let one = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
         let other = x.everywhere(&MAX)?.map(sum)?;
         let first = gradient(&one, &x)?;
@@ -117,12 +117,12 @@ fn two_losses_of_one_tape_and_one_of_them_twice() {
 #[test]
 fn a_tape_without_a_backward_leaves_nothing_behind() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.variable(&[seat.place()])?;
-        let forgotten = seat.varying(x.clone()).everywhere(&MAX)?;
-        drop((forgotten, seat));
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(x);
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.variable(&[member.place()])?;
+        let forgotten = member.varying(x.clone()).everywhere(&MAX)?;
+        drop((forgotten, member));
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(x);
         gradient(&x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?, &x)
     });
     assert_eq!(seen, [[4.0], [8.0]]);
@@ -131,14 +131,14 @@ fn a_tape_without_a_backward_leaves_nothing_behind() {
 #[test]
 fn two_thousand_collectives_one_after_the_other() {
     let seen = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(member.variable(&[member.place()])?);
         let around = Collective::Permute { destinations: vec![Some(1), Some(0)] };
         let mut y = x.clone();
         for _ in 0..2000 {
             y = y.everywhere(&around)?;
         }
-        gradient(&y.times(seat.place())?, &x)
+        gradient(&y.times(member.place())?, &x)
     });
     assert_eq!(seen, [[1.0], [2.0]]);
 }
@@ -147,10 +147,10 @@ fn two_thousand_collectives_one_after_the_other() {
 fn a_graph_that_outlives_its_rank_keeps_nobody_waiting() {
     let begun = Instant::now();
     let outcomes = hsdp::world(2, |world| -> Result<(Tagged, Option<Error>), Error> {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(member.variable(&[member.place()])?);
         let gathered = x.everywhere(&GATHER)?;
-        match seat.rank {
+        match member.rank {
             0 => Ok((gathered, None)),
             _ => Ok((gathered.clone(), x.everywhere(&GATHER).err())),
         }

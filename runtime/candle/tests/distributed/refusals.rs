@@ -6,15 +6,15 @@ use hsdp::dist::{Axes, AxisState, Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
-use crate::seat::{Seat, Steps as _, ranks};
+use crate::member::{Member, Steps as _, ranks};
 
 const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 
 /// The error of rank 0 of `size` for this collective of this tensor.
 fn told(size: usize, collective: &Collective, tensor: &Tensor) -> String {
     let messages = ranks(size, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let refused = seat.varying(tensor.clone()).on_shard(collective);
+        let member = Member::new(&world, DType::F64)?;
+        let refused = member.varying(tensor.clone()).on_shard(collective);
         Ok(refused.expect_err("it does not fit").to_string())
     });
     messages.into_iter().next().expect("rank 0")
@@ -77,7 +77,7 @@ fn a_loss_of_several_elements_or_of_integers() {
         (zeros(&[], DType::U32), "a loss must be one float, this one is [] of u32"),
     ] {
         let messages = ranks(1, |world| {
-            let loss = Seat::new(&world, DType::F64)?.varying(tensor.clone()).as_terms()?;
+            let loss = Member::new(&world, DType::F64)?.varying(tensor.clone()).as_terms()?;
             Ok(loss.backward().map(drop).expect_err("it is no loss").to_string())
         });
         assert_eq!(messages, [phrase]);
@@ -87,8 +87,8 @@ fn a_loss_of_several_elements_or_of_integers() {
 #[test]
 fn a_replicate_loss_of_run_time_states() {
     let messages = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let loss = seat.varying(seat.variable(&[1.0])?).everywhere(&GATHER)?;
+        let member = Member::new(&world, DType::F64)?;
+        let loss = member.varying(member.variable(&[1.0])?).everywhere(&GATHER)?;
         Ok(loss.backward().map(drop).expect_err("it would count twice"))
     });
     assert!(messages.iter().all(|error| {
@@ -99,8 +99,8 @@ fn a_replicate_loss_of_run_time_states() {
 #[test]
 fn values_of_two_tapes() {
     let messages = ranks(1, |world| {
-        let [one, other] = [Seat::new(&world, DType::F64)?, Seat::new(&world, DType::F64)?];
-        let [x, y] = [&one, &other].map(|seat| seat.tensor(&[1.0]).map(|x| seat.varying(x)));
+        let [one, other] = [Member::new(&world, DType::F64)?, Member::new(&world, DType::F64)?];
+        let [x, y] = [&one, &other].map(|member| member.tensor(&[1.0]).map(|x| member.varying(x)));
         let refused = x?.zip_sum(&y?, |x, y| Ok((x + y)?));
         Ok(refused.expect_err("they do not know each other").to_string())
     });
@@ -111,8 +111,8 @@ fn values_of_two_tapes() {
 #[test]
 fn a_derivative_of_a_gradient() {
     let messages = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let w: Dist<Invariant, Replicate> = seat.tape.assume(seat.variable(&[3.0])?);
+        let member = Member::new(&world, DType::F64)?;
+        let w: Dist<Invariant, Replicate> = member.tape.assume(member.variable(&[3.0])?);
         let loss = w.to_varying(OnShard)?.sqr()?.sum_all()?.to_partial(OnShard)?;
         let gradient = gradient_of(&loss.backward()?, &w)?.all_reduce(OnShard, Sum)?;
         assert!(!gradient.tensor().track_op(), "it keeps no graph");
@@ -126,8 +126,8 @@ fn a_derivative_of_a_gradient() {
 #[test]
 fn the_gradient_of_what_is_no_variable() {
     let messages = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let w: Dist<Invariant, Varying> = seat.tape.assume(seat.variable(&[3.0])?);
+        let member = Member::new(&world, DType::F64)?;
+        let w: Dist<Invariant, Varying> = member.tape.assume(member.variable(&[3.0])?);
         let y = w.scale(2.0)?;
         let gradients = y.sqr()?.sum_all()?.to_partial(OnShard)?.backward()?;
         Ok(gradient_of(&gradients, &y).map(drop).expect_err("candle has not kept it").to_string())
@@ -144,8 +144,8 @@ fn second_order_child() {
         return;
     }
     let messages = ranks(1, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let x = seat.varying(seat.variable(&[3.0])?);
+        let member = Member::new(&world, DType::F64)?;
+        let x = member.varying(member.variable(&[3.0])?);
         let loss = x.everywhere(&GATHER)?.map(|y| Ok(y.sqr()?.sum_all()?))?.as_terms()?;
         Ok(loss.backward().map(drop).expect_err("it would be half a derivative").to_string())
     });
@@ -167,10 +167,10 @@ fn a_second_derivative() {
 #[test]
 fn a_backward_on_a_tape_without_gradients() {
     let messages = ranks(1, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let tape = seat.tape.without_gradients();
+        let member = Member::new(&world, DType::F64)?;
+        let tape = member.tape.without_gradients();
         let states = [AxisState::Invariant, AxisState::Varying];
-        let x = tape.tag(seat.variable(&[1.0])?, states).apply(Axes::Shard, &GATHER)?;
+        let x = tape.tag(member.variable(&[1.0])?, states).apply(Axes::Shard, &GATHER)?;
         let x = x.expect("every rank has one").as_terms()?;
         assert!(!x.tensor().track_op(), "nothing was recorded");
         Ok(x.backward().map(drop).expect_err("there is none").to_string())
@@ -182,11 +182,11 @@ fn a_backward_on_a_tape_without_gradients() {
 #[test]
 fn the_gradient_of_a_variable_that_was_taken_for_terms_of_a_sum() {
     let messages = ranks(2, |world| {
-        let seat = Seat::new(&world, DType::F64)?;
-        let own: Dist<Invariant, Varying> = seat.tape.assume(seat.variable(&[3.0])?);
+        let member = Member::new(&world, DType::F64)?;
+        let own: Dist<Invariant, Varying> = member.tape.assume(member.variable(&[3.0])?);
         let terms = own.to_partial(OnShard)?;
         let summed = terms.all_reduce(OnShard, Sum)?.only_first(OnShard)?;
-        let loss = summed.add(&own.scale(seat.place())?.to_partial(OnShard)?)?;
+        let loss = summed.add(&own.scale(member.place())?.to_partial(OnShard)?)?;
         let gradients = loss.sum_all()?.backward()?;
         let of_own = gradient_of(&gradients, &own)?.tensor().to_vec1::<f64>()?;
         let of_terms = gradient_of(&gradients, &terms).map(drop);

@@ -6,7 +6,7 @@ use hsdp::dist::{Invariant, OnShard, Partial, Replicate, State, Sum, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{AlongDim as _, Dist, Functions as _};
 
-use crate::seat::{Seat, Steps as _, numbers, ranks};
+use crate::member::{Member, Steps as _, numbers, ranks};
 
 /// A tensor of this shape, whose elements count up from `start`.
 fn counted([rows, columns]: [usize; 2], start: f64) -> Result<Tensor, Error> {
@@ -15,8 +15,8 @@ fn counted([rows, columns]: [usize; 2], start: f64) -> Result<Tensor, Error> {
     Ok(Var::from_tensor(&tensor)?.as_tensor().clone())
 }
 
-fn seat(world: &hsdp::World) -> Result<Seat, Error> {
-    Seat::new(world, DType::F64)
+fn member(world: &hsdp::World) -> Result<Member, Error> {
+    Member::new(world, DType::F64)
 }
 
 #[test]
@@ -36,8 +36,8 @@ fn shapes_by_rows() {
     ];
     for (collective, want) in cases {
         let seen = ranks(2, |world| {
-            let seat = seat(&world)?;
-            let x = seat.varying(counted([4, 3], 0.0)?);
+            let member = member(&world)?;
+            let x = member.varying(counted([4, 3], 0.0)?);
             let output = x.on_shard(&collective)?;
             Ok(output.map(|output| output.tensor().dims().to_vec()))
         });
@@ -50,12 +50,12 @@ fn shapes_by_rows() {
 fn uneven_rows_go_to_all_and_their_gradients_come_back() {
     // Rank 0 has 3 rows and keeps 1, rank 1 has none and gets 2.
     let seen = ranks(2, |world| {
-        let seat = seat(&world)?;
-        let x = seat.varying(counted([[3, 2], [0, 2]][seat.rank], 0.0)?);
-        let (send, receive) = [([1, 2], [1, 0]), ([0, 0], [2, 0])][seat.rank];
+        let member = member(&world)?;
+        let x = member.varying(counted([[3, 2], [0, 2]][member.rank], 0.0)?);
+        let (send, receive) = [([1, 2], [1, 0]), ([0, 0], [2, 0])][member.rank];
         let collective = Collective::AllToAll { send: send.to_vec(), receive: receive.to_vec() };
         let y = x.everywhere(&collective)?;
-        let loss = y.map(|y| Ok((y.sum_all()? * seat.place())?))?.as_terms()?;
+        let loss = y.map(|y| Ok((y.sum_all()? * member.place())?))?.as_terms()?;
         let gradient = loss.backward()?.of_tagged(&x).expect("the collective reaches it");
         Ok((y.tensor().dims().to_vec(), numbers(gradient.tensor())?))
     });
@@ -72,8 +72,8 @@ fn no_rows_at_all() {
         Collective::Scan,
     ] {
         let seen = ranks(2, |world| {
-            let seat = seat(&world)?;
-            let x = seat.varying(counted([0, 3], 0.0)?);
+            let member = member(&world)?;
+            let x = member.varying(counted([0, 3], 0.0)?);
             let y = x.everywhere(&collective)?;
             let loss = y.map(|y| Ok(y.sum_all()?))?.as_terms()?;
             let gradient = loss.backward()?.of_tagged(&x).expect("the collective reaches it");
@@ -86,13 +86,13 @@ fn no_rows_at_all() {
 #[test]
 fn a_view_that_is_not_contiguous() {
     let seen = ranks(2, |world| {
-        let seat = seat(&world)?;
-        let x = counted([3, 4], 12.0 * seat.rank as f64)?;
-        let columns = seat.varying(x.clone()).map(|x| Ok(x.t()?.narrow(0, 1, 2)?))?;
+        let member = member(&world)?;
+        let x = counted([3, 4], 12.0 * member.rank as f64)?;
+        let columns = member.varying(x.clone()).map(|x| Ok(x.t()?.narrow(0, 1, 2)?))?;
         let gathered = columns.everywhere(&Collective::AllGather { output: Copies::Replicate })?;
         assert!(!columns.tensor().is_contiguous());
         let loss = gathered.map(|y| Ok(y.t()?.sqr()?.sum_all()?))?.as_terms()?;
-        let gradient = loss.backward()?.of_tagged(&seat.varying(x)).expect("it is reached");
+        let gradient = loss.backward()?.of_tagged(&member.varying(x)).expect("it is reached");
         Ok((numbers(gathered.tensor())?, numbers(gradient.tensor())?))
     });
     let columns = [1.0, 5.0, 9.0, 2.0, 6.0, 10.0, 13.0, 17.0, 21.0, 14.0, 18.0, 22.0];
@@ -106,15 +106,15 @@ fn a_view_that_is_not_contiguous() {
 }
 
 /// This rank's `[2, 4]` tensor, in the state that a test is about.
-fn tensor<S: State>(seat: &Seat, start: f64) -> Result<Dist<Invariant, S>, Error> {
-    Ok(seat.tape.assume(counted([2, 4], start)?))
+fn tensor<S: State>(member: &Member, start: f64) -> Result<Dist<Invariant, S>, Error> {
+    Ok(member.tape.assume(counted([2, 4], start)?))
 }
 
 #[test]
 fn columns_are_gathered_scattered_and_sliced() {
     let seen = ranks(2, |world| {
-        let seat = seat(&world)?;
-        let x = tensor::<Varying>(&seat, 8.0 * seat.rank as f64)?;
+        let member = member(&world)?;
+        let x = tensor::<Varying>(&member, 8.0 * member.rank as f64)?;
         let gathered: Dist<Invariant, Replicate> = x.all_gather_dim(OnShard, 1)?;
         assert_eq!(gathered.tensor().dims(), [2, 8]);
         let summed: Dist<Invariant, Varying> =
@@ -122,7 +122,7 @@ fn columns_are_gathered_scattered_and_sliced() {
         let sliced: Dist<Invariant, Varying> = gathered.slice_dim(OnShard, 1)?;
         assert_eq!(numbers(sliced.tensor())?, numbers(x.tensor())?);
 
-        let loss = summed.sum_all()?.scale(seat.place())?.to_partial(OnShard)?;
+        let loss = summed.sum_all()?.scale(member.place())?.to_partial(OnShard)?;
         let gradient = loss.backward()?.of(&x).expect("it is reached");
         Ok((numbers(summed.tensor())?, numbers(gradient.tensor())?))
     });
@@ -134,8 +134,8 @@ fn columns_are_gathered_scattered_and_sliced() {
 #[test]
 fn a_partial_value_is_cut_along_columns_by_its_sum_only() {
     let seen = ranks(2, |world| {
-        let seat = seat(&world)?;
-        let x: Dist<Invariant, Partial> = tensor(&seat, 0.0)?;
+        let member = member(&world)?;
+        let x: Dist<Invariant, Partial> = tensor(&member, 0.0)?;
         numbers(x.reduce_scatter_dim(OnShard, Sum, 1)?.tensor())
     });
     assert_eq!(seen, [[0.0, 2.0, 8.0, 10.0], [4.0, 6.0, 12.0, 14.0]]);
@@ -145,14 +145,14 @@ fn a_partial_value_is_cut_along_columns_by_its_sum_only() {
 fn sixteen_bits() {
     for dtype in [DType::F16, DType::BF16] {
         let seen = ranks(2, |world| {
-            let seat = Seat::new(&world, dtype)?;
-            let x = seat.varying(seat.variable(&[1.0, 3.0])?);
+            let member = Member::new(&world, dtype)?;
+            let x = member.varying(member.variable(&[1.0, 3.0])?);
             let y = x.as_terms()?.everywhere(&Collective::AllReduce {
                 reducer: Reducer::Avg,
                 output: Copies::Replicate,
             })?;
             assert_eq!(y.tensor().dtype(), dtype);
-            let loss = y.map(|y| Ok((y.sqr()?.sum_all()? * seat.place())?))?.as_terms()?;
+            let loss = y.map(|y| Ok((y.sqr()?.sum_all()? * member.place())?))?.as_terms()?;
             let gradient = loss.backward()?.of_tagged(&x).expect("it is reached");
             assert_eq!(gradient.tensor().dtype(), dtype);
             numbers(gradient.tensor())
@@ -164,12 +164,12 @@ fn sixteen_bits() {
 #[test]
 fn dtypes_may_differ_from_collective_to_collective() {
     let seen = ranks(2, |world| {
-        let seat = seat(&world)?;
-        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let member = member(&world)?;
+        let x = member.varying(member.variable(&[member.place()])?);
         let around = Collective::Permute { destinations: vec![Some(1), Some(0)] };
         let half = x.map(|x| Ok(x.to_dtype(DType::BF16)?))?.everywhere(&around)?;
         let y = half.map(|x| Ok(x.to_dtype(DType::F64)?))?.everywhere(&around)?;
-        let gradient = y.times(seat.place())?.as_terms()?.backward()?;
+        let gradient = y.times(member.place())?.as_terms()?.backward()?;
         numbers(gradient.of_tagged(&x).expect("it is reached").tensor())
     });
     assert_eq!(seen, [[1.0], [2.0]]);

@@ -5,7 +5,7 @@ use hsdp::dist::{Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
-use crate::seat::{Seat, assert_close, numbers, ranks};
+use crate::member::{Member, assert_close, numbers, ranks};
 
 const WIDTH: usize = 3;
 /// Rows of each rank, in different numbers.
@@ -41,12 +41,12 @@ fn whole(dtype: DType) -> Result<[Vec<f64>; 2], Error> {
 /// The same gradients on four ranks; each rank has that of its part of the batch.
 fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 2]> {
     ranks(4, |world| {
-        let seat = Seat::new(&world, dtype)?;
-        let (start, rows) = (ROWS[..seat.rank].iter().sum(), ROWS[seat.rank]);
+        let member = Member::new(&world, dtype)?;
+        let (start, rows) = (ROWS[..member.rank].iter().sum(), ROWS[member.rank]);
         let all = ROWS.iter().sum::<usize>() as f64;
-        let x: Dist<Invariant, Varying> = seat.tape.assume(batch(start, rows, (0, dtype))?);
-        let scale: Dist<Invariant, Replicate> = seat.tape.assume(batch(0, 1, (1, dtype))?);
-        let targets: Dist<Invariant, Varying> = seat.tape.assume(batch(start, rows, (2, dtype))?);
+        let x: Dist<Invariant, Varying> = member.tape.assume(batch(start, rows, (0, dtype))?);
+        let scale: Dist<Invariant, Replicate> = member.tape.assume(batch(0, 1, (1, dtype))?);
+        let targets: Dist<Invariant, Varying> = member.tape.assume(batch(start, rows, (2, dtype))?);
 
         let mean_of = |x: &Dist<Invariant, Varying>| {
             x.sum_keepdim(0)?.to_partial(OnShard)?.all_reduce(OnShard, Sum)?.scale(1.0 / all)

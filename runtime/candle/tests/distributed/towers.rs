@@ -6,7 +6,7 @@ use hsdp::dist::{Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
-use crate::seat::{Seat, assert_close, numbers, ranks};
+use crate::member::{Member, assert_close, numbers, ranks};
 
 const RANKS: usize = 4;
 /// Pairs of a rank.
@@ -60,8 +60,8 @@ fn contrast(one: &Own, partners: &Copied, rank: usize) -> Result<Own, Error> {
 
 fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 4]> {
     ranks(RANKS, |world| {
-        let seat = Seat::new(&world, dtype)?;
-        let (tape, start) = (&seat.tape, seat.rank * BATCH);
+        let member = Member::new(&world, dtype)?;
+        let (tape, start) = (&member.tape, member.rank * BATCH);
         let [v, w]: [Copied; 2] = [
             tape.assume(tensor(0, WIDTH, (0, dtype))?),
             tape.assume(tensor(0, WIDTH, (1, dtype))?),
@@ -72,7 +72,7 @@ fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 4]> {
         ];
         let [y, z] = [tower(&a, &v)?, tower(&b, &w)?];
         let [all_y, all_z] = [y.all_gather(OnShard)?, z.all_gather(OnShard)?];
-        let sum = contrast(&y, &all_z, seat.rank)?.add(&contrast(&z, &all_y, seat.rank)?)?;
+        let sum = contrast(&y, &all_z, member.rank)?.add(&contrast(&z, &all_y, member.rank)?)?;
         let loss = sum.scale(1.0 / (RANKS * BATCH) as f64)?.to_partial(OnShard)?;
         let gradients = loss.backward()?;
         let of_weight = |w| numbers(gradient_of(&gradients, w)?.all_reduce(OnShard, Sum)?.tensor());

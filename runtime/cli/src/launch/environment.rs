@@ -59,6 +59,6 @@ pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
 }
 
 /// The further variables of one rank.
-pub(super) fn seat(rank: u32) -> [(&'static str, String); 3] {
+pub(super) fn of_rank(rank: u32) -> [(&'static str, String); 3] {
     [LAUNCHED, "RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string()))
 }

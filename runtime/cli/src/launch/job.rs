@@ -105,7 +105,7 @@ impl Job {
         let attendant = |rank| {
             let mut command = Command::new(&program);
             command.args(["launch-rank", "--"]).args(&self.command).stdout(Stdio::null());
-            command.envs(meeting.iter().cloned()).envs(environment::seat(rank));
+            command.envs(meeting.iter().cloned()).envs(environment::of_rank(rank));
             command
         };
         Ok((0..self.ranks).map(attendant).collect())

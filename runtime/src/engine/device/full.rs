@@ -27,7 +27,7 @@ impl DeviceArriving {
         shard: &DeviceShard,
     ) -> Result<Self, Error> {
         let input = shard.gather_input();
-        let full = fabric.seat().buffer(Category::Full, input.dtype(), layout.full_len());
+        let full = fabric.model_device().buffer(Category::Full, input.dtype(), layout.full_len());
         let full = full.map_err(|error| fabric.device_error("gather", tag.step, error))?;
         let gather = &fabric.gather;
         let pending = gather.gather_unit_on_device(tag, Arc::clone(&layout), input, full)?;
@@ -37,8 +37,8 @@ impl DeviceArriving {
     /// Waits until the gather is issued. Kernels that read the parameters wait for the rest, on the device.
     pub(crate) fn wait(self, fabric: &Fabric) -> Result<DeviceFull, Error> {
         let Self { pending, layout } = self;
-        let (full, seat) = (Arc::new(pending.wait()?), fabric.seat());
-        let reader = Reader { stream: Arc::clone(&seat.stream), patience: seat.patience };
+        let (full, device) = (Arc::new(pending.wait()?), fabric.model_device());
+        let reader = Reader { stream: Arc::clone(&device.stream), patience: device.patience };
         Ok(DeviceFull { full, layout, reader, copies: OnceLock::new() })
     }
 }

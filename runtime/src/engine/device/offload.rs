@@ -10,7 +10,7 @@ use hsdp_kernels::{Divisor, HostBuffer, Values, cast};
 use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan};
 
 use crate::engine::device::shard::{DeviceShard, make_mut};
-use crate::engine::device::{DeviceSeat, DeviceSums};
+use crate::engine::device::{DeviceSums, ModelDevice};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
@@ -72,20 +72,20 @@ impl DeviceShard {
         sums: &DeviceSums,
         update: impl FnOnce(&mut [f32], &[f32]),
     ) -> Result<(), CudaError> {
-        let (seat, mut scratch) = (fabric.seat(), fabric.seat().scratch.lock());
-        let by = (&*seat.stream, seat.patience);
+        let (device, mut scratch) = (fabric.model_device(), fabric.model_device().scratch.lock());
+        let by = (&*device.stream, device.patience);
         let Scratch { gradient, master: through, rounded } = &mut *scratch;
         let gradient = &mut gradient[..sums.len()];
         sums.values().read_back_into(by, 0, gradient)?;
         match self {
             Self::There { .. } => {
-                let (master, gather_input) = self.exclusive(seat)?;
+                let (master, gather_input) = self.exclusive(device)?;
                 let through = &mut through[..master.len()];
                 master.read_back_into(by, 0, through)?;
                 update(through, gradient);
-                master.write(&seat.stream, Values::F32(through))?;
+                master.write(&device.stream, Values::F32(through))?;
                 let Some(gather_input) = gather_input else { return Ok(()) };
-                seat.stream.narrow(gather_input, master, Divisor::ONE)
+                device.stream.narrow(gather_input, master, Divisor::ONE)
             }
             Self::Offloaded { master, gather_input } => {
                 let master = {
@@ -93,19 +93,19 @@ impl DeviceShard {
                     Arc::make_mut(master)
                 };
                 update(master, gradient);
-                let gather_input = make_mut((seat, Category::GatherInput), gather_input)?;
-                upload(seat, (master, rounded), gather_input)
+                let gather_input = make_mut((device, Category::GatherInput), gather_input)?;
+                upload(device, (master, rounded), gather_input)
             }
         }
     }
 
     /// A shard whose master stays on the host.
     pub(super) fn offloaded(
-        seat: &DeviceSeat,
+        device: &ModelDevice,
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, CudaError> {
-        let mut gather_input = seat.buffer(Category::GatherInput, compute, master.len())?;
-        upload(seat, (&master, &mut seat.scratch.lock().rounded), &mut gather_input)?;
+        let mut gather_input = device.buffer(Category::GatherInput, compute, master.len())?;
+        upload(device, (&master, &mut device.scratch.lock().rounded), &mut gather_input)?;
         Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
     }
 }
@@ -113,14 +113,14 @@ impl DeviceShard {
 /// Copies parameters to the device, in the dtype of the buffer there: rounded on the host, so that fewer bytes are
 /// copied.
 fn upload(
-    seat: &DeviceSeat,
+    device: &ModelDevice,
     (master, rounded): (&[f32], &mut HostBuffer),
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
     if gather_input.dtype() == DType::F32 {
-        return gather_input.write(&seat.stream, Values::F32(master));
+        return gather_input.write(&device.stream, Values::F32(master));
     }
     let all = 0..master.len();
     cast(rounded.values_mut().slice(all.clone()), master);
-    gather_input.write(&seat.stream, rounded.values().slice(all))
+    gather_input.write(&device.stream, rounded.values().slice(all))
 }

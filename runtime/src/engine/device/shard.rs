@@ -7,7 +7,7 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Values, copy_past_caches};
 use hsdp_sharding::{DType, Offload};
 
-use crate::engine::device::DeviceSeat;
+use crate::engine::device::ModelDevice;
 use crate::engine::device::sums::read_f32;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
@@ -29,23 +29,23 @@ impl DeviceShard {
     /// Copies a master, or only the gather input made of it, to the device.
     pub(crate) fn new(
         fabric: &Fabric,
-        seat: &DeviceSeat,
+        device: &ModelDevice,
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, Error> {
-        let placed = match seat.offload {
-            Offload::None | Offload::Optimizer => Self::there(seat, (&master, compute)),
-            Offload::All => Self::offloaded(seat, (master, compute)),
+        let placed = match device.offload {
+            Offload::None | Offload::Optimizer => Self::there(device, (&master, compute)),
+            Offload::All => Self::offloaded(device, (master, compute)),
         };
         placed.map_err(|error| fabric.device_error("init", 0, error))
     }
 
     /// The whole shard on the device, rounded there where the compute dtype is another.
-    fn there(seat: &DeviceSeat, (master, compute): (&[f32], DType)) -> Result<Self, CudaError> {
-        let mut there = seat.buffer(Category::Shard, DType::F32, master.len())?;
-        there.write(&seat.stream, Values::F32(master))?;
+    fn there(device: &ModelDevice, (master, compute): (&[f32], DType)) -> Result<Self, CudaError> {
+        let mut there = device.buffer(Category::Shard, DType::F32, master.len())?;
+        there.write(&device.stream, Values::F32(master))?;
         let gather_input = match compute {
             DType::F32 => None,
-            compute => Some(Arc::new(rounded(seat, &there, compute)?)),
+            compute => Some(Arc::new(rounded(device, &there, compute)?)),
         };
         Ok(Self::There { master: Arc::new(there), gather_input })
     }
@@ -74,10 +74,10 @@ impl DeviceShard {
         from: usize,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        let seat = fabric.seat();
+        let device = fabric.model_device();
         match self {
             Self::There { master, .. } => master
-                .read_back_into((&seat.stream, seat.patience), from, into)
+                .read_back_into((&device.stream, device.patience), from, into)
                 .map_err(|error| fabric.device_error("read", 0, error)),
             Self::Offloaded { master, .. } => {
                 copy_past_caches(into, &master[from..from + into.len()]);
@@ -93,37 +93,37 @@ impl DeviceShard {
     /// If the parameters are offloaded: these are updated where they lie.
     pub(crate) fn exclusive(
         &mut self,
-        seat: &DeviceSeat,
+        device: &ModelDevice,
     ) -> Result<(&mut DeviceBuffer, Option<&mut DeviceBuffer>), CudaError> {
         let Self::There { master, gather_input } = self else {
             unreachable!("an offloaded unit is updated on the host");
         };
-        let master = make_mut((seat, Category::Shard), master)?;
-        let rounded = |all| make_mut((seat, Category::GatherInput), all);
+        let master = make_mut((device, Category::Shard), master)?;
+        let rounded = |all| make_mut((device, Category::GatherInput), all);
         let gather_input = gather_input.as_mut().map(rounded).transpose()?;
         Ok((master, gather_input))
     }
 }
 
 fn rounded(
-    seat: &DeviceSeat,
+    device: &ModelDevice,
     master: &DeviceBuffer,
     dtype: DType,
 ) -> Result<DeviceBuffer, CudaError> {
-    let mut rounded = seat.buffer(Category::GatherInput, dtype, master.len())?;
-    seat.stream.narrow(&mut rounded, master, Divisor::ONE)?;
+    let mut rounded = device.buffer(Category::GatherInput, dtype, master.len())?;
+    device.stream.narrow(&mut rounded, master, Divisor::ONE)?;
     Ok(rounded)
 }
 
 /// A buffer to be written: a copy, if there is another holder.
 pub(super) fn make_mut<'a>(
-    (seat, category): (&DeviceSeat, Category),
+    (device, category): (&ModelDevice, Category),
     buffer: &'a mut Arc<DeviceBuffer>,
 ) -> Result<&'a mut DeviceBuffer, CudaError> {
     if Arc::get_mut(buffer).is_none() {
         let (dtype, len) = (buffer.dtype(), buffer.len());
-        let mut copy = seat.buffer(category, dtype, len)?;
-        copy.copy(&seat.stream, 0..len, (buffer, 0..len))?;
+        let mut copy = device.buffer(category, dtype, len)?;
+        copy.copy(&device.stream, 0..len, (buffer, 0..len))?;
         *buffer = Arc::new(copy);
     }
     Ok(Arc::get_mut(buffer).expect("there is no other holder"))

@@ -22,10 +22,10 @@ pub(crate) struct DeviceSums {
 
 impl DeviceSums {
     pub(crate) fn new(fabric: &Fabric, len: usize, step: u64) -> Result<Self, Error> {
-        let seat = fabric.seat();
+        let device = fabric.model_device();
         let make = || {
-            let values = seat.buffer(Category::Partial, DType::F32, len)?;
-            Ok(Self { values, noted: Noted::new(&seat.stream)? })
+            let values = device.buffer(Category::Partial, DType::F32, len)?;
+            Ok(Self { values, noted: Noted::new(&device.stream)? })
         };
         make().map_err(|error| fabric.device_error("reduction", step, error))
     }
@@ -40,7 +40,7 @@ impl DeviceSums {
 
     /// Clears the notes of another step.
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64) -> Result<(), Error> {
-        let cleared = self.noted.clear(&fabric.seat().stream);
+        let cleared = self.noted.clear(&fabric.model_device().stream);
         cleared.map_err(|error| fabric.device_error("reduction", step, error))
     }
 
@@ -81,7 +81,7 @@ impl DeviceSums {
         step: u64,
     ) -> Result<(), Error> {
         let all = 0..other.len();
-        let added = fabric.seat().stream.sum(
+        let added = fabric.model_device().stream.sum(
             &mut self.values,
             (&[&other.values], all),
             (Divisor::ONE, fold),
@@ -97,9 +97,9 @@ impl DeviceSums {
 
     /// The squared norm of each, and its first element that is not finite. Waits for all work that is under way.
     pub(crate) fn survey(fabric: &Fabric, all: &[&Self], step: u64) -> Result<Vec<Seen>, Error> {
-        let seat = fabric.seat();
+        let device = fabric.model_device();
         let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();
-        let seen = seat.stream.inspect(&values, seat.patience);
+        let seen = device.stream.inspect(&values, device.patience);
         let seen = seen.map_err(|error| fabric.device_error("norm", step, error))?;
         let index = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
         let one = |seen: &hsdp_kernels::cuda::Seen| Seen {
@@ -132,8 +132,9 @@ pub(super) fn first_noted(
     if units.is_empty() {
         return Ok(None);
     }
-    let (seat, notes) = (fabric.seat(), units.iter().map(|(_, noted)| *noted).collect::<Vec<_>>());
-    let read = seat.stream.read_noted(&notes, seat.patience);
+    let (device, notes) =
+        (fabric.model_device(), units.iter().map(|(_, noted)| *noted).collect::<Vec<_>>());
+    let read = device.stream.read_noted(&notes, device.patience);
     let read = read.map_err(|error| fabric.device_error("check", step, error))?;
     let sightings = units.iter().zip(read).flat_map(|((unit, _), noted)| {
         let WhatWasNoted { contribution, sum } = noted;
@@ -176,8 +177,8 @@ fn sighting_of_shard(
 }
 
 pub(crate) fn read_f32(fabric: &Fabric, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
-    let seat = fabric.seat();
-    Ok(values.read_back(&seat.stream, seat.patience)?.values().to_f32())
+    let device = fabric.model_device();
+    Ok(values.read_back(&device.stream, device.patience)?.values().to_f32())
 }
 
 /// A reduce-scatter that is under way.

@@ -7,7 +7,7 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues};
 use hsdp_sharding::{DType, Plan, UnitId};
 
-use crate::engine::device::DeviceSeat;
+use crate::engine::device::ModelDevice;
 use crate::engine::device::sums::{first_noted, sighting_in_unit};
 use crate::engine::fabric::Fabric;
 use crate::engine::place::Place;
@@ -33,7 +33,7 @@ struct Sum {
 }
 
 impl DeviceUnsharded {
-    pub(crate) fn new(plan: &Plan, _: &DeviceSeat) -> Self {
+    pub(crate) fn new(plan: &Plan, _: &ModelDevice) -> Self {
         Self { units: plan.spec().units().iter().map(|_| None).collect(), given: Vec::new() }
     }
 
@@ -54,8 +54,8 @@ impl DeviceUnsharded {
         place: Place,
         (unit, gradients): (UnitId, &UnitGradients),
     ) -> Result<(), CudaError> {
-        let (seat, layout) = (fabric.seat(), fabric.plan.layout(unit));
-        let mut flat = seat.buffer(Category::GradFull, DType::F32, layout.trainable().len)?;
+        let (device, layout) = (fabric.model_device(), fabric.plan.layout(unit));
+        let mut flat = device.buffer(Category::GradFull, DType::F32, layout.trainable().len)?;
         let there: Vec<(usize, Option<&dyn GradientValues>)> = layout
             .params()
             .iter()
@@ -63,14 +63,14 @@ impl DeviceUnsharded {
             .map(|(slot, gradient)| (slot.start, gradient.as_deref()))
             .collect();
         let sum = self.units[unit.index()].take();
-        let mut noted = Noted::new(&seat.stream)?;
+        let mut noted = Noted::new(&device.stream)?;
         let (had, mut sums) = match sum {
             Some(sum) => (sum.has, Some((sum.flat, sum.noted))),
             None => (vec![false; gradients.len()], None),
         };
         let round = place.microbatch;
         let notes = sums.as_mut().map_or(&mut noted, |(_, noted)| noted);
-        let stream = &seat.stream;
+        let stream = &device.stream;
         stream.pack_gradients(
             &mut flat,
             &there,

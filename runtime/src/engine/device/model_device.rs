@@ -16,7 +16,7 @@ use crate::placement::Placement;
 
 /// A rank's device.
 #[derive(Debug)]
-pub(crate) struct DeviceSeat {
+pub(crate) struct ModelDevice {
     /// The stream for casts of shards, updates, and copies to the host. Collectives have streams of their own.
     pub(super) stream: Arc<Stream>,
     /// How long the host waits for the stream.
@@ -27,7 +27,7 @@ pub(crate) struct DeviceSeat {
     pub(super) scratch: Mutex<Scratch>,
 }
 
-impl DeviceSeat {
+impl ModelDevice {
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -113,7 +113,7 @@ impl DeviceSeat {
 
 impl Fabric {
     /// The device, for parts of the model that lie on one.
-    pub(super) fn seat(&self) -> &DeviceSeat {
+    pub(super) fn model_device(&self) -> &ModelDevice {
         self.device.as_ref().expect("a part on a device belongs to a model on that device")
     }
 

@@ -10,13 +10,13 @@ use hsdp_comm::Channel;
 
 /// A rank on a tape over the whole world, which is the shard axis.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Member {
     pub(crate) rank: usize,
     pub(crate) tape: Tape,
     pub(crate) dtype: DType,
 }
 
-impl Seat {
+impl Member {
     pub(crate) fn new(world: &World, dtype: DType) -> Result<Self, Error> {
         let tape = Tape::of_group(world, world.world_group(Channel::User))?;
         Ok(Self { rank: world.rank().index(), tape, dtype })
