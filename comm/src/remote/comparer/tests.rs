@@ -1,12 +1,14 @@
 //! The comparer of three ranks, without any messages.
 
 use super::*;
-use crate::Descriptor;
 use crate::call::barrier_of;
 use crate::engine::judge::{Members, Rolled};
+use crate::{Counts, Descriptor};
 
+/// An operation that differs from that of each other group in its count, too.
 fn operation(group: u64) -> Arc<Descriptor> {
-    Arc::new(barrier_of(GroupId::from_hash(group)))
+    let counts = Counts::Each(usize::try_from(group).expect("a small number"));
+    Arc::new(Descriptor { counts, ..barrier_of(GroupId::from_hash(group)) })
 }
 
 /// A rank that waits for another.
