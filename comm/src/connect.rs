@@ -60,9 +60,9 @@ impl World {
         connected.await_drained(own)?;
         let _connecting = connected.connecting();
         // All are here: no rank waits in a split for one that has failed before it.
-        self.all_have(true)?;
+        self.said_by_all(&[0])?;
         let split = self.split(group);
-        let made = if self.all_have(split.is_some())? { split } else { None };
+        let made = if self.all_have(split.as_ref())? { split } else { None };
         let made = match made {
             Some(split) => split,
             None => self.join_by_id(&device, group)?,
@@ -131,14 +131,13 @@ impl World {
     fn exchange_ids(&self, own: Result<UniqueId, NcclError>) -> Result<Vec<UniqueId>, Error> {
         let words = own.as_ref().map_or([0; UniqueId::WORDS], UniqueId::words);
         self.agreed(own)?;
-        let control = self.world_group(Channel::Control);
-        let said = control.all_gather(Tag::new(Stage::Setup), words.to_vec())?.wait()?;
+        let said = self.said_by_all(&words)?;
         Ok(said.as_chunks().0.iter().map(UniqueId::of_words).collect())
     }
 
     /// This rank's result, if all ranks have theirs; the error of the first that has none, as far as it is known here.
     fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
-        let everybody = self.all_have(own.is_ok())?;
+        let everybody = self.all_have(own.as_ref().ok())?;
         match own {
             Ok(_) if !everybody => Err(self.not_connected(NcclError::Elsewhere)),
             own => own.map_err(|error| self.not_connected(error)),
@@ -149,11 +148,14 @@ impl World {
         Error::Connect { rank: self.rank(), error: Arc::new(error) }
     }
 
-    /// Whether this is so on all ranks.
-    fn all_have(&self, own: bool) -> Result<bool, Error> {
+    /// Whether all ranks have their own.
+    fn all_have<T>(&self, own: Option<&T>) -> Result<bool, Error> {
+        Ok(self.said_by_all(&[u64::from(own.is_some())])?.iter().all(|said| *said == 1))
+    }
+
+    /// The words of all ranks, by rank.
+    fn said_by_all(&self, own: &[u64]) -> Result<Vec<u64>, Error> {
         let control = self.world_group(Channel::Control);
-        let mine = vec![u64::from(own)];
-        let said = control.all_gather(Tag::new(Stage::Setup), mine)?.wait()?;
-        Ok(said.iter().all(|said| *said == 1))
+        control.all_gather(Tag::new(Stage::Setup), own.to_vec())?.wait()
     }
 }
