@@ -42,9 +42,7 @@ impl Group {
         Error: From<O::Error>,
     {
         self.issue_by(call, contribution, assemble, |member, described, (own, _)| {
-            let endpoint = member.access.endpoint().expect("the others share no memory");
-            let ticket = Execution::begin(endpoint, member, described, own)?;
-            Ok(Pending::issued::<D::Output>(ticket))
+            Ok(Pending::issued::<D::Output>(Execution::begin(member, described, own)?))
         })
     }
 
@@ -136,7 +134,7 @@ impl Group {
             let member = Member { access, rank: self.rank(), site: &site, entry };
             Some(match access.endpoint().filter(|_| is_between_two) {
                 None => access.submit(member, described.told, contribution, assemble)?,
-                Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
+                Some(_) => Execution::begin(member, described, contribution)?,
             })
         } else {
             let pattern = Pattern::of(described.meant(), &site.ranks, slot);
@@ -206,9 +204,7 @@ impl Group {
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         match access.endpoint() {
             None => access.submit(member, told, (), meet)?,
-            Some(endpoint) => {
-                Execution::begin(endpoint, member, Described { told, meant: None }, ())?
-            }
+            Some(_) => Execution::begin(member, Described { told, meant: None }, ())?,
         };
         self.handle().record.ledger.call(site.channel, Op::Barrier);
         Ok(())

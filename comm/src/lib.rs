@@ -191,6 +191,4 @@ pub mod testing {
 
 /// The parser of the messages that other processes send: public for tests and fuzzers only.
 #[doc(hidden)]
-pub mod fuzzing {
-    pub use crate::remote::fuzzing::{Header, Kind, Message};
-}
+pub use crate::remote::fuzzing;

@@ -46,7 +46,7 @@ impl World {
             // The other ranks of a counting world issue what this one does.
             (0, _) | (_, None) => Ok(()),
             (_, Some(access)) => {
-                let told = access.endpoint().map(|endpoint| endpoint.tell_difference(access));
+                let told = access.endpoint().map(|endpoint| endpoint.tell_difference());
                 if let Some(Err(silent)) = told {
                     access.end_unjudged(silent);
                 }

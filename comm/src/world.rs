@@ -144,7 +144,7 @@ impl World {
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let Some(core) = self.handle.access() else { return Ok(()) };
         let Some(endpoint) = core.endpoint() else { return Ok(()) };
-        let greeted = endpoint.greet(core, core.options().deadline);
+        let greeted = endpoint.greet(core.options().deadline);
         greeted.inspect_err(|error| {
             if matches!(error, Error::Incomplete { .. }) {
                 self.end_here(error);

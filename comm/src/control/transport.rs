@@ -9,7 +9,7 @@ use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
 use crate::Error;
 use crate::remote::{
-    Answer, Arrivals, Buffer, Cause, Loss, Losses, Message, Pool, Transport, TransportError, Waker,
+    Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker, copied,
 };
 use crate::sync;
 
@@ -20,7 +20,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_millis(500);
 
 /// The messages of one world.
-#[derive(Debug)]
 pub(super) struct ControlTransport {
     member: Arc<Member>,
     world: u32,
@@ -35,19 +34,6 @@ impl ControlTransport {
         let world = member.next_world();
         Self { member, world, pool: Arc::default(), looked: None, asked: None }
     }
-
-    /// A message that came, as others read it: its length is a multiple of what buffers have, or it is none.
-    fn laid_down(&self, from: Rank, message: &[u8]) -> Result<Buffer, TransportError> {
-        let no_memory = || TransportError {
-            peer: Some(from),
-            problem: format!("no memory for a message of {} bytes", message.len()),
-        };
-        let mut buffer = self.pool.take(message.len()).ok_or_else(no_memory)?;
-        let (whole, rest) = buffer.bytes_mut().split_at_mut(message.len());
-        whole.copy_from_slice(message);
-        rest.fill(0);
-        Ok(buffer)
-    }
 }
 
 impl Transport for ControlTransport {
@@ -55,14 +41,14 @@ impl Transport for ControlTransport {
         self.member.send((self.world, to), message)
     }
 
-    fn wake_by(&mut self, waker: Waker) -> Arrivals {
+    fn wake_by(&mut self, waker: Waker) -> bool {
         self.member.wake_by(self.world, waker);
-        Arrivals::Announced
+        true
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
         let Some((from, message)) = self.member.take(self.world)? else { return Ok(None) };
-        self.laid_down(from, &message).map(|buffer| Some((from, buffer)))
+        copied(&self.pool, from, &message).map(|buffer| Some((from, buffer)))
     }
 
     fn under_way(&mut self) -> Result<usize, TransportError> {
@@ -82,8 +68,8 @@ impl Transport for ControlTransport {
         }
     }
 
-    fn losses(&self) -> Losses {
-        Losses::Reported
+    fn is_forwarded(&self) -> bool {
+        true
     }
 
     fn forwarder(&mut self) -> Answer {

@@ -1,8 +1,6 @@
 //! One operation whose other members share no memory with this rank, from the call to the end: by its pattern, whatever it moves. `REMOTE.md`,
 //! "An operation".
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,63 +13,74 @@ use crate::call::Described;
 use crate::engine::{Operation, panic_message};
 use crate::execute::{Meter, NextRound, Outputs, Work};
 use crate::remote::{
-    At, DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Next, Receiver, Request,
-    Transmit, data_header_bytes,
+    At, DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Next, Open, Request,
+    Transmit, header_bytes,
 };
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
 use hsdp_flight::FlightState;
 
 /// One operation, as this rank takes part in it.
-pub(crate) struct Execution<S> {
+#[derive(Clone)]
+pub(super) struct Execution {
     access: Arc<Access>,
-    endpoint: Arc<Endpoint>,
     /// The call, as the others compare it.
     told: Arc<Descriptor>,
     at: At,
-    brings: PhantomData<fn(S)>,
 }
 
 /// The content of a slot: the buffers of this member, or the message of another.
 type Contribution<S> = (Option<S>, Option<DataMessage>);
 
-impl<S: Transmit> Execution<S> {
-    /// Issues an operation: what this member brings is on its way when this returns.
-    pub(crate) fn begin(
-        endpoint: &Arc<Endpoint>,
+impl Execution {
+    /// Issues an operation: the contribution of this member is on its way when this returns.
+    pub(super) fn begin<S: Transmit>(
         member: Member<'_>,
         described: Described,
         mut own: S,
     ) -> Result<Ticket, Error> {
         let Member { access, site, entry, .. } = member;
         let (meant, told) = (Arc::clone(described.meant()), described.told);
-        let execution = Arc::new(Self {
-            access: Arc::clone(access),
-            endpoint: Arc::clone(endpoint),
-            told: Arc::clone(&told),
-            at: At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 },
-            brings: PhantomData,
-        });
+        let at = At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
+        let execution = Arc::new(Self { access: Arc::clone(access), told: Arc::clone(&told), at });
         let sent = execution.pack_guarded(&mut own);
-        if let Err(error) = sent.and_then(|messages| endpoint.commit(&told, messages)) {
+        let sent = sent.and_then(|messages| execution.endpoint().commit(&told, messages));
+        if let Err(error) = sent {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
         }
         let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
-        let (receiver, operation) = (execution, Arc::clone(ticket.operation()));
-        endpoint.post(Request::Open { receiver, operation });
+        execution.open::<S>(ticket.operation());
         Ok(ticket)
     }
 
-    fn assembling(
+    fn assembling<S: Transmit>(
         self: &Arc<Self>,
     ) -> impl FnOnce(Vec<Contribution<S>>) -> Result<Unpack<S>, String> + use<S> {
         let execution = Arc::clone(self);
         move |contributions| Unpack::new(execution, contributions)
     }
 
-    /// Packs what the others get. What fails there ends the world: it has its number already.
-    fn pack_guarded(&self, own: &mut S) -> Result<Vec<Request>, Error> {
+    /// From now on, messages of this round go into the slots of the operation.
+    fn open<S: Transmit>(self: &Arc<Self>, operation: &Arc<Operation>) {
+        let (execution, round) = (Arc::clone(self), (Arc::clone(&self.told), self.at.round));
+        let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
+            let descriptor = Arc::clone(&message.data_header.descriptor);
+            let (place, contribution) = ((operation, slot), (None, Some(message)));
+            let assemble = execution.assembling::<S>();
+            // An error has ended the world already: this rank hears of it where it waits.
+            let _ = execution.access.arrive(place, &descriptor, contribution, assemble);
+        };
+        let open = Open::new(Arc::clone(operation), round, Box::new(lay));
+        self.endpoint().post(Request::Open(open));
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        self.access.endpoint().expect("the others share no memory")
+    }
+
+    /// Packs the messages to the others. A failure there ends the world: the operation has its number already.
+    fn pack_guarded<S: Transmit>(&self, own: &mut S) -> Result<Vec<Request>, Error> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
             let messages = self.pack(own)?;
@@ -80,7 +89,7 @@ impl<S: Transmit> Execution<S> {
         drop(in_block);
         let reason = match packed {
             Ok(Ok(packed)) => return Ok(packed),
-            // The others wait for what cannot be sent.
+            // The others wait for messages that cannot be sent.
             Ok(Err(error)) => AbortReason::Requested { reason: error.to_string().into() },
             Err(panic) => AbortReason::Panicked { message: panic_message(&*panic) },
         };
@@ -88,10 +97,10 @@ impl<S: Transmit> Execution<S> {
     }
 
     /// A message for each member; one for all that follow each other and get the same.
-    fn pack(&self, own: &S) -> Result<Vec<Request>, Error> {
+    fn pack<S: Transmit>(&self, own: &S) -> Result<Vec<Request>, Error> {
         let (descriptor, form) = (Arc::clone(&self.told), own.form());
         let step = self.access.record(self.rank()).step();
-        let head = data_header_bytes(&DataHeader { descriptor, step, form });
+        let head = header_bytes(&DataHeader { descriptor, step, form });
         let pattern = own.pattern(self.at.pattern());
         let (mut requests, mut last) = (Vec::new(), None);
         for slot in pattern.others() {
@@ -109,7 +118,7 @@ impl<S: Transmit> Execution<S> {
         Ok(requests)
     }
 
-    fn message(
+    fn message<S: Transmit>(
         &self,
         head: &[u8],
         own: &S,
@@ -117,7 +126,7 @@ impl<S: Transmit> Execution<S> {
     ) -> Result<Arc<Message>, Error> {
         let (At { meant, round, .. }, rank) = (&self.at, self.rank());
         let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
-        let message = Message::write(self.endpoint.pool(), (Kind::Data, *round), head, bytes);
+        let message = Message::write(&self.endpoint().pool, (Kind::Data, *round), head, bytes);
         let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = **meant;
             let what = format!("a message, in {tag}");
@@ -132,63 +141,23 @@ impl<S: Transmit> Execution<S> {
     }
 
     /// Brings `own` to another round of an operation.
-    fn go_on(&self, operation: &Arc<Operation>, mut own: S) {
-        let receiver = self.next_round();
-        let messages = match receiver.pack_guarded(&mut own) {
-            Ok(messages) => messages,
+    fn go_on<S: Transmit>(&self, operation: &Arc<Operation>, mut own: S) {
+        let at = At { round: self.at.round + 1, ..self.at.clone() };
+        let next = Arc::new(Self { at, ..self.clone() });
+        let Ok(messages) = next.pack_guarded(&mut own) else {
             // That has ended the world.
-            Err(_) => return self.access.fail_at_end(operation),
+            return self.access.fail_at_end(operation);
         };
-        let place = (operation, self.at.slot);
-        self.access.gather_again::<Contribution<S>, Unpack<S>>(
-            place,
-            &self.told,
-            (Some(own), None),
-        );
-        messages.into_iter().for_each(|message| self.endpoint.post(message));
-        self.endpoint.post(Request::Open { receiver, operation: Arc::clone(operation) });
-    }
-
-    fn next_round(&self) -> Arc<Self> {
-        Arc::new(Self {
-            access: Arc::clone(&self.access),
-            endpoint: Arc::clone(&self.endpoint),
-            told: Arc::clone(&self.told),
-            at: At { round: self.at.round + 1, ..self.at.clone() },
-            brings: PhantomData,
-        })
+        let (place, contribution) = ((operation, self.at.slot), (Some(own), None));
+        self.access.gather_again::<Contribution<S>, Unpack<S>>(place, &self.told, contribution);
+        messages.into_iter().for_each(|message| self.endpoint().post(message));
+        next.open::<S>(operation);
     }
 }
 
-impl<S: Transmit> Receiver for Execution<S> {
-    fn descriptor(&self) -> &Arc<Descriptor> {
-        &self.told
-    }
-
-    fn round(&self) -> u8 {
-        self.at.round
-    }
-
-    fn ranks(&self) -> &[Rank] {
-        &self.at.ranks
-    }
-
-    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, message: DataMessage) {
-        let (descriptor, place) = (Arc::clone(&message.data_header.descriptor), (operation, slot));
-        // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.arrive(place, &descriptor, (None, Some(message)), self.assembling());
-    }
-}
-
-impl<S> fmt::Debug for Execution<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Execution").field("at", &self.at).finish_non_exhaustive()
-    }
-}
-
-/// The work of one round: to make of what came what this member gets. It has one block.
+/// The work of one round: it makes the output of this member of the messages. It has one block.
 struct Unpack<S: Transmit> {
-    execution: Arc<Execution<S>>,
+    execution: Arc<Execution>,
     messages: DataMessages,
     /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
     turn: Mutex<Option<Next<S>>>,
@@ -196,11 +165,8 @@ struct Unpack<S: Transmit> {
 
 impl<S: Transmit> Unpack<S> {
     /// # Errors
-    /// If what came does not fit.
-    fn new(
-        execution: Arc<Execution<S>>,
-        contributions: Vec<Contribution<S>>,
-    ) -> Result<Self, String> {
+    /// If the messages do not fit.
+    fn new(execution: Arc<Execution>, contributions: Vec<Contribution<S>>) -> Result<Self, String> {
         let (own, messages): (Vec<_>, _) = contributions.into_iter().unzip();
         let messages = DataMessages(messages);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;

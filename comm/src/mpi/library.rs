@@ -29,7 +29,7 @@ static BEGUN_HERE: AtomicBool = AtomicBool::new(false);
 /// MPI, of this process. When its last handle is dropped, it is finalized.
 #[derive(Debug)]
 pub(super) struct Library {
-    /// Ours alone: what the program sends itself meets nothing of it.
+    /// Ours alone: messages of the program itself meet none of it.
     communicator: ffi::MPI_Comm,
     block: ffi::MPI_Datatype,
     pub(super) rank: usize,
@@ -54,7 +54,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 /// The right to call MPI.
-pub(super) struct Calls<'a> {
+pub(super) struct Locked<'a> {
     library: &'a Library,
     _lock: MutexGuard<'a, ()>,
 }
@@ -124,8 +124,8 @@ impl Library {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn calls(&self) -> Calls<'_> {
-        Calls { library: self, _lock: CALLS.lock() }
+    pub(super) fn lock(&self) -> Locked<'_> {
+        Locked { library: self, _lock: CALLS.lock() }
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for Library {
     }
 }
 
-impl Calls<'_> {
+impl Locked<'_> {
     /// Begins to send bytes, a multiple of [`BLOCK_BYTES`], which stay where they are until the request is complete.
     pub(super) fn send(&self, bytes: &[u8], to: usize, tag: c_int) -> Result<Request, MpiError> {
         let (data, count) = (bytes.as_ptr().cast::<c_void>(), blocks(bytes.len()));

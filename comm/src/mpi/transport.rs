@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::error::MpiError;
-use super::library::{Found, Library, Request};
+use super::library::{Library, Request};
 use crate::Error;
 use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
 
@@ -15,7 +15,6 @@ use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
 const RECEIVED_AT_ONCE: usize = 256;
 
 /// The messages of one world.
-#[derive(Debug)]
 pub(super) struct MpiTransport {
     library: Arc<Library>,
     /// The number of the world: messages of others are not its business.
@@ -42,20 +41,20 @@ impl MpiTransport {
         Self { library, tag, pool, sending: Vec::new(), receiving: Vec::new() }
     }
 
-    /// Begins to receive what has come.
+    /// Begins to receive messages that have come.
     fn find(&mut self) -> Result<(), TransportError> {
-        let calls = self.library.calls();
+        let locked = self.library.lock();
         while self.receiving.len() < RECEIVED_AT_ONCE {
-            let Some(found) = calls.find(self.tag).map_err(|it| failed(None, &it))? else { break };
+            let Some(found) = locked.find(self.tag).map_err(|it| failed(None, &it))? else { break };
             let (from, bytes) = (Rank::new(found.from), found.bytes);
-            let buffer = self.pool.take(bytes).ok_or_else(|| no_memory(&found))?;
-            let mut buffer = ManuallyDrop::new(buffer);
-            let request = calls.receive(found, buffer.bytes_mut());
+            let no_memory = || TransportError::no_memory(from, bytes);
+            let mut buffer = ManuallyDrop::new(self.pool.take(bytes).ok_or_else(no_memory)?);
+            let request = locked.receive(found, buffer.bytes_mut());
             let request = request.map_err(|it| failed(Some(from), &it))?;
             self.receiving.push(Receiving { from, request, buffer, is_complete: false });
         }
         for message in self.receiving.iter_mut().filter(|message| !message.is_complete) {
-            let tested = calls.test(&mut message.request);
+            let tested = locked.test(&mut message.request);
             message.is_complete = tested.map_err(|it| failed(Some(message.from), &it))?;
         }
         Ok(())
@@ -77,7 +76,7 @@ impl Transport for MpiTransport {
         let mut all = Ok(());
         for to in to {
             let message = ManuallyDrop::new(Arc::clone(message));
-            match self.library.calls().send(message.bytes(), to.index(), self.tag) {
+            match self.library.lock().send(message.bytes(), to.index(), self.tag) {
                 Ok(sent) => self.sending.push((*to, sent, message)),
                 Err(error) => all = all.and(Err(failed(Some(*to), &error))),
             }
@@ -98,10 +97,10 @@ impl Transport for MpiTransport {
         if self.sending.is_empty() {
             return Ok(self.receiving.len());
         }
-        let calls = self.library.calls();
+        let locked = self.library.lock();
         let mut place = 0;
         while let Some((to, request, _)) = self.sending.get_mut(place) {
-            if calls.test(request).map_err(|it| failed(Some(*to), &it))? {
+            if locked.test(request).map_err(|it| failed(Some(*to), &it))? {
                 let (.., message) = self.sending.swap_remove(place);
                 drop(ManuallyDrop::into_inner(message));
             } else {
@@ -121,9 +120,4 @@ impl Transport for MpiTransport {
 
 fn failed(peer: Option<Rank>, error: &MpiError) -> TransportError {
     TransportError { peer, problem: error.to_string() }
-}
-
-fn no_memory(found: &Found) -> TransportError {
-    let problem = format!("no memory for a message of {} bytes", found.bytes);
-    TransportError { peer: Some(Rank::new(found.from)), problem }
 }

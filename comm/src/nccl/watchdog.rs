@@ -138,9 +138,9 @@ impl Stall {
         record.wait_on_device(Some(wait.clone()));
         match self.clock.alarm() {
             Alarm::None(_) => {}
-            Alarm::Circle => endpoint.report(access, self.urgency(access), key),
+            Alarm::Circle => endpoint.report(self.urgency(access), key),
             Alarm::Late(lateness) => {
-                endpoint.report(access, Urgency::Late, key);
+                endpoint.report(Urgency::Late, key);
                 let (rank, culprit) = (rank.get(), endpoint.culprit(key).map(Rank::get));
                 tracing::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
             }

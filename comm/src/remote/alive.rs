@@ -1,5 +1,6 @@
 //! Whether the processes of other ranks still run, as far as this machine knows. `REMOTE.md`, "Lost processes".
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -16,17 +17,12 @@ const PERIOD: Duration = Duration::from_millis(100);
 const LOOKED_AT: usize = 8;
 
 /// A process of this machine: its number, and when it was started, since numbers are used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    id: u32,
-    started: u64,
-}
+type Process = (u32, u64);
 
 /// The processes of other ranks on this machine.
-#[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct Processes {
     own: Rank,
-    watched: Vec<(Rank, Process)>,
+    watched: BTreeMap<Rank, Process>,
     /// Those that were not there when they were last looked for: messages that they had sent may still come.
     suspects: Vec<Rank>,
     /// Ranks whose connections have ended, as the transport has reported before.
@@ -34,26 +30,24 @@ pub(super) struct Watch {
     looked: Option<Instant>,
 }
 
-impl Watch {
+impl Processes {
     pub(super) fn of(own: Rank) -> Self {
-        let (watched, suspects) = (Vec::new(), Vec::new());
+        let (watched, suspects) = (BTreeMap::new(), Vec::new());
         Self { own, watched, suspects, disconnected: Vec::new(), looked: None }
     }
 
     /// Watches the process of a hello, if it is another process of this machine, which sees it.
     pub(super) fn see(&mut self, rank: Rank, hello: &Hello) {
-        let (id, started) = hello.process();
-        let process = Process { id, started };
-        if id != std::process::id() && hello.is_of_this_machine() && is_running(process) {
-            self.watched.push((rank, process));
-            self.watched.sort_unstable_by_key(|(rank, _)| *rank);
+        let process = (hello.process, hello.started);
+        let is_other = process.0 != std::process::id() && hello.is_of_this_machine();
+        if is_other && is_running(process) {
+            self.watched.insert(rank, process);
         }
     }
 
-    fn looked_at(&self) -> impl Iterator<Item = &(Rank, Process)> {
-        let next = self.watched.partition_point(|(rank, _)| *rank < self.own);
-        let (before, after) = self.watched.split_at(next);
-        after.iter().chain(before).take(LOOKED_AT)
+    fn looked_at(&self) -> impl Iterator<Item = (&Rank, &Process)> {
+        let (before, after) = (self.watched.range(..self.own), self.watched.range(self.own..));
+        after.chain(before).take(LOOKED_AT)
     }
 
     /// The ranks whose processes are gone: were gone twice, so that all that they had sent has come meanwhile.
@@ -63,7 +57,7 @@ impl Watch {
             return Vec::new();
         }
         self.looked = Some(now);
-        let gone = self.looked_at().filter(|(_, process)| !is_running(*process));
+        let gone = self.looked_at().filter(|(_, process)| !is_running(**process));
         let gone: Vec<Rank> = gone.map(|(rank, _)| *rank).collect();
         let (still, suspects) = gone.into_iter().partition(|rank| self.suspects.contains(rank));
         self.suspects = suspects;
@@ -73,8 +67,7 @@ impl Watch {
 
     /// Whether the process of a rank is known to be gone now.
     pub(super) fn is_gone(&self, rank: Rank) -> bool {
-        let watched = self.watched.iter().find(|(other, _)| *other == rank);
-        watched.is_some_and(|(_, process)| !is_running(*process))
+        self.watched.get(&rank).is_some_and(|process| !is_running(*process))
     }
 
     /// Whether it is settled if the process of a rank whose connection has ended is gone: it is, or it still ran at an earlier look. A
@@ -89,7 +82,7 @@ impl Watch {
 
     /// A rank is not looked for any more.
     pub(super) fn forget(&mut self, rank: Rank) {
-        self.watched.retain(|(other, _)| *other != rank);
+        self.watched.remove(&rank);
     }
 }
 
@@ -107,8 +100,8 @@ pub(super) fn started(id: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-fn is_running(process: Process) -> bool {
-    started(process.id) == Some(process.started)
+fn is_running((id, since): Process) -> bool {
+    started(id) == Some(since)
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -118,12 +111,18 @@ mod tests {
     use super::*;
     use crate::WorldOptions;
 
+    /// The hello of another process.
+    fn of(own: &Hello, (process, started): Process) -> Hello {
+        let mut other = own.clone();
+        (other.process, other.started) = (process, started);
+        other
+    }
+
     #[test]
     fn a_rank_looks_at_those_that_follow_it() {
-        let process = Process { id: 1, started: 1 };
-        let watched = (0..20).filter(|rank| *rank != 15).map(|rank| (Rank::new(rank), process));
-        let watch = Watch { watched: watched.collect(), ..Watch::of(Rank::new(15)) };
-        let looked_at: Vec<_> = watch.looked_at().map(|(rank, _)| rank.index()).collect();
+        let watched = (0..20).filter(|rank| *rank != 15).map(|rank| (Rank::new(rank), (1, 1)));
+        let processes = Processes { watched: watched.collect(), ..Processes::of(Rank::new(15)) };
+        let looked_at: Vec<_> = processes.looked_at().map(|(rank, _)| rank.index()).collect();
         assert_eq!(looked_at, [16, 17, 18, 19, 0, 1, 2, 3]);
     }
 
@@ -131,49 +130,49 @@ mod tests {
     fn a_process_that_ends_is_gone_at_the_second_look() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
         let own = Hello::of(2, &WorldOptions::default());
-        let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
-        let mut watch = Watch::of(Rank::new(0));
-        watch.see(Rank::new(0), &own);
-        watch.see(Rank::new(1), &other);
-        assert_eq!(watch.gone(), []);
+        let other = of(&own, (child.id(), started(child.id()).expect("it runs")));
+        let mut processes = Processes::of(Rank::new(0));
+        processes.see(Rank::new(0), &own);
+        processes.see(Rank::new(1), &other);
+        assert_eq!(processes.gone(), []);
         drop(child.stdin.take());
         child.wait().expect("it ends");
-        watch.looked = None;
-        assert_eq!(watch.gone(), [], "what it has sent may still come");
-        assert_eq!(watch.gone(), [], "it is too early to look again");
-        watch.looked = None;
-        assert_eq!(watch.gone(), [Rank::new(1)]);
-        watch.forget(Rank::new(1));
-        watch.looked = None;
-        assert_eq!(watch.gone(), []);
+        processes.looked = None;
+        assert_eq!(processes.gone(), [], "what it has sent may still come");
+        assert_eq!(processes.gone(), [], "it is too early to look again");
+        processes.looked = None;
+        assert_eq!(processes.gone(), [Rank::new(1)]);
+        processes.forget(Rank::new(1));
+        processes.looked = None;
+        assert_eq!(processes.gone(), []);
     }
 
     #[test]
     fn an_ended_connection_alone_does_not_show_that_a_process_is_gone() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
         let own = Hello::of(2, &WorldOptions::default());
-        let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
-        let mut watch = Watch::of(Rank::new(0));
-        watch.see(Rank::new(1), &other);
+        let other = of(&own, (child.id(), started(child.id()).expect("it runs")));
+        let mut processes = Processes::of(Rank::new(0));
+        processes.see(Rank::new(1), &other);
         for elsewhere in [Rank::new(1), Rank::new(2)] {
-            assert!(!watch.is_settled(elsewhere), "it may be ending");
-            assert!(watch.is_settled(elsewhere) && !watch.is_gone(elsewhere));
+            assert!(!processes.is_settled(elsewhere), "it may be ending");
+            assert!(processes.is_settled(elsewhere) && !processes.is_gone(elsewhere));
         }
         drop(child.stdin.take());
         child.wait().expect("it ends");
-        assert!(watch.is_gone(Rank::new(1)) && !watch.is_gone(Rank::new(2)));
-        watch.disconnected.clear();
-        assert!(watch.is_settled(Rank::new(1)), "a process that is gone needs no second look");
+        assert!(processes.is_gone(Rank::new(1)) && !processes.is_gone(Rank::new(2)));
+        processes.disconnected.clear();
+        assert!(processes.is_settled(Rank::new(1)), "a process that is gone needs no second look");
     }
 
     #[test]
     fn another_process_of_the_same_number_is_not_taken_for_it() {
         let own = Hello::of(2, &WorldOptions::default());
-        let (id, started) = own.process();
+        let (id, started) = (own.process, own.started);
         let parent = std::os::unix::process::parent_id();
         assert_ne!(id, parent);
-        let mut watch = Watch::of(Rank::new(0));
-        watch.see(Rank::new(1), &own.by(parent, started + 1));
-        assert!(watch.watched.is_empty());
+        let mut processes = Processes::of(Rank::new(0));
+        processes.see(Rank::new(1), &of(&own, (parent, started + 1)));
+        assert!(processes.watched.is_empty());
     }
 }

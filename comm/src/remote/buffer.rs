@@ -36,7 +36,7 @@ struct Free {
 }
 
 impl Pool {
-    /// A buffer of so many bytes, rounded up to blocks; what is in it is not said. `None` if there is no memory.
+    /// A buffer of so many bytes, rounded up to blocks, of any content. `None` if there is no memory.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let count = bytes.div_ceil(BLOCK_BYTES);
         let blocks = match self.0.lock().take(count) {
@@ -90,12 +90,6 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes().len())
-    }
-}
-
-impl fmt::Debug for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").finish_non_exhaustive()
     }
 }
 

@@ -47,12 +47,12 @@ pub(crate) enum Urgency {
 pub(crate) struct Question {
     /// From 0: an answer repeats it.
     pub(crate) number: u64,
-    pub(crate) calls: Calls,
+    pub(crate) hashes: Hashes,
 }
 
 /// The calls of NCCL of which a state tells the hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Calls {
+pub(crate) enum Hashes {
     /// The last of each group.
     Last,
     /// And all of this group.
@@ -84,15 +84,16 @@ pub(super) const GAP: Duration = Duration::from_millis(300);
 /// The comparer. Each rank has one, and reports go to that of the lowest rank that has not left.
 #[derive(Debug, Default)]
 pub(super) struct Comparer {
-    reports: Vec<(Rank, Report)>,
+    /// Of ranks that cannot go on.
+    pub(super) reports: Vec<(Rank, Report)>,
     /// The last states of ranks that have left.
-    left: Look,
+    pub(super) left: Look,
     looking: Option<Looking>,
     /// The number of looks.
     number: u64,
     began: Option<Instant>,
     /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the world.
-    differs: bool,
+    pub(super) differs: bool,
     /// The time that the last look took.
     took: Duration,
     /// The last look, and the reason for the next one.
@@ -104,7 +105,7 @@ pub(super) struct Comparer {
 #[derive(Debug)]
 struct Looking {
     since: Instant,
-    calls: Calls,
+    hashes: Hashes,
     finds_circles: bool,
     differs: bool,
     reports: Vec<(Rank, Report)>,
@@ -127,26 +128,11 @@ enum Next {
 }
 
 impl Comparer {
-    /// A rank cannot go on.
-    pub(super) fn report(&mut self, from: Rank, report: Report) {
-        self.reports.push((from, report));
-    }
-
-    /// A rank knows that ranks differ in calls of NCCL.
-    pub(super) fn differ(&mut self) {
-        self.differs = true;
-    }
-
     /// A rank answers a question.
     pub(super) fn answer(&mut self, from: Rank, number: u64, state: RankState) {
         if let Some(looking) = self.looking.as_mut().filter(|_| number == self.number) {
             looking.look.insert(from, state);
         }
-    }
-
-    /// A rank has left, with this last state.
-    pub(super) fn leave(&mut self, rank: Rank, state: RankState) {
-        self.left.insert(rank, state);
     }
 
     /// Whether there is something to be done soon.
@@ -183,10 +169,10 @@ impl Comparer {
     }
 
     fn begin(&mut self, now: Instant, there: &[Rank]) -> Vec<Action> {
-        let calls = match self.next {
-            Next::Nothing | Next::Left | Next::Circle => Calls::Last,
-            Next::Hashes(group) | Next::Differ(group, None) => Calls::All(group),
-            Next::Differ(group, Some(index)) => Calls::Entry(group, index),
+        let hashes = match self.next {
+            Next::Nothing | Next::Left | Next::Circle => Hashes::Last,
+            Next::Hashes(group) | Next::Differ(group, None) => Hashes::All(group),
+            Next::Differ(group, Some(index)) => Hashes::Entry(group, index),
         };
         let (reports, look) = (mem::take(&mut self.reports), self.left.clone());
         let is_stalled = |(_, it): &(Rank, Report)| it.urgency == Urgency::Stalled;
@@ -194,8 +180,8 @@ impl Comparer {
         self.number += 1;
         self.began = Some(now);
         let differs = self.differs;
-        self.looking = Some(Looking { since: now, calls, finds_circles, differs, reports, look });
-        let question = Question { number: self.number, calls };
+        self.looking = Some(Looking { since: now, hashes, finds_circles, differs, reports, look });
+        let question = Question { number: self.number, hashes };
         there.iter().map(|rank| Action::Say(*rank, Compared::Question(question))).collect()
     }
 
@@ -218,16 +204,16 @@ impl Comparer {
 
 impl Looking {
     fn next(&self, suspicion: Option<&Finding>) -> Next {
-        match (suspicion, self.calls) {
-            (Some(Finding::Differ(group, index)), Calls::All(asked)) if asked == *group => {
+        match (suspicion, self.hashes) {
+            (Some(Finding::Differ(group, index)), Hashes::All(asked)) if asked == *group => {
                 Next::Differ(*group, Some(*index))
             }
             // Ranks agree as far as all have made calls.
-            (_, Calls::All(group)) if self.differs => Next::Differ(group, self.fewest(group)),
+            (_, Hashes::All(group)) if self.differs => Next::Differ(group, self.fewest(group)),
             (Some(Finding::Differ(group, _)), _) => Next::Differ(*group, None),
             (Some(Finding::Left(..)), _) => Next::Left,
             (Some(Finding::Circle(_)), _) if self.finds_circles => Next::Circle,
-            (_, Calls::Last) => self.uneven().map_or(Next::Nothing, Next::Hashes),
+            (_, Hashes::Last) => self.uneven().map_or(Next::Nothing, Next::Hashes),
             _ => Next::Nothing,
         }
     }
@@ -248,7 +234,7 @@ impl Looking {
 
     /// The error with which the world ends, if it does.
     fn end(&self, finding: Option<Finding>) -> Option<Error> {
-        if let Calls::Entry(group, index) = self.calls {
+        if let Hashes::Entry(group, index) = self.hashes {
             return Some(differing(&self.look, group, index));
         }
         match finding? {
@@ -319,11 +305,11 @@ fn differing(look: &Look, group: GroupId, index: u64) -> Error {
 }
 
 /// The calls of NCCL of a rank, with the hashes that are asked for.
-pub(super) fn rolled(rolling: &Rolling, calls: Calls) -> BTreeMap<GroupId, Rolled> {
+pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Rolled> {
     let of = |(group, kept): (GroupId, Vec<Entry>)| {
-        let (all, asked) = match calls {
-            Calls::All(asked) if asked == group => (&kept[..], None),
-            Calls::Entry(asked, index) if asked == group => {
+        let (all, asked) = match asked {
+            Hashes::All(asked) if asked == group => (&kept[..], None),
+            Hashes::Entry(asked, index) if asked == group => {
                 (kept.get(..1).unwrap_or(&[]), Some(index))
             }
             _ => (&[][..], None),
@@ -346,8 +332,8 @@ pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
         let all = || (0..records.len()).map(Rank::new).collect();
         for action in comparer.turn(now, all) {
             match action {
-                Action::Say(rank, Compared::Question(Question { number, calls })) => {
-                    let rolled = rolled(&records[rank.index()].rolling, calls);
+                Action::Say(rank, Compared::Question(Question { number, hashes })) => {
+                    let rolled = rolled(&records[rank.index()].rolling, hashes);
                     comparer.answer(rank, number, RankState { rolled, ..RankState::default() });
                 }
                 Action::Say(..) => {}

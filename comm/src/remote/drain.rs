@@ -1,8 +1,7 @@
 //! A step that is given up, on devices: the calls of NCCL that each rank has to make, so that the members of each group have made the
 //! same. `NCCL.md`, "A step that is given up".
 
-#[cfg(any(feature = "nccl", test))]
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp_sharding::{DType, Rank};
 use serde::{Deserialize, Serialize};
@@ -53,7 +52,6 @@ impl Calls {
     ///
     /// # Errors
     /// The call that no rank describes.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn owed(&self, members: &[&Self]) -> Result<Vec<DeviceCall>, String> {
         let mut owed = Vec::new();
         for (group, own) in &self.counts {
@@ -72,7 +70,6 @@ impl Calls {
     }
 
     /// Those before the first call of each group that may not be done: this rank aborts the others.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn done(mut self) -> Self {
         for (group, count) in &mut self.counts {
             let of_group = self.unfinished.iter().filter(|call| call.group == *group);
@@ -82,62 +79,56 @@ impl Calls {
         self
     }
 
-    #[cfg(any(feature = "nccl", test))]
     fn count(&self, group: GroupId) -> Option<u64> {
         self.counts.iter().find(|(known, _)| *known == group).map(|(_, count)| *count)
     }
 }
 
 /// In place of an epoch: of calls before their rank left.
-#[cfg(any(feature = "nccl", test))]
 pub(crate) const ALL_EPOCHS: u64 = u64::MAX;
 
 /// The statements that a rank may have made that this one has not used: of the epoch that this one drains, of the next one, which a rank
 /// can only end when this one has told its calls of the first, and of all before it left.
 const MOST_OF_A_RANK: usize = 3;
 
-/// The calls of other ranks, as they come: each with its epoch and its rank.
-#[derive(Debug, Default)]
-pub(crate) struct Drains(Vec<(u64, Rank, Calls)>);
+/// The calls of other ranks, as they come, by epoch and rank.
+#[derive(Default)]
+pub(crate) struct Drains(BTreeMap<(u64, Rank), Calls>);
 
 impl Drains {
     /// # Errors
     /// If there are calls of this rank and epoch, or more of this rank than there can be.
     pub(super) fn put(&mut self, from: Rank, (epoch, calls): (u64, Calls)) -> Result<(), String> {
-        if self.0.iter().filter(|(_, rank, _)| *rank == from).count() >= MOST_OF_A_RANK {
+        if self.0.keys().filter(|(_, rank)| *rank == from).count() >= MOST_OF_A_RANK {
             return Err(format!(
                 "it says for too many epochs which calls of NCCL it made, also for {epoch}"
             ));
         }
-        if self.0.iter().any(|(known, rank, _)| (*known, *rank) == (epoch, from)) {
-            return Err(format!("it says twice which calls of NCCL it made until epoch {epoch}"));
+        match self.0.insert((epoch, from), calls) {
+            None => Ok(()),
+            Some(_) => {
+                Err(format!("it says twice which calls of NCCL it made until epoch {epoch}"))
+            }
         }
-        self.0.push((epoch, from, calls));
-        Ok(())
     }
 
     /// The ranks of `peers` whose calls until the end of `epoch` have not come.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn missing(&self, epoch: u64, peers: &BTreeSet<Rank>) -> Vec<Rank> {
-        let has = |rank: &Rank| self.0.iter().any(|(of, from, _)| (*of, *from) == (epoch, *rank));
-        peers.iter().filter(|rank| !has(rank)).copied().collect()
+        let is_missing = |rank: &&Rank| !self.0.contains_key(&(epoch, **rank));
+        peers.iter().filter(is_missing).copied().collect()
     }
 
     /// The rank that has left without a call of one of its groups, if one has.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn left_before(&self, (group, index): (GroupId, u64)) -> Option<Rank> {
         let is_short = |calls: &Calls| calls.count(group).is_some_and(|count| count <= index);
-        let mut left = self.0.iter().filter(|(of, ..)| *of == ALL_EPOCHS);
-        left.find(|(.., calls)| is_short(calls)).map(|(_, rank, _)| *rank)
+        let mut left = self.0.iter().filter(|((of, _), _)| *of == ALL_EPOCHS);
+        left.find(|(_, calls)| is_short(calls)).map(|((_, rank), _)| *rank)
     }
 
     /// Takes those of an epoch, in rank order.
-    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn take(&mut self, epoch: u64) -> Vec<Calls> {
-        let of_epoch = self.0.extract_if(.., |(of, ..)| *of == epoch);
-        let mut taken: Vec<_> = of_epoch.map(|(_, rank, calls)| (rank, calls)).collect();
-        taken.sort_by_key(|(rank, _)| *rank);
-        taken.into_iter().map(|(_, calls)| calls).collect()
+        let of_epoch = self.0.extract_if(.., |(of, _), _| *of == epoch);
+        of_epoch.map(|(_, calls)| calls).collect()
     }
 }
 
@@ -147,12 +138,8 @@ const OPS: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::AllReduce];
 /// The dtypes of calls.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// The calls of a rank until the end of an epoch, as bytes.
-#[cfg(any(feature = "nccl", test))]
-pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
-    super::header::bytes(&(epoch, calls))
-}
-
+/// The calls of a rank until the end of an epoch, of their bytes.
+///
 /// # Errors
 /// The problem of the bytes.
 pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {

@@ -7,13 +7,13 @@ use crate::Error;
 use crate::engine::Operation;
 use crate::sync;
 
-/// How long a rank that sees an end waits for that of the root.
+/// How long a rank that sees an end waits for that of the lowest rank.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The end that this rank has seen, until all ranks have one.
 #[derive(Debug, Default)]
 pub(super) struct Ending {
-    /// And when this rank stops waiting for the root.
+    /// And when this rank stops waiting for the lowest one.
     own: Option<(Error, Instant)>,
     is_decided: bool,
     /// Operations that fail with the end.
@@ -21,7 +21,7 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// This rank sees an end; whether it is the first, so that the root is to be told.
+    /// This rank sees an end; whether it is the first, so that the lowest rank is to be told.
     pub(super) fn see(&mut self, error: &Error) -> bool {
         let is_first = self.own.is_none() && !self.is_decided;
         if is_first {
@@ -30,7 +30,7 @@ impl Ending {
         is_first
     }
 
-    /// The end that this rank has seen, if the root has been silent for too long.
+    /// The end that this rank has seen, if the lowest rank has been silent for too long.
     pub(super) fn overdue(&self) -> Option<Error> {
         let own = self.own.as_ref().filter(|(_, until)| !self.is_decided && *until <= sync::now());
         own.map(|(error, _)| error.clone())

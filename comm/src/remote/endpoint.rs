@@ -23,29 +23,24 @@ use self::closing::LastWord;
 use self::greeting::Greeting;
 use self::reports::Reports;
 use super::buffer::Pool;
-use super::comparer::{Calls, Compared};
-#[cfg(feature = "nccl")]
-use super::drain::{self, calls_bytes};
-use super::drain::{Drains, calls_of};
+use super::comparer::{Compared, Hashes};
+use super::drain::{Calls, Drains};
 use super::ending::Ending;
 use super::exchanges::ExchangeKey;
 use super::header::{self, end_bytes};
 use super::hello::Asked;
-use super::mailbox::Receiver;
+use super::mailbox::Open;
 use super::message::{Kind, MOST_STATEMENT, Message};
-use super::outgoing::{Leaving, Outgoing};
+use super::outgoing::Outgoing;
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
+use crate::engine::Shared;
 use crate::engine::judge::RankState;
-use crate::engine::{Operation, Shared};
-#[cfg(feature = "nccl")]
-use crate::sync::MutexGuard;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::sync::{self, Condvar, Mutex};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Channel, Descriptor, Error, GroupId, Op};
 
 /// A request to the progress engine.
-#[derive(Debug)]
 pub(crate) enum Request {
     /// Send a message.
     Send { to: Vec<Rank>, message: Arc<Message> },
@@ -53,15 +48,16 @@ pub(crate) enum Request {
     Exchange { key: ExchangeKey, message: Arc<Message> },
     /// Tell a rank something, of this rank's comparer or to it. The rank may be this one.
     Compare { to: Rank, said: Compared },
-    /// Lay what comes of an operation into its slots.
-    Open { receiver: Arc<dyn Receiver>, operation: Arc<Operation> },
+    /// Lay the messages of an operation into its slots.
+    Open(Open),
 }
 
 /// A rank's dealings with the others.
 pub(crate) struct Endpoint {
-    rank: Rank,
+    pub(super) rank: Rank,
     size: usize,
-    pool: Arc<Pool>,
+    pub(super) core: Arc<Shared>,
+    pub(crate) pool: Arc<Pool>,
     outgoing: Mutex<Outgoing>,
     /// Rung when there is something to be done.
     changed: Condvar,
@@ -87,7 +83,7 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 /// The most bytes of elements that go as an exchange: all ranks have as many.
 const MOST_EXCHANGED: usize = 16 << 10;
 
-/// How long a rank that has left receives what others send for what it has issued.
+/// How long a rank that has left receives messages for operations that it has issued.
 const LINGERING: Duration = Duration::from_secs(1);
 
 impl Endpoint {
@@ -97,14 +93,16 @@ impl Endpoint {
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
-        let all: Vec<_> = (0..core.records().len()).map(Rank::new).collect();
+        let size = core.records().len();
+        let all: Vec<_> = (0..size).map(Rank::new).collect();
         let endpoint = Arc::new(Self {
             rank,
-            size: core.records().len(),
+            size,
+            core: Arc::clone(core),
             pool: Arc::default(),
             outgoing: Mutex::default(),
             changed: Condvar::new(),
-            progress: Mutex::new(Progress::new(core, rank, transport)),
+            progress: Mutex::new(Progress::new((rank, size), transport)),
             thread: Mutex::new(None),
             greeting: Mutex::new(Greeting::of(asked.processes)),
             ending: Mutex::default(),
@@ -112,7 +110,7 @@ impl Endpoint {
             drains: Mutex::default(),
             exchanging: GroupId::of(&all, Channel::Control),
         });
-        endpoint.introduce(asked, core.options());
+        endpoint.introduce(asked);
         endpoint
     }
 
@@ -128,26 +126,18 @@ impl Endpoint {
         Ok(())
     }
 
-    pub(super) fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
     pub(crate) fn post(&self, request: Request) {
         self.change(|outgoing| outgoing.requests.push_back(request));
     }
 
-    /// Changes what is to be done, and wakes the progress thread for it.
+    /// Changes the requests, and wakes the progress thread for it.
     fn change<T>(&self, change: impl FnOnce(&mut Outgoing) -> T) -> T {
         let changed = change(&mut self.outgoing.lock());
         self.changed.notify_all();
         changed
     }
 
-    /// Sends what this rank brings to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
+    /// Sends the contribution of this rank to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
     /// first, and the others see the same.
     pub(crate) fn commit(
         &self,
@@ -181,47 +171,47 @@ impl Endpoint {
 
     /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
     /// step alone.
-    pub(crate) fn end_epoch(&self, core: &Shared, epoch: u64, error: Error) {
-        let end = core.status().end_epoch(epoch, error);
-        if core.status().check_world().is_err() {
+    pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
+        let end = self.core.status().end_epoch(epoch, error);
+        if self.core.status().check_world().is_err() {
             return;
         }
         self.change(|outgoing| {
             if outgoing.stopped_in(epoch).is_none() {
                 let header = end_bytes(epoch, &end, self.rank);
-                let to = (0..self.size, outgoing.exchanged);
-                outgoing.requests.extend(self.last(Kind::Stop, &header, to));
+                let kind = (Kind::Stop, outgoing.exchanged);
+                outgoing.requests.extend(self.message(kind, &header, self.others(0..self.size)));
                 outgoing.stopped = Some((epoch, end));
             }
         });
     }
 
-    /// A message to all other processes of the first `count`; none where there is no memory even for that.
-    fn to_first(&self, count: usize, kind: Kind, header: &[u8]) -> Option<Request> {
-        self.last(kind, header, (0..count, 0))
-    }
-
-    /// The last message of this rank, of an epoch or of all, to others of these processes. Those beyond the ranks get no contributions.
-    fn last(
+    /// A message without elements; none where there is no memory even for that. A last message, of an epoch or of all, follows so many
+    /// exchanges.
+    fn message(
         &self,
-        kind: Kind,
+        (kind, exchanged): (Kind, u64),
         header: &[u8],
-        (processes, exchanged): (Range<usize>, u64),
+        to: Vec<Rank>,
     ) -> Option<Request> {
         let message = Message::write(&self.pool, (kind, 0), header, 0)?.after(exchanged);
-        Some(Request::Send { to: self.others(processes), message: Arc::new(message) })
+        Some(Request::Send { to, message: Arc::new(message) })
+    }
+
+    /// Sends a message without elements. Where there is no memory for it, the deadline of its receivers ends the world.
+    fn send(&self, kind: Kind, header: &[u8], to: Vec<Rank>) {
+        let message = self.message((kind, 0), header, to);
+        message.into_iter().for_each(|message| self.post(message));
     }
 
     fn others(&self, processes: Range<usize>) -> Vec<Rank> {
         processes.map(Rank::new).filter(|rank| *rank != self.rank).collect()
     }
 
-    /// This rank goes: the others are told when it has sent what it owes them.
+    /// This rank goes: the others are told when it has sent the messages that it owes them.
     pub(crate) fn leave(&self) {
         self.change(|outgoing| {
-            if outgoing.leaving == Leaving::There {
-                (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
-            }
+            outgoing.left.get_or_insert_with(sync::now);
             outgoing.is_called = true;
         });
     }
@@ -231,28 +221,17 @@ impl Endpoint {
         self.outgoing.lock().issued.note(descriptor);
     }
 
-    /// Takes in the calls of NCCL that another rank made.
-    pub(super) fn put_calls(&self, from: Rank, encoded: &[u8]) -> Result<(), String> {
-        self.drains.lock().put(from, calls_of(encoded)?)
-    }
-
     /// Tells `peers` which calls of NCCL this rank made until the end of an epoch.
-    #[cfg(feature = "nccl")]
-    pub(crate) fn tell_calls(&self, epoch: u64, calls: &drain::Calls, peers: Vec<Rank>) {
-        let header = calls_bytes(epoch, calls);
-        // Without memory for it, the deadline of the peers ends the world.
-        if let Some(message) = Message::write(&self.pool, (Kind::Drain, 0), &header, 0) {
-            self.post(Request::Send { to: peers, message: Arc::new(message) });
-        }
+    pub(crate) fn tell_calls(&self, epoch: u64, calls: &Calls, peers: Vec<Rank>) {
+        self.send(Kind::Drain, &header::bytes(&(epoch, calls)), peers);
     }
 
     /// The calls of NCCL that others made.
-    #[cfg(feature = "nccl")]
     pub(crate) fn drains(&self) -> MutexGuard<'_, Drains> {
         self.drains.lock()
     }
 
-    /// Sends and receives what there is, unless another thread is at it; whether there was anything.
+    /// Sends and receives, unless another thread does; whether there was anything.
     pub(crate) fn hear(&self) -> bool {
         let Some(mut progress) = self.progress.try_lock() else { return false };
         progress.turn(self) == Turned::Something
@@ -264,25 +243,26 @@ impl Endpoint {
     }
 
     /// Tells the others that this rank has left, if it has, and owes them nothing: once.
-    pub(super) fn farewell(&self, core: &Shared) {
+    pub(super) fn farewell(&self) {
         if !self.is_leaving() {
             return;
         }
-        let state = self.last_state(core);
+        let (state, processes) = (self.last_state(), self.greeting.lock().hellos.len());
         let mut outgoing = self.outgoing.lock();
-        if outgoing.leaving == Leaving::Going && outgoing.requests.is_empty() {
-            outgoing.leaving = Leaving::Closed;
-            // Also to processes beyond the ranks: one that still compares would say that this process is gone.
-            let processes = self.greeting.lock().processes();
-            let left = [(0..self.size, outgoing.exchanged), (self.size..processes, 0)];
-            let left = left.into_iter().filter(|(to, _)| !to.is_empty());
-            outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &state, to)));
+        if !outgoing.has_said_so && outgoing.requests.is_empty() {
+            outgoing.has_said_so = true;
+            // Also to processes beyond the ranks, which get no contributions: one that still compares would say that this process is gone.
+            for (to, exchanged) in [(0..self.size, outgoing.exchanged), (self.size..processes, 0)] {
+                let to = Some(self.others(to)).filter(|to| !to.is_empty());
+                let left = to.and_then(|to| self.message((Kind::Left, exchanged), &state, to));
+                outgoing.requests.extend(left);
+            }
         }
     }
 
     /// The state of this rank when it leaves: it waits for nothing more.
-    fn last_state(&self, core: &Shared) -> Vec<u8> {
-        let state = RankState { waits: Vec::new(), ..self.state(core, Calls::Last) };
+    fn last_state(&self) -> Vec<u8> {
+        let state = RankState { waits: Vec::new(), ..self.state(Hashes::Last) };
         let encoded = header::bytes(&state);
         if encoded.len() <= MOST_STATEMENT {
             return encoded;
@@ -293,7 +273,7 @@ impl Endpoint {
 
     /// Whether this rank is leaving.
     pub(super) fn is_leaving(&self) -> bool {
-        self.outgoing.lock().leaving != Leaving::There
+        self.outgoing.lock().left.is_some()
     }
 
     /// Whether this rank has just left.
@@ -307,7 +287,7 @@ impl Endpoint {
 
     fn is_closed(&self) -> bool {
         let outgoing = self.outgoing.lock();
-        outgoing.leaving == Leaving::Closed && outgoing.requests.is_empty()
+        outgoing.has_said_so && outgoing.requests.is_empty()
     }
 }
 

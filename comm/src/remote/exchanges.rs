@@ -54,20 +54,12 @@ pub(super) struct Batch {
 /// The contributions that this rank holds.
 #[derive(Debug)]
 pub(super) struct Exchanges {
-    tree: Tree,
+    pub(super) tree: Tree,
     /// The number of ranks whose contributions this one sends on.
     subtree: usize,
     held: BTreeMap<ExchangeKey, Held>,
-    /// Of exchanges that are not complete on this rank.
-    attendance: BTreeMap<ExchangeKey, Attendance>,
-}
-
-/// The contributions to an exchange that this rank knows.
-#[derive(Debug)]
-struct Attendance {
-    own: bool,
-    /// By rank.
-    others: Vec<bool>,
+    /// Of exchanges that are not complete on this rank: by rank, whether its contribution is known here.
+    attendance: BTreeMap<ExchangeKey, Vec<bool>>,
 }
 
 #[derive(Debug)]
@@ -84,15 +76,11 @@ impl Exchanges {
         Self { tree, subtree, held, attendance: BTreeMap::new() }
     }
 
-    pub(super) fn tree(&self) -> Tree {
-        self.tree
-    }
-
     /// This rank contributes.
     pub(super) fn contribute(&mut self, key: ExchangeKey) {
-        // What is left of epochs before the last one never completes.
+        // Exchanges of epochs before the last one never complete.
         self.attendance.retain(|other, _| other.epoch.saturating_add(1) >= key.epoch);
-        self.attend(key, |attendance| attendance.own = true);
+        self.attend(key, [self.tree.rank]);
     }
 
     /// Whether this rank has got all contributions to an exchange, and given its own.
@@ -110,18 +98,12 @@ impl Exchanges {
         self.held.get(&key).is_some_and(|held| held.ranks.contains(&rank))
     }
 
-    /// This rank has got the contributions of others: maybe before its own.
-    pub(super) fn got(&mut self, key: ExchangeKey, from: impl IntoIterator<Item = Rank>) {
-        self.attend(key, |it| from.into_iter().for_each(|rank| it.others[rank.index()] = true));
-    }
-
-    /// Changes the attendance of an exchange, and forgets it if it is complete.
-    fn attend(&mut self, key: ExchangeKey, change: impl FnOnce(&mut Attendance)) {
-        let none = || Attendance { own: false, others: vec![false; self.tree.size()] };
+    /// This rank has given its contribution, or got those of others: maybe before its own. An exchange that is complete is forgotten.
+    pub(super) fn attend(&mut self, key: ExchangeKey, ranks: impl IntoIterator<Item = Rank>) {
+        let none = || vec![false; self.tree.size];
         let attendance = self.attendance.entry(key).or_insert_with(none);
-        change(attendance);
-        let others = attendance.others.iter().filter(|there| **there).count();
-        if attendance.own && others + 1 == self.tree.size() {
+        ranks.into_iter().for_each(|rank| attendance[rank.index()] = true);
+        if attendance.iter().all(|is_there| *is_there) {
             self.attendance.remove(&key);
         }
     }
@@ -130,7 +112,8 @@ impl Exchanges {
     /// contributions to an earlier exchange, so that those of one rank stay in order; and those to this one, if none is missing.
     pub(super) fn take(&mut self, Batch { key, contributions }: Batch, now: Instant) -> Vec<Batch> {
         let mut ready: Vec<_> = self.held.range_mut(..key).filter_map(Held::send).collect();
-        let held = self.held.entry(key).or_insert_with(|| Held::new(now));
+        let none = || Held { since: now, contributions: Vec::new(), ranks: BTreeSet::new() };
+        let held = self.held.entry(key).or_insert_with(none);
         if held.contributions.is_empty() {
             held.since = now;
         }
@@ -161,9 +144,9 @@ impl Exchanges {
     /// Whether other ranks depend on this one to get contributions. An exchange never completes without a rank that has left, or has stopped in its
     /// epoch: one that `is_out`.
     pub(super) fn owes(&self, is_out: impl Fn(Rank, u64) -> bool) -> bool {
-        let comes = |(key, it): (&ExchangeKey, &Attendance)| {
-            let mut missing = self.tree.others().filter(|rank| !it.others[rank.index()]);
-            it.own && !missing.any(|rank| is_out(rank, key.epoch))
+        let comes = |(key, is_there): (&ExchangeKey, &Vec<bool>)| {
+            let mut missing = self.tree.others().filter(|rank| !is_there[rank.index()]);
+            is_there[self.tree.rank.index()] && !missing.any(|rank| is_out(rank, key.epoch))
         };
         let is_relay = self.tree.children().next().is_some();
         self.holds() || (is_relay && self.attendance.iter().any(comes))
@@ -176,10 +159,6 @@ impl Exchanges {
 }
 
 impl Held {
-    fn new(since: Instant) -> Self {
-        Self { since, contributions: Vec::new(), ranks: BTreeSet::new() }
-    }
-
     /// The contributions that were not sent on.
     fn send((key, held): (&ExchangeKey, &mut Self)) -> Option<Batch> {
         let contributions = mem::take(&mut held.contributions);
@@ -248,11 +227,11 @@ mod tests {
     #[test]
     fn contributions_that_come_before_the_own_one_count() {
         let (mut exchanges, key) = (root(3), batch(4, &[]).key);
-        exchanges.got(key, [Rank::new(1)]);
+        exchanges.attend(key, [Rank::new(1)]);
         assert!(!owes(&exchanges), "this rank may never contribute");
         exchanges.contribute(key);
         assert!(owes(&exchanges));
-        exchanges.got(key, [Rank::new(2)]);
+        exchanges.attend(key, [Rank::new(2)]);
         assert!(!owes(&exchanges) && exchanges.attendance.is_empty());
     }
 
@@ -265,7 +244,7 @@ mod tests {
         let (mut exchanges, key) = (root(3), batch(4, &[]).key);
         exchanges.contribute(key);
         assert!(owes(&exchanges));
-        exchanges.got(key, [Rank::new(1)]);
+        exchanges.attend(key, [Rank::new(1)]);
         assert!(owes(&exchanges));
         assert!(!exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 0)), "one never comes");
         assert!(exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 1)), "it is in time");

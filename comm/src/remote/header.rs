@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::ends::{end_bytes, end_of};
+pub(super) use self::ends::{End, end_bytes, end_of};
 use crate::Descriptor;
 
 mod ends;
@@ -30,19 +29,6 @@ pub(crate) struct Form {
     pub(crate) note: u64,
 }
 
-/// The header of a data message, as bytes.
-pub(crate) fn data_header_bytes(data_header: &DataHeader) -> Vec<u8> {
-    bytes(data_header)
-}
-
-/// The header of a data message, of its bytes.
-///
-/// # Errors
-/// The problem with them.
-pub(crate) fn data_header_of(bytes: &[u8]) -> Result<DataHeader, String> {
-    read(bytes)
-}
-
 /// Any header as bytes.
 pub(crate) fn bytes(header: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(header).expect("numbers, texts and lists are written into memory")
@@ -58,29 +44,9 @@ pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(encoded: &'a [u8]) -> Res
     if !rest.is_empty() {
         return Err(format!("{} bytes follow its header", rest.len()));
     }
-    match postcard::serialize_with_flavor(&header, Written(encoded)) {
-        Ok(()) => Ok(header),
-        Err(_) => Err("its header is not in canonical form".to_owned()),
-    }
-}
-
-/// Compares what is written with these bytes, and keeps none.
-struct Written<'a>(&'a [u8]);
-
-impl Flavor for Written<'_> {
-    type Output = ();
-
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0 = self.0.strip_prefix(bytes).ok_or(postcard::Error::SerializeBufferFull)?;
-        Ok(())
-    }
-
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.try_extend(&[byte])
-    }
-
-    fn finalize(self) -> postcard::Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(postcard::Error::SerializeBufferFull) }
+    match bytes(&header) == encoded {
+        true => Ok(header),
+        false => Err("its header is not in canonical form".to_owned()),
     }
 }
 

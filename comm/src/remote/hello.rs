@@ -7,13 +7,11 @@ use std::process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::Error;
 use crate::WorldOptions;
 
@@ -30,9 +28,9 @@ pub(crate) struct Hello {
     host: String,
     /// Which of the times that its machine was started it is: other machines have others.
     boot: String,
-    process: u32,
+    pub(super) process: u32,
     /// When it was started; 0 where that is not known.
-    started: u64,
+    pub(super) started: u64,
     version: String,
     /// A hash of the program; 0 where it cannot be read.
     program: u64,
@@ -62,19 +60,7 @@ impl Hello {
         !self.boot.is_empty() && self.boot == boot()
     }
 
-    /// Its number, and when it was started.
-    pub(super) fn process(&self) -> (u32, u64) {
-        (self.process, self.started)
-    }
-
-    /// The same, of another process.
-    #[cfg(test)]
-    pub(super) fn by(self, process: u32, started: u64) -> Self {
-        Self { process, started, ..self }
-    }
-
     /// The settings that all ranks must share, with their names.
-    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     fn settings(&self) -> [(&'static str, String); 5] {
         let Self { version, order, size, deadline, program, .. } = self;
         let program = format!("{program:016x}");
@@ -92,7 +78,6 @@ impl Hello {
 ///
 /// # Errors
 /// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
@@ -109,7 +94,6 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
 }
 
 /// The error with the ranks that have come, and those that have not.
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
     let ranks = |there| {
         let numbered = (0..).zip(hellos);

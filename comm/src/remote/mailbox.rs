@@ -1,7 +1,6 @@
 //! Where messages wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "An operation".
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Debug;
 use std::mem;
 use std::sync::Arc;
 
@@ -12,21 +11,11 @@ use crate::Descriptor;
 use crate::engine::{Key, Operation};
 use crate::pattern::rounds;
 
-/// Lays what came into the slots of an operation that this rank has issued.
-pub(crate) trait Receiver: Debug + Send + Sync {
-    fn descriptor(&self) -> &Arc<Descriptor>;
-    fn round(&self) -> u8;
-    /// The members, by slot.
-    fn ranks(&self) -> &[Rank];
-    /// The member in `slot` has come.
-    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, message: DataMessage);
-}
-
-/// Which round of which operation.
+/// A round of an operation.
 type Round = (Key, u8);
 
 /// Data messages, by their operations.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Mailbox {
     /// Of operations that this rank has not issued, in the order in which it came.
     early: HashMap<Round, Vec<(Rank, DataMessage)>>,
@@ -36,32 +25,32 @@ pub(super) struct Mailbox {
 }
 
 /// An operation that this rank has issued, and of which others are missing.
-#[derive(Debug)]
-pub(super) struct Open {
-    receiver: Arc<dyn Receiver>,
-    operation: Arc<Operation>,
+pub(crate) struct Open {
+    pub(super) operation: Arc<Operation>,
+    /// The call, as this rank describes it to the others.
+    pub(super) descriptor: Arc<Descriptor>,
+    round: u8,
+    lay: Box<Lay>,
     /// By slot: whether its message has come.
     come: Vec<bool>,
 }
 
+/// Lays the message of the member in a slot into the operation.
+pub(crate) type Lay = dyn Fn(&Arc<Operation>, usize, DataMessage) + Send;
+
 impl Mailbox {
-    /// This rank has issued an operation; what came of it before, which is to be laid there.
-    pub(super) fn open(
-        &mut self,
-        receiver: Arc<dyn Receiver>,
-        operation: Arc<Operation>,
-    ) -> Vec<(Rank, DataMessage)> {
-        let round = (Key::from(&**receiver.descriptor()), receiver.round());
-        self.owed.retain(|owed| !Arc::ptr_eq(owed, &operation));
-        let come = vec![false; receiver.ranks().len()];
-        self.open.insert(round, Open { receiver, operation, come });
+    /// This rank has issued an operation; returns the messages that came of it before, which are to be laid there.
+    pub(super) fn open(&mut self, open: Open) -> Vec<(Rank, DataMessage)> {
+        let round = (open.operation.key(), open.round);
+        self.owed.retain(|owed| !Arc::ptr_eq(owed, &open.operation));
+        self.open.insert(round, open);
         self.early.remove(&round).unwrap_or_default()
     }
 
     /// A message has come. It is laid into its operation, or waits for it.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// The problem with it.
     pub(super) fn put(&mut self, from: Rank, message: DataMessage) -> Result<(), String> {
         let round = (Key::from(&*message.data_header.descriptor), message.round);
         let Some(open) = self.open.get_mut(&round) else {
@@ -98,7 +87,7 @@ impl Mailbox {
         !self.open.is_empty()
     }
 
-    /// Whether somebody waits for one of them: who does has a handle of it, beside the mailbox and the post.
+    /// Whether a thread waits for one of them: such a thread has a handle of it, beside the mailbox and the table.
     pub(super) fn is_awaited(&mut self) -> bool {
         self.awaits() && self.open.values().any(|open| Arc::strong_count(&open.operation) > 2)
     }
@@ -108,7 +97,7 @@ impl Mailbox {
         self.awaits() && self.open.values().any(|open| open.missing().any(&is_there))
     }
 
-    /// Forgets operations that have failed, and what came for epochs that have been over for long.
+    /// Forgets operations that have failed, and messages of epochs that have been over for long.
     pub(super) fn forget_before(&mut self, epoch: u64) {
         self.open.retain(|_, open| !open.operation.is_settled());
         self.early.retain(|(key, _), _| key.epoch >= epoch);
@@ -121,28 +110,29 @@ impl Mailbox {
 }
 
 impl Open {
-    pub(super) fn operation(&self) -> &Arc<Operation> {
-        &self.operation
+    pub(crate) fn new(
+        operation: Arc<Operation>,
+        (descriptor, round): (Arc<Descriptor>, u8),
+        lay: Box<Lay>,
+    ) -> Self {
+        let come = vec![false; operation.ranks().len()];
+        Self { operation, descriptor, round, lay, come }
     }
 
-    pub(super) fn descriptor(&self) -> &Arc<Descriptor> {
-        self.receiver.descriptor()
-    }
-
-    /// The members of which nothing has come, this rank among them: of a later round nobody is missing, since all have promised
-    /// to come by coming to the first.
+    /// The members of which nothing has come, this rank among them. No member is missing in a later round: each has promised to come
+    /// when it came to the first.
     pub(super) fn missing(&self) -> impl Iterator<Item = Rank> {
-        let slots = self.receiver.ranks().iter().zip(&self.come);
-        let is_first = self.receiver.round() == 0;
+        let slots = self.operation.ranks().iter().zip(&self.come);
+        let is_first = self.round == 0;
         slots.filter(move |(_, come)| is_first && !**come).map(|(rank, _)| *rank)
     }
 
     fn goes_on(&self) -> bool {
-        self.receiver.round() + 1 < rounds(self.descriptor().op)
+        self.round + 1 < rounds(self.descriptor.op)
     }
 
     fn lay(&mut self, from: Rank, message: DataMessage) -> Result<(), String> {
-        let ranks = self.receiver.ranks();
+        let ranks = self.operation.ranks();
         // In a group of all ranks, without a search.
         let own = Some(from.index()).filter(|slot| ranks.get(*slot) == Some(&from));
         let Some(slot) = own.or_else(|| ranks.iter().position(|rank| *rank == from)) else {
@@ -155,7 +145,7 @@ impl Open {
         if mem::replace(&mut self.come[slot], true) {
             return Err(twice(&message));
         }
-        Arc::clone(&self.receiver).lay(&self.operation, slot, message);
+        (self.lay)(&self.operation, slot, message);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{CheckedBitPattern, Pod, Zeroable};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::buffer::{BLOCK_BYTES, Buffer, Pool};
@@ -15,7 +15,8 @@ const MAGIC: [u8; 8] = *b"hsdpltr1";
 pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 
 /// The kind of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, CheckedBitPattern)]
+#[repr(u8)]
 pub enum Kind {
     /// The identity of its sender, to process 0: the first message of another process.
     Hello,
@@ -39,23 +40,8 @@ pub enum Kind {
     Drain,
 }
 
-impl Kind {
-    const ALL: [Self; 10] = [
-        Self::Hello,
-        Self::Data,
-        Self::Stop,
-        Self::Proposal,
-        Self::End,
-        Self::Left,
-        Self::Exchange,
-        Self::Welcome,
-        Self::Compare,
-        Self::Drain,
-    ];
-}
-
 /// The first block of a message, in the byte order of the machine: hello compares those.
-#[derive(Clone, Copy, Zeroable, Pod)]
+#[derive(Clone, Copy, Debug, Zeroable, Pod)]
 #[repr(C)]
 struct Prefix {
     magic: [u8; 8],
@@ -63,6 +49,7 @@ struct Prefix {
     check: u64,
     body: u64,
     header: u32,
+    /// A [`Kind`].
     kind: u8,
     round: u8,
     unused: [u16; 13],
@@ -72,13 +59,10 @@ struct Prefix {
 
 /// A message, as it is sent.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub struct Message {
     buffer: Buffer,
-    kind: Kind,
-    round: u8,
-    exchanged: u64,
-    header: usize,
-    body: usize,
+    /// A copy of the first block.
+    prefix: Prefix,
 }
 
 impl Message {
@@ -90,98 +74,92 @@ impl Message {
         body: usize,
     ) -> Option<Self> {
         let len = BLOCK_BYTES + header.len().next_multiple_of(BLOCK_BYTES) + body;
-        let (buffer, header_bytes) = (pool.take(len)?, header.len());
-        let mut message = Self { buffer, kind, round, exchanged: 0, header: header_bytes, body };
-        let header_len = u32::try_from(header.len()).ok()?;
-        let mut prefix = Prefix {
+        let prefix = Prefix {
             magic: MAGIC,
-            check: 0,
             body: body as u64,
-            header: header_len,
+            header: u32::try_from(header.len()).ok()?,
             kind: kind as u8,
             round,
-            unused: [0; 13],
-            exchanged: 0,
+            ..Prefix::zeroed()
         };
-        prefix.check = check(&prefix, header);
-        let bytes = message.buffer.bytes_mut();
-        bytes[..BLOCK_BYTES].copy_from_slice(bytemuck::bytes_of(&prefix));
-        bytes[BLOCK_BYTES..][..header.len()].copy_from_slice(header);
+        let mut message = Self { buffer: pool.take(len)?, prefix };
+        message.buffer.bytes_mut()[BLOCK_BYTES..][..header.len()].copy_from_slice(header);
         // The buffer served another message before, of which nothing is to travel.
-        let [filling, rest] = message.fillings();
-        message.buffer.bytes_mut()[filling].fill(0);
-        message.buffer.bytes_mut()[rest].fill(0);
-        Some(message)
+        for filling in message.fillings() {
+            message.buffer.bytes_mut()[filling].fill(0);
+        }
+        Some(message.after(0))
     }
 
     /// The same, of a sender that has contributed to so many exchanges before.
     pub(crate) fn after(mut self, exchanged: u64) -> Self {
-        let (first, rest) = self.buffer.bytes_mut().split_at_mut(BLOCK_BYTES);
-        let prefix: Prefix = bytemuck::pod_read_unaligned(first);
-        let mut prefix = Prefix { check: 0, exchanged, ..prefix };
-        prefix.check = check(&prefix, &rest[..self.header]);
-        first.copy_from_slice(bytemuck::bytes_of(&prefix));
-        Self { exchanged, ..self }
+        self.prefix.exchanged = exchanged;
+        self.prefix.check = self.check();
+        self.buffer.bytes_mut()[..BLOCK_BYTES].copy_from_slice(bytemuck::bytes_of(&self.prefix));
+        self
     }
 
-    /// Reads what was received.
+    /// Reads a message that was received.
     ///
     /// # Errors
     /// The problem: no content of the message was used.
     pub(crate) fn read(buffer: Buffer) -> Result<Self, String> {
-        let bytes = buffer.bytes();
-        let prefix = bytes.get(..BLOCK_BYTES).ok_or("it is empty")?;
+        let prefix = buffer.bytes().get(..BLOCK_BYTES).ok_or("it is empty")?;
         let prefix: Prefix = bytemuck::pod_read_unaligned(prefix);
         if prefix.magic != MAGIC {
             return Err(format!("it begins with {:02x?}, not {MAGIC:02x?}", prefix.magic));
         }
-        let kind = Kind::ALL.get(usize::from(prefix.kind));
-        let kind = *kind.ok_or_else(|| format!("its kind {} is unknown", prefix.kind))?;
-        let header = prefix.header as usize;
+        if !Kind::is_valid_bit_pattern(&prefix.kind) {
+            return Err(format!("its kind {} is unknown", prefix.kind));
+        }
+        let (found, header, body) = (buffer.bytes().len(), prefix.header as usize, prefix.body);
         if header > MOST_STATEMENT {
             return Err(format!("its header has {header} bytes, at most {MOST_STATEMENT}"));
         }
         let told = BLOCK_BYTES as u64 + header.next_multiple_of(BLOCK_BYTES) as u64;
-        let told = told.checked_add(prefix.body).and_then(|len| len.checked_next_multiple_of(64));
-        if told != Some(bytes.len() as u64) {
-            let body = prefix.body;
+        let told = told.checked_add(body).and_then(|len| len.checked_next_multiple_of(64));
+        if told != Some(found as u64) {
             return Err(format!(
-                "it has {} bytes, but states {header} bytes of header and {body} bytes of elements",
-                bytes.len()
+                "it has {found} bytes, but states {header} bytes of header and {body} bytes of elements"
             ));
         }
-        let encoded = &bytes[BLOCK_BYTES..][..header];
-        if prefix.check != check(&Prefix { check: 0, ..prefix }, encoded) {
+        let message = Self { buffer, prefix };
+        if prefix.check != message.check() {
             return Err("its checksum is wrong".to_owned());
         }
-        let (round, body) =
-            (prefix.round, usize::try_from(prefix.body).map_err(|it| it.to_string())?);
-        let message = Self { buffer, kind, round, exchanged: prefix.exchanged, header, body };
-        message.is_filled_up_with_zeros(&prefix)?;
+        message.is_filled_up_with_zeros()?;
         message.has_what_its_kind_has()?;
         Ok(message)
     }
 
-    fn is_filled_up_with_zeros(&self, prefix: &Prefix) -> Result<(), String> {
+    /// The check of the prefix and the header.
+    fn check(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(bytemuck::bytes_of(&Prefix { check: 0, ..self.prefix }));
+        hash.update(self.header());
+        hash.digest()
+    }
+
+    fn is_filled_up_with_zeros(&self) -> Result<(), String> {
         let is_zero = |range: Range<usize>| self.bytes()[range].iter().all(|byte| *byte == 0);
-        if prefix.unused == [0; 13] && self.fillings().into_iter().all(is_zero) {
+        if self.prefix.unused == [0; 13] && self.fillings().into_iter().all(is_zero) {
             Ok(())
         } else {
             Err("its padding is not zero".to_owned())
         }
     }
 
-    /// Only messages have rounds, and only they and exchanges have more than a header. The last
+    /// Only data messages have rounds, and only they and exchanges have more than a header. The last
     /// messages of an epoch and of a rank follow its exchanges.
     fn has_what_its_kind_has(&self) -> Result<(), String> {
-        let Self { kind, round, exchanged, header, body, .. } = self;
-        if *exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
+        let (kind, Prefix { round, exchanged, header, body, .. }) = (self.kind(), self.prefix);
+        if exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
             return Err(format!("it is a message of kind {kind:?}, after {exchanged} exchanges"));
         }
         let is_odd = match kind {
             Kind::Data => false,
-            Kind::Exchange => *round != 0,
-            _ => (*round, *body) != (0, 0),
+            Kind::Exchange => round != 0,
+            _ => (round, body) != (0, 0),
         };
         if is_odd {
             let what = format!("round {round}, {header} bytes of header and {body} of elements");
@@ -190,31 +168,33 @@ impl Message {
         Ok(())
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    /// The kind.
+    pub fn kind(&self) -> Kind {
+        bytemuck::checked::cast(self.prefix.kind)
     }
 
     /// The number of exchanges to which its sender had contributed, of the last message of an epoch or of a rank.
     pub(crate) fn exchanged(&self) -> u64 {
-        self.exchanged
+        self.prefix.exchanged
     }
 
-    /// Of a message: which of the rounds of its operation it is for.
+    /// Of a data message: the round of its operation.
     pub(crate) fn round(&self) -> u8 {
-        self.round
+        self.prefix.round
     }
 
-    pub(crate) fn header(&self) -> &[u8] {
-        &self.buffer.bytes()[BLOCK_BYTES..][..self.header]
+    /// The content besides elements.
+    pub fn header(&self) -> &[u8] {
+        &self.buffer.bytes()[BLOCK_BYTES..][..self.prefix.header as usize]
     }
 
     /// The elements, as bytes that are aligned for all.
     pub(crate) fn body(&self) -> &[u8] {
-        &self.buffer.bytes()[self.start()..][..self.body]
+        &self.buffer.bytes()[self.elements()]
     }
 
     pub(crate) fn body_mut(&mut self) -> &mut [u8] {
-        let range = self.start()..self.start() + self.body;
+        let range = self.elements();
         &mut self.buffer.bytes_mut()[range]
     }
 
@@ -225,20 +205,17 @@ impl Message {
 
     /// The bytes between the header and the elements, and behind those.
     fn fillings(&self) -> [Range<usize>; 2] {
-        let start = self.start();
-        [BLOCK_BYTES + self.header..start, start + self.body..self.bytes().len()]
+        let Range { start, end } = self.elements();
+        [BLOCK_BYTES + self.prefix.header as usize..start, end..self.bytes().len()]
     }
 
-    fn start(&self) -> usize {
-        BLOCK_BYTES + self.header.next_multiple_of(BLOCK_BYTES)
+    /// The bytes of the elements: so many are there, or the message was refused.
+    fn elements(&self) -> Range<usize> {
+        let start = BLOCK_BYTES + (self.prefix.header as usize).next_multiple_of(BLOCK_BYTES);
+        #[expect(clippy::cast_possible_truncation, reason = "they are in memory")]
+        let len = self.prefix.body as usize;
+        start..start + len
     }
-}
-
-fn check(prefix: &Prefix, header: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(bytemuck::bytes_of(prefix));
-    hash.update(header);
-    hash.digest()
 }
 
 #[cfg(test)]

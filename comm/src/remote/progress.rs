@@ -1,68 +1,59 @@
 //! Messages are sent and taken in, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
+use std::mem;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use self::deliver::look;
-use super::alive::Watch;
+use super::alive::Processes;
 use super::comparer::{Action, Compared, Comparer};
 use super::endpoint::{Endpoint, Request};
 use super::header;
-use super::mailbox::{Mailbox, Receiver};
+use super::mailbox::{Mailbox, Open};
 use super::message::{Kind, MOST_STATEMENT, Message};
 use super::relay::Relay;
-use super::transport::{Answer, Arrivals, Cause, Loss, Losses, Transport, TransportError, Waker};
+use super::transport::{Cause, Loss, Transport, TransportError};
 use super::tree::Tree;
-use crate::AbortReason;
 use crate::engine::Record;
-use crate::engine::{Operation, Shared};
 use crate::ledger::Messages;
-use crate::sync;
+use crate::{AbortReason, Error, sync};
 
 mod deliver;
 
-/// How many messages one turn takes in: what is to be sent waits meanwhile.
+/// The number of messages that one turn takes in: requests wait meanwhile.
 const MESSAGES: usize = 64;
 
-/// Sends, receives, and lays what came where it belongs. One thread at a time does.
-#[derive(Debug)]
+/// Sends, receives, and puts messages where they belong. One thread at a time does.
 pub(super) struct Progress {
-    /// Until the world is gone: it holds this in turn.
-    core: Option<Arc<Shared>>,
-    rank: Rank,
-    transport: Box<dyn Transport>,
+    pub(super) transport: Box<dyn Transport>,
     mailbox: Mailbox,
-    watch: Watch,
+    processes: Processes,
     comparer: Comparer,
     relay: Relay,
+    /// Whether nothing more is sent or received.
+    is_over: bool,
 }
 
 thread_local! {
     static IN_TURN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is sending and receiving: then it waits for nothing that is to come.
+/// Whether this thread is sending and receiving: then it waits for no message.
 pub(super) fn is_in_turn() -> bool {
     IN_TURN.with(Cell::get)
 }
 
 /// Runs something in a turn. The turn ends with it, also by a panic.
 pub(super) fn in_turn<T>(run: impl FnOnce() -> T) -> T {
-    let _turn = Turn::enter();
+    let _turn = Turn { before: IN_TURN.replace(true) };
     run()
 }
 
 /// Marks this thread as in a turn until it is dropped.
 struct Turn {
     before: bool,
-}
-
-impl Turn {
-    fn enter() -> Self {
-        Self { before: IN_TURN.replace(true) }
-    }
 }
 
 impl Drop for Turn {
@@ -87,86 +78,74 @@ pub(super) enum Turned {
 }
 
 impl Progress {
-    pub(super) fn new(core: &Arc<Shared>, rank: Rank, transport: Box<dyn Transport>) -> Self {
+    pub(super) fn new((rank, size): (Rank, usize), transport: Box<dyn Transport>) -> Self {
+        let tree = if transport.is_forwarded() { Tree::flat } else { Tree::new };
         Self {
-            core: Some(Arc::clone(core)),
-            rank,
-            mailbox: Mailbox::default(),
-            watch: Watch::of(rank),
-            comparer: Comparer::default(),
-            relay: Relay::new(match transport.losses() {
-                Losses::Seen => Tree::new(rank, core.records().len()),
-                Losses::Reported => Tree::flat(rank, core.records().len()),
-            }),
             transport,
+            mailbox: Mailbox::default(),
+            processes: Processes::of(rank),
+            comparer: Comparer::default(),
+            relay: Relay::new(tree(rank, size)),
+            is_over: false,
         }
     }
 
-    /// Lets go of the world.
-    pub(super) fn close(&mut self) {
+    /// The world is gone; `end` says how, if it ended early.
+    pub(super) fn close(&mut self, end: Option<&Error>) {
         // A rank that has kept a pending operation may wait for it yet.
-        let core = if self.mailbox.is_awaited() { self.core.clone() } else { self.core.take() };
-        if self.core.is_none() {
+        if !self.mailbox.is_awaited() {
+            self.is_over = true;
             self.mailbox.clear();
         }
-        self.transport.close(core.and_then(|core| core.status().world_end()).as_ref());
+        self.transport.close(end);
     }
 
     pub(super) fn turn(&mut self, endpoint: &Endpoint) -> Turned {
-        let Some(core) = self.core.clone() else { return Turned::Idle };
+        if self.is_over {
+            return Turned::Idle;
+        }
         in_turn(|| {
-            let turned = self.try_turn(&core, endpoint);
+            let turned = self.try_turn(endpoint);
             let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
                 let reason = AbortReason::Unreachable { problem: problem.into() };
-                endpoint.end_by(&core, peer.unwrap_or(self.rank), reason);
+                endpoint.end_by(peer.unwrap_or(endpoint.rank), reason);
                 Turned::Awaits
             });
-            endpoint.try_end(&core);
+            endpoint.try_end();
             turned
         })
     }
 
-    /// Whether the transport calls `waker` for what comes.
-    pub(super) fn wake_by(&mut self, waker: Waker) -> Arrivals {
-        self.transport.wake_by(waker)
-    }
-
-    /// Whether the process that forwards all messages answers.
-    pub(super) fn forwarder(&mut self) -> Answer {
-        self.transport.forwarder()
-    }
-
     /// Ends the world if a rank is lost that has not said that it leaves, or if this process reaches no other rank.
-    fn look_for_losses(&mut self, core: &Shared, endpoint: &Endpoint) {
-        let mut lost: Vec<(Rank, AbortReason)> = Vec::new();
+    fn look_for_losses(&mut self, endpoint: &Endpoint) {
+        let mut lost = Vec::new();
+        if !self.transport.is_forwarded() {
+            lost.extend(self.processes.gone().into_iter().map(|rank| (rank, AbortReason::Gone)));
+        }
         match self.transport.lost() {
             Ok(losses) => {
                 for Loss { rank, cause } in losses {
-                    if matches!(cause, Cause::Unreachable(_)) || self.watch.is_settled(rank) {
+                    let is_unreachable = matches!(cause, Cause::Unreachable(_));
+                    if is_unreachable || self.processes.is_settled(rank) {
                         lost.push((rank, self.reason(rank, cause)));
                     }
                 }
             }
             // At once: the rank at fault may hear of this loss from others, and end its process for it.
             Err(Loss { rank, cause }) => {
-                if core.status().check_world().is_ok() {
-                    endpoint.end_by(core, rank, self.reason(rank, cause));
+                if endpoint.core.status().check_world().is_ok() {
+                    endpoint.end_by(rank, self.reason(rank, cause));
                 }
             }
         }
-        let gone = match self.transport.losses() {
-            Losses::Seen => self.watch.gone(),
-            Losses::Reported => Vec::new(),
-        };
-        let gone = gone.into_iter().map(|rank| (rank, AbortReason::Gone));
-        for (rank, reason) in gone.chain(lost) {
-            self.watch.forget(rank);
+        for (rank, reason) in lost {
+            self.processes.forget(rank);
             // The rank may be one of a larger world only.
-            let is_there = |record: &Arc<Record>| !record.has_left() && !self.relay.leaves(rank);
-            if core.records().get(rank.index()).is_some_and(is_there) {
+            let is_there = |record: &&Arc<Record>| !record.has_left() && !self.relay.leaves(rank);
+            if let Some(record) = endpoint.core.records().get(rank.index()).filter(is_there) {
                 // No rank waits for its answer about the end.
-                core.record(rank).leave();
-                endpoint.end_by(core, rank, reason);
+                record.leave();
+                endpoint.end_by(rank, reason);
             }
         }
     }
@@ -174,165 +153,163 @@ impl Progress {
     /// The reason that the error gives for a loss.
     pub(super) fn reason(&self, rank: Rank, cause: Cause) -> AbortReason {
         match cause {
-            Cause::Ended(_) if self.watch.is_gone(rank) => AbortReason::Gone,
+            Cause::Ended(_) if self.processes.is_gone(rank) => AbortReason::Gone,
             Cause::Ended(problem) | Cause::Unreachable(problem) => {
                 AbortReason::Unreachable { problem: problem.into() }
             }
         }
     }
 
-    fn try_turn(
-        &mut self,
-        core: &Arc<Shared>,
-        endpoint: &Endpoint,
-    ) -> Result<Turned, TransportError> {
-        let (mut is_busy, failed) = self.run_requests((core, endpoint));
-        self.take_in((core, endpoint));
-        for _ in 0..MESSAGES {
-            let Some((from, buffer)) = self.transport.receive()? else { break };
-            is_busy = true;
-            let read = Message::read(buffer).and_then(|message| {
-                if from.index() >= core.records().len() {
-                    // A process that is no rank of this world: only what it asks for is compared.
-                    return deliver::greeted(endpoint, from, &message);
-                }
-                self.deliver((core, endpoint), from, message)
-            });
-            if let Err(problem) = read {
-                endpoint.end_garbled(core, from, problem);
-            }
-            self.take_in((core, endpoint));
-        }
+    fn try_turn(&mut self, endpoint: &Endpoint) -> Result<Turned, TransportError> {
+        let (has_sent, failed) = self.run_requests(endpoint);
+        let is_busy = self.receive(endpoint)? || has_sent;
         self.relay.look_for_overdue();
-        self.take_in((core, endpoint));
+        self.take_in(endpoint);
         self.relay_on()?;
-        self.look_for_losses(core, endpoint);
-        self.compare(core, endpoint);
+        self.look_for_losses(endpoint);
+        self.compare(endpoint);
         let under_way = self.transport.under_way()?;
-        if core.status().world_end().is_some() {
+        if endpoint.core.status().world_end().is_some() {
             self.mailbox.clear();
             self.relay.clear();
             self.comparer = Comparer::default();
         }
-        let owes = self.mailbox.owes();
-        if !owes && !self.relay.holds() {
-            endpoint.farewell(core);
+        let (owes, holds) = (self.mailbox.owes(), self.relay.exchanges.holds());
+        if !owes && !holds {
+            endpoint.farewell();
         }
         failed?;
-        let stays = self.lingers(core, endpoint) || endpoint.is_deciding();
+        let stays = self.lingers(endpoint) || endpoint.is_deciding();
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
-            false if endpoint.is_leaving() && self.is_needed(core) => Turned::Relays,
-            false if self.mailbox.awaits() || self.relay.holds() => Turned::Awaits,
+            false if endpoint.is_leaving() && self.is_needed(endpoint) => Turned::Relays,
+            false if self.mailbox.awaits() || holds => Turned::Awaits,
             false if self.comparer.is_busy() => Turned::Awaits,
             false => Turned::Idle,
         })
     }
 
+    /// Takes in some of the messages that have come; whether there were any.
+    fn receive(&mut self, endpoint: &Endpoint) -> Result<bool, TransportError> {
+        for count in 0..MESSAGES {
+            self.take_in(endpoint);
+            let Some((from, buffer)) = self.transport.receive()? else { return Ok(count > 0) };
+            let read = Message::read(buffer).and_then(|message| {
+                if from.index() >= endpoint.core.records().len() {
+                    // A process that is no rank of this world: only its request is compared.
+                    return deliver::greeted(endpoint, from, &message);
+                }
+                self.deliver(endpoint, from, message)
+            });
+            if let Err(problem) = read {
+                endpoint.end_garbled(from, problem);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether other ranks depend on this one to get contributions to exchanges.
-    fn is_needed(&self, core: &Shared) -> bool {
-        self.relay.owes(|rank, epoch| {
-            let record = core.record(rank);
+    fn is_needed(&self, endpoint: &Endpoint) -> bool {
+        self.relay.exchanges.owes(|rank, epoch| {
+            let record = endpoint.core.record(rank);
             record.has_left() || record.has_stopped(epoch)
         })
     }
 
-    /// Whether this rank has left, and others are on their way to what it has issued: their messages are received, or they could not
+    /// Whether this rank has left, and others are on their way to operations that it has issued: their messages are received, or they could not
     /// be sent.
-    fn lingers(&mut self, core: &Shared, endpoint: &Endpoint) -> bool {
-        endpoint.lingers() && self.mailbox.expects(|rank| !core.record(rank).has_left())
+    fn lingers(&mut self, endpoint: &Endpoint) -> bool {
+        let is_there = |rank| !endpoint.core.record(rank).has_left();
+        endpoint.lingers() && self.mailbox.expects(is_there)
     }
 
-    /// Whether there were any, and what failed first: the others are run all the same.
-    fn run_requests(
-        &mut self,
-        (core, endpoint): (&Shared, &Endpoint),
-    ) -> (bool, Result<(), TransportError>) {
+    /// Whether there were any, and the first failure: the others are run all the same.
+    fn run_requests(&mut self, endpoint: &Endpoint) -> (bool, Result<(), TransportError>) {
         let requests = endpoint.requests();
         let (any, mut failed) = (!requests.is_empty(), Ok(()));
         for request in requests {
             match request {
                 Request::Send { to, message } => {
-                    core.record(self.rank).ledger.moved(sent(&message, to.len()));
+                    if message.kind() == Kind::Data {
+                        let data = Messages { data: to.len() as u64, ..Messages::default() };
+                        endpoint.core.record(endpoint.rank).ledger.moved(data);
+                    }
                     failed = failed.and(self.transport.send(&to, &message));
                 }
-                Request::Exchange { key, message } => {
-                    self.relay.contribute(key, &message);
-                }
-                Request::Compare { to, said } if to == self.rank => {
-                    self.hear((core, endpoint), to, said);
+                Request::Exchange { key, message } => self.relay.contribute(key, &message),
+                Request::Compare { to, said } if to == endpoint.rank => {
+                    self.hear(endpoint, to, said);
                 }
                 Request::Compare { to, said } => {
-                    failed = failed.and(self.tell(core, to, &said));
+                    failed = failed.and(self.tell(endpoint, to, &said));
                 }
-                Request::Open { receiver, operation } => {
-                    self.open((core, endpoint), receiver, &operation);
-                }
+                Request::Open(open) => self.open(endpoint, open),
             }
         }
         (any, failed)
     }
 
-    /// Lays into an operation what has come of it before.
-    fn open(
-        &mut self,
-        (core, endpoint): (&Shared, &Endpoint),
-        receiver: Arc<dyn Receiver>,
-        operation: &Arc<Operation>,
-    ) {
-        for (from, message) in self.mailbox.open(receiver, Arc::clone(operation)) {
+    /// Lays into an operation the messages that have come of it before.
+    fn open(&mut self, endpoint: &Endpoint, open: Open) {
+        let operation = Arc::clone(&open.operation);
+        for (from, message) in self.mailbox.open(open) {
             if let Err(problem) = self.mailbox.put(from, message) {
-                endpoint.end_garbled(core, from, problem);
+                endpoint.end_garbled(from, problem);
             }
         }
         let opened = self.mailbox.gathering();
-        let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), operation));
-        opened.for_each(|it| look((core, endpoint), it));
+        let opened = opened.filter(|it| Arc::ptr_eq(&it.operation, &operation));
+        opened.for_each(|it| look(endpoint, it));
     }
 
-    /// Has the comparer do what is due.
-    fn compare(&mut self, core: &Shared, endpoint: &Endpoint) {
-        let is_there = |rank: &Rank| *rank == self.rank || !core.record(*rank).has_left();
+    /// Has the comparer do its deeds that are due.
+    fn compare(&mut self, endpoint: &Endpoint) {
+        let Endpoint { core, rank: own, .. } = endpoint;
+        let is_there = |rank: &Rank| rank == own || !core.record(*rank).has_left();
         let there = || (0..core.records().len()).map(Rank::new).filter(is_there).collect();
         for action in self.comparer.turn(sync::now(), there) {
             match action {
                 Action::Say(to, said) => endpoint.post(Request::Compare { to, said }),
-                Action::End(error) => drop(endpoint.end(core, error)),
+                Action::End(error) => drop(endpoint.end(error)),
             }
         }
     }
 
     /// Tells another rank something, of this rank's comparer or to its.
-    fn tell(&mut self, core: &Shared, to: Rank, said: &Compared) -> Result<(), TransportError> {
+    fn tell(
+        &mut self,
+        endpoint: &Endpoint,
+        to: Rank,
+        said: &Compared,
+    ) -> Result<(), TransportError> {
         let header = header::bytes(said);
         let message = Message::write(&Arc::default(), (Kind::Compare, 0), &header, 0);
         // Without it, this rank counts as one that does not answer.
         let message = message.filter(|_| header.len() <= MOST_STATEMENT);
         message.map_or(Ok(()), |message| {
-            core.record(self.rank).ledger.moved(BACKGROUND);
+            endpoint.core.record(endpoint.rank).ledger.moved(BACKGROUND);
             self.transport.send(&[to], &Arc::new(message))
         })
     }
 
     /// Another rank, or this one, tells something.
-    fn hear(&mut self, (core, endpoint): (&Shared, &Endpoint), from: Rank, said: Compared) {
+    fn hear(&mut self, endpoint: &Endpoint, from: Rank, said: Compared) {
         match said {
-            Compared::Report(report) => self.comparer.report(from, report),
+            Compared::Report(report) => self.comparer.reports.push((from, report)),
             Compared::State(number, state) => self.comparer.answer(from, number, state),
-            Compared::Differ => self.comparer.differ(),
+            Compared::Differ => self.comparer.differs = true,
             Compared::Verdict(verdict) => endpoint.hear_verdict(verdict),
             Compared::Question(question) => {
-                let state = endpoint.state(core, question.calls);
-                let said = Compared::State(question.number, state);
+                let said = Compared::State(question.number, endpoint.state(question.hashes));
                 endpoint.post(Request::Compare { to: from, said });
             }
         }
     }
 
-    /// Sends on what this rank relays.
+    /// Sends on the messages that this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
-        let outgoing = self.relay.outgoing();
+        let outgoing = mem::take(&mut self.relay.outgoing);
         let send = |(to, message): &(Vec<Rank>, Arc<Message>)| self.transport.send(to, message);
         // One that fails keeps no other from its receiver.
         outgoing.iter().map(send).fold(Ok(()), Result::and)
@@ -341,12 +318,3 @@ impl Progress {
 
 /// How a message of the comparer counts.
 const BACKGROUND: Messages = Messages { data: 0, control: 0, background: 1, forwarded: 0 };
-
-/// How a message to so many ranks counts.
-fn sent(message: &Message, receivers: usize) -> Messages {
-    let (count, none) = (receivers as u64, Messages::default());
-    match message.kind() {
-        Kind::Data => Messages { data: count, ..none },
-        _ => none,
-    }
-}

@@ -9,11 +9,11 @@ use hsdp_sharding::Rank;
 
 use super::buffer::Pool;
 use super::exchanges::{Batch, Contribution, ExchangeKey, Exchanges};
-use super::header::{DataHeader, data_header_of};
+use super::header::{DataHeader, read};
 use super::message::Message;
 use super::transmit::{DataMessage, Payload};
 use super::tree::Tree;
-use crate::ledger::{Ledger, Messages};
+use crate::ledger::Messages;
 use crate::sync;
 use crate::{Channel, GroupId, Op};
 
@@ -21,34 +21,26 @@ use crate::{Channel, GroupId, Op};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The exchanges of a rank.
-#[derive(Debug)]
 pub(super) struct Relay {
-    rank: Rank,
-    size: usize,
     pool: Arc<Pool>,
-    exchanges: Exchanges,
-    outgoing: Vec<(Vec<Rank>, Arc<Message>)>,
+    pub(super) exchanges: Exchanges,
+    /// Messages to be sent.
+    pub(super) outgoing: Vec<(Vec<Rank>, Arc<Message>)>,
     /// Of ranks, to be taken in, in order.
-    come: VecDeque<(Rank, Come)>,
+    pub(super) come: VecDeque<(Rank, Come)>,
     /// The group of all ranks, whose operations are exchanges.
     group: GroupId,
     /// By rank: the number of its contributions that have come.
     received: Vec<u64>,
-    /// The last messages of ranks, which follow contributions that have not come, and the moments at which they came.
+    /// The last messages of ranks, which follow contributions that have not come, and the times at which they came.
     held_back: Vec<(Instant, Rank, Message)>,
     /// By rank: whether it has said that it leaves.
     leaves: Vec<bool>,
-    messages: Messages,
+    /// Since they were last added to the counts of the rank.
+    pub(super) messages: Messages,
 }
 
-/// Whether contributions to an exchange follow a message.
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Early,
-    Last,
-}
-
-/// What has come of a rank.
+/// The contribution or the last message of a rank, as it has come.
 #[derive(Debug)]
 pub(super) enum Come {
     /// Its contribution to an exchange, or the problem with it.
@@ -59,10 +51,8 @@ pub(super) enum Come {
 
 impl Relay {
     pub(super) fn new(tree: Tree) -> Self {
-        let (rank, size) = (tree.rank(), tree.size());
+        let size = tree.size;
         Self {
-            rank,
-            size,
             pool: Arc::default(),
             exchanges: Exchanges::new(tree),
             outgoing: Vec::new(),
@@ -78,7 +68,7 @@ impl Relay {
     /// This rank sends `message` to all others.
     pub(super) fn contribute(&mut self, key: ExchangeKey, message: &Arc<Message>) {
         self.exchanges.contribute(key);
-        let (rank, header) = (self.rank, message.header().into());
+        let (rank, header) = (self.exchanges.tree.rank, message.header().into());
         let payload = Payload::part(message, 0..message.body().len());
         let own = Contribution { rank, header, payload };
         self.send_on(Batch { key, contributions: vec![own] });
@@ -87,10 +77,11 @@ impl Relay {
     /// Contributions have come from above or from below.
     ///
     /// # Errors
-    /// What is wrong with the message.
+    /// The problem with the message.
     pub(super) fn receive(&mut self, from: Rank, message: Message) -> Result<(), String> {
         let message = Arc::new(message);
-        let (tree, batch) = (self.exchanges.tree(), Batch::read(&message, self.size)?);
+        let tree = self.exchanges.tree;
+        let batch = Batch::read(&message, tree.size)?;
         if tree.parent() == Some(from) {
             self.receive_from_above(message, &batch);
             return Ok(());
@@ -112,8 +103,11 @@ impl Relay {
     fn receive_from_above(&mut self, message: Arc<Message>, batch: &Batch) {
         self.send_down(message);
         self.take_in(batch);
-        let is_last = self.exchanges.is_complete(batch.key);
-        self.note(if is_last { Part::Last } else { Part::Early });
+        // An early message only says which ranks are there.
+        match self.exchanges.is_complete(batch.key) {
+            true => self.messages.control += 1,
+            false => self.messages.background += 1,
+        }
     }
 
     /// A rank that contributes twice is told of here: later it would look as if this rank had sent it twice.
@@ -131,7 +125,7 @@ impl Relay {
         self.send_on(batch);
     }
 
-    /// Sends on what has waited for long enough.
+    /// Sends on contributions that have waited for long enough.
     pub(super) fn look_for_overdue(&mut self) {
         if self.exchanges.holds() {
             for batch in self.exchanges.overdue(sync::now()) {
@@ -152,10 +146,12 @@ impl Relay {
     fn send(&mut self, batch: &Batch) {
         // Without memory for it the contributions do not arrive, and the deadline ends the world.
         let Some(message) = batch.write(&self.pool).map(Arc::new) else { return };
-        match self.exchanges.tree().parent() {
+        match self.exchanges.tree.parent() {
             Some(parent) => {
-                let is_last = !self.exchanges.is_held(batch.key);
-                self.note(if is_last { Part::Last } else { Part::Early });
+                match self.exchanges.is_held(batch.key) {
+                    true => self.messages.background += 1,
+                    false => self.messages.control += 1,
+                }
                 self.outgoing.push((vec![parent], message));
             }
             None => {
@@ -165,16 +161,8 @@ impl Relay {
         }
     }
 
-    /// Counts a message for this rank: the last one of an exchange, or an early one, which only says which ranks are there.
-    fn note(&mut self, part: Part) {
-        match part {
-            Part::Last => self.messages.control += 1,
-            Part::Early => self.messages.background += 1,
-        }
-    }
-
     fn send_down(&mut self, message: Arc<Message>) {
-        let children: Vec<_> = self.exchanges.tree().children().collect();
+        let children: Vec<_> = self.exchanges.tree.children().collect();
         self.messages.forwarded += children.len() as u64;
         if !children.is_empty() {
             self.outgoing.push((children, message));
@@ -183,9 +171,9 @@ impl Relay {
 
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
-        let (own, mut encoded) = (self.rank, None);
+        let (own, mut encoded) = (self.exchanges.tree.rank, None);
         let others = || batch.contributions.iter().filter(|it| it.rank != own);
-        self.exchanges.got(batch.key, others().map(|it| it.rank));
+        self.exchanges.attend(batch.key, others().map(|it| it.rank));
         for contribution in others() {
             let from = contribution.rank;
             self.received[from.index()] += 1;
@@ -237,10 +225,9 @@ impl Relay {
         if self.held_back.is_empty() {
             return;
         }
-        let (now, own, tree) = (sync::now(), self.rank, self.exchanges.tree());
-        let leaves = self.leaves.clone();
+        let (now, tree, leaves) = (sync::now(), self.exchanges.tree, self.leaves.clone());
         self.release_if(|since, from, _| {
-            let mut path = tree.path(from).skip(1).chain(tree.path(own).skip(1));
+            let mut path = tree.path(from).skip(1).chain(tree.path(tree.rank).skip(1));
             now.saturating_duration_since(since) >= PATIENCE && path.any(|it| leaves[it.index()])
         });
     }
@@ -254,31 +241,6 @@ impl Relay {
             all.into_iter().partition(|(since, from, message)| is_due(*since, *from, message));
         self.held_back = later;
         self.come.extend(due.into_iter().map(|(_, from, message)| (from, Come::Last(message))));
-    }
-
-    /// The messages to be sent.
-    pub(super) fn outgoing(&mut self) -> Vec<(Vec<Rank>, Arc<Message>)> {
-        mem::take(&mut self.outgoing)
-    }
-
-    /// The next that is to be taken in, and its rank.
-    pub(super) fn next_come(&mut self) -> Option<(Rank, Come)> {
-        self.come.pop_front()
-    }
-
-    /// Adds the messages since the last call to the counts of the rank.
-    pub(super) fn note_in(&mut self, ledger: &Ledger) {
-        ledger.moved(mem::take(&mut self.messages));
-    }
-
-    /// Whether other ranks depend on this one to get contributions.
-    pub(super) fn owes(&self, is_out: impl Fn(Rank, u64) -> bool) -> bool {
-        self.exchanges.owes(is_out)
-    }
-
-    /// Whether it holds contributions for a moment.
-    pub(super) fn holds(&self) -> bool {
-        self.exchanges.holds()
     }
 
     pub(super) fn clear(&mut self) {
@@ -295,7 +257,7 @@ fn message_in(
     let Contribution { header, payload, .. } = contribution;
     let is_known = |(known, _): &(Arc<[u8]>, _)| Arc::ptr_eq(known, header) || known == header;
     if !encoded.as_ref().is_some_and(is_known) {
-        *encoded = Some((Arc::clone(header), data_header_of(header)?));
+        *encoded = Some((Arc::clone(header), read(header)?));
     }
     let data_header = encoded.as_ref().map(|(_, read)| read.clone()).expect("it has just been set");
     Ok(DataMessage { data_header, round: 0, payload: payload.clone() })

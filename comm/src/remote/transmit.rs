@@ -69,7 +69,7 @@ pub(crate) trait Transmit: Buffers + Sized {
     /// Writes the elements of `range`, which go to the member in slot `to`. May call code of users.
     fn pack(&self, _at: &At, (_to, _range): (usize, Range<usize>), _body: &mut [u8]) {}
 
-    /// All messages were packed: keeps what stays here, if that was lent for no longer. May call code of users.
+    /// All messages were packed: keeps the part that stays here, if that was lent for no longer. May call code of users.
     ///
     /// # Errors
     /// The failure. It ends the world: the others have this member's promise.
@@ -77,7 +77,7 @@ pub(crate) trait Transmit: Buffers + Sized {
         Ok(())
     }
 
-    /// Learns what only the messages of all say.
+    /// Learns facts that only the messages of all say together.
     ///
     /// # Errors
     /// The contradiction, in words that go before "in operation ...".
@@ -123,7 +123,7 @@ impl DataMessages {
         bytemuck::cast_slice(self.bytes(from))
     }
 
-    /// Whether what came is what `own` expects.
+    /// Whether the messages are those that `own` expects.
     ///
     /// # Errors
     /// The difference.

@@ -1,23 +1,22 @@
 //! The carrier of messages between ranks that share no memory.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Pool};
 use super::message::Message;
 use crate::Error;
 
 /// Carries messages to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
 /// were sent. No call waits for another rank.
-pub(crate) trait Transport: Debug + Send {
+pub(crate) trait Transport: Send {
     /// Begins to send a message to these ranks, and keeps it until that is done. If it fails for one, the others get it all the same.
     fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError>;
 
-    /// From now on `waker` is called after something has come, if the transport can; by default it cannot, and is polled.
-    fn wake_by(&mut self, _waker: Waker) -> Arrivals {
-        Arrivals::Polled
+    /// From now on `waker` is called after something has come. Returns whether the transport can do so; one that cannot is polled.
+    fn wake_by(&mut self, _waker: Waker) -> bool {
+        false
     }
 
     /// The next message that has come whole, and its sender.
@@ -34,9 +33,10 @@ pub(crate) trait Transport: Debug + Send {
         Ok(Vec::new())
     }
 
-    /// How the ranks learn that a process is gone. A transport that reports it sends all messages through the process of rank 0.
-    fn losses(&self) -> Losses {
-        Losses::Seen
+    /// Whether the process of rank 0 forwards all messages. Then the transport [reports](Self::lost) that a process is gone, behind all
+    /// messages of that process; otherwise ranks look at the processes of their own machine.
+    fn is_forwarded(&self) -> bool {
+        false
     }
 
     /// Whether the process that forwards all messages answers, if there is such a process. A call asks it, unless an answer is awaited.
@@ -51,25 +51,6 @@ pub(crate) trait Transport: Debug + Send {
 /// Is called by any thread.
 pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 
-/// How a rank learns that something has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrivals {
-    /// It looks.
-    Polled,
-    /// It is woken.
-    Announced,
-}
-
-/// How ranks learn that a process of their own machine is gone.
-#[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the control plane reports them"))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Losses {
-    /// They look.
-    Seen,
-    /// The transport [reports](Transport::lost) it, behind all messages of the process.
-    Reported,
-}
-
 /// A rank that can exchange no messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Loss {
@@ -78,10 +59,6 @@ pub(crate) struct Loss {
 }
 
 /// The cause of a loss, as far as it is known.
-#[cfg_attr(
-    not(any(feature = "nccl", test)),
-    expect(dead_code, reason = "the control plane makes it")
-)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The connection of its process has ended. The process may be gone.
@@ -91,7 +68,6 @@ pub(crate) enum Cause {
 }
 
 /// The answer of the process that forwards all messages.
-#[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the control plane makes it"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// A message has come since it was asked; or messages need no such process.
@@ -108,4 +84,25 @@ pub(crate) struct TransportError {
     /// The rank at the other end, where it is known.
     pub(crate) peer: Option<Rank>,
     pub(crate) problem: String,
+}
+
+impl TransportError {
+    pub(crate) fn no_memory(from: Rank, bytes: usize) -> Self {
+        let problem = format!("no memory for a message of {bytes} bytes");
+        Self { peer: Some(from), problem }
+    }
+}
+
+/// A copy of a message that came from a rank. Zeros fill up an incomplete last block.
+pub(crate) fn copied(
+    pool: &Arc<Pool>,
+    from: Rank,
+    message: &[u8],
+) -> Result<Buffer, TransportError> {
+    let no_memory = || TransportError::no_memory(from, message.len());
+    let mut buffer = pool.take(message.len()).ok_or_else(no_memory)?;
+    let (whole, rest) = buffer.bytes_mut().split_at_mut(message.len());
+    whole.copy_from_slice(message);
+    rest.fill(0);
+    Ok(buffer)
 }

@@ -8,14 +8,15 @@ const FAN_OUT: usize = 32;
 /// The place of a rank in the tree of its world. Rank 0 is the root.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tree {
-    rank: usize,
-    size: usize,
+    pub(super) rank: Rank,
+    /// The number of ranks.
+    pub(super) size: usize,
     fan_out: usize,
 }
 
 impl Tree {
     pub(super) fn new(rank: Rank, size: usize) -> Self {
-        Self { rank: rank.index(), size, fan_out: FAN_OUT }
+        Self { rank, size, fan_out: FAN_OUT }
     }
 
     /// A tree in which all other ranks send to rank 0: where its process sends on all messages anyway.
@@ -23,33 +24,24 @@ impl Tree {
         Self { fan_out: usize::MAX, ..Self::new(rank, size) }
     }
 
-    pub(super) fn rank(self) -> Rank {
-        Rank::new(self.rank)
-    }
-
     /// The place of another rank.
     fn of(self, rank: Rank) -> Self {
-        Self { rank: rank.index(), ..self }
-    }
-
-    /// The number of ranks.
-    pub(super) fn size(self) -> usize {
-        self.size
+        Self { rank, ..self }
     }
 
     /// All other ranks.
     pub(super) fn others(self) -> impl Iterator<Item = Rank> {
-        (0..self.size).filter(move |rank| *rank != self.rank).map(Rank::new)
+        (0..self.size).map(Rank::new).filter(move |rank| *rank != self.rank)
     }
 
     /// The rank to which this one sends; the root has none.
     pub(super) fn parent(self) -> Option<Rank> {
-        Some(Rank::new(self.rank.checked_sub(1)? / self.fan_out))
+        Some(Rank::new(self.rank.index().checked_sub(1)? / self.fan_out))
     }
 
     /// The ranks that send to this one.
     pub(super) fn children(self) -> impl Iterator<Item = Rank> {
-        let first = self.fan_out.saturating_mul(self.rank).saturating_add(1);
+        let first = self.fan_out.saturating_mul(self.rank.index()).saturating_add(1);
         (first..self.size.min(first.saturating_add(self.fan_out))).map(Rank::new)
     }
 
@@ -61,7 +53,7 @@ impl Tree {
 
     /// Whether a rank sends to this one.
     pub(super) fn is_child(self, rank: Rank) -> bool {
-        rank.index() < self.size && self.of(rank).parent() == Some(self.rank())
+        rank.index() < self.size && self.of(rank).parent() == Some(self.rank)
     }
 
     /// `rank`, and those above it.

@@ -102,7 +102,7 @@ impl Transmit for UnitReduceContribution {
 }
 
 impl UnitReduceContribution {
-    /// Writes what belongs into the shard of the member in slot `to`.
+    /// Writes the gradients of the shard of the member in slot `to`.
     fn pack_shard(&self, pre: Divisor, to: usize, mut shard: ValuesMut<'_>) {
         for (piece, place) in places(&self.layout, to) {
             let mut target = shard.reborrow().slice(place);

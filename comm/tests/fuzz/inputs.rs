@@ -3,7 +3,7 @@
 //! Whatever the bytes are, an error is the worst that may happen. What is taken is written again with the same bytes, so nothing of it was lost,
 //! and nothing has two forms; and memory is taken for what has come.
 
-use hsdp_comm::fuzzing::{Header, Kind, Message};
+use hsdp_comm::fuzzing::{self, Header, Kind};
 use hsdp_comm::{AbortReason, Error};
 use hsdp_kernels::memory::{self, Category, CountingAllocator};
 use hsdp_sharding::Rank;
@@ -82,10 +82,10 @@ pub(crate) fn sealed(input: &[u8]) -> Vec<u8> {
 }
 
 fn whole(bytes: &[u8]) {
-    let Ok(message) = frugally(bytes, || Message::read(bytes)) else { return };
+    let Ok(message) = frugally(bytes, || fuzzing::read(bytes)) else { return };
     let mut blocks = bytes.to_vec();
     blocks.resize(bytes.len().next_multiple_of(HEAD), 0);
-    assert_eq!(message.written_anew().expect("there is memory"), blocks);
+    assert_eq!(fuzzing::written_anew(&message).expect("there is memory"), blocks);
     header(message.kind(), message.header());
 }
 

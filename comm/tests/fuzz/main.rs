@@ -4,7 +4,7 @@
 mod corpus;
 mod inputs;
 
-use hsdp_comm::fuzzing::{Header, Kind, Message};
+use hsdp_comm::fuzzing::{self, Header, Kind};
 use hsdp_kernels::memory;
 
 #[test]
@@ -49,7 +49,7 @@ fn an_exchange_that_may_be_anything_is_read_or_refused() {
 
 #[test]
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
-    let message = |input: &[u8]| Message::read(&inputs::sealed(input)).is_ok();
+    let message = |input: &[u8]| fuzzing::read(&inputs::sealed(input)).is_ok();
     assert_eq!(corpus::taken("message", message), (12, 29));
     let said = |kind| move |input: &[u8]| Header::read(kind, input).is_ok();
     assert_eq!(corpus::taken("hello", said(Kind::Hello)), (6, 13));

@@ -109,7 +109,7 @@ impl Lifeline {
 impl Drop for Lifeline {
     fn drop(&mut self) {
         if let Some(endpoint) = self.0.endpoint() {
-            endpoint.close(self.0.status(), self.0.options().deadline);
+            endpoint.close(self.0.options().deadline);
         }
         self.0.queue.close(self.0.options().deadline);
     }

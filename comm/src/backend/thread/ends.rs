@@ -40,7 +40,7 @@ impl Core {
     pub(crate) fn end(&self, error: Error) -> Error {
         match self.endpoint() {
             None => self.end_here(error, &[]),
-            Some(endpoint) => endpoint.end(self, error),
+            Some(endpoint) => endpoint.end(error),
         }
     }
 
@@ -59,7 +59,7 @@ impl Core {
     /// so: `REMOTE.md`, "Aborted steps".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         if let Some(endpoint) = self.endpoint() {
-            return endpoint.end_epoch(self, epoch, error);
+            return endpoint.end_epoch(epoch, error);
         }
         let end = self.status().end_epoch(epoch, error);
         for operation in self.table.drain(Some(epoch)) {
@@ -208,7 +208,7 @@ impl Core {
         let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else {
             return Some(Ok(self.culprit(waiter, operation)));
         };
-        let judged = endpoint.await_culprit(self, WaitKey::new(descriptor, None));
+        let judged = endpoint.await_culprit(WaitKey::new(descriptor, None));
         operation.attendance().map(|_| judged)
     }
 
@@ -222,7 +222,7 @@ impl Core {
     #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the watchdog of NCCL uses it"))]
     pub(crate) fn end_late_on_device(&self, rank: Rank, wait: &Members) {
         let Some(endpoint) = self.endpoint() else { return };
-        let culprit = match endpoint.await_culprit(self, wait.key()) {
+        let culprit = match endpoint.await_culprit(wait.key()) {
             Err(silent) => return self.end_unjudged(silent),
             Ok(culprit) => culprit,
         };
@@ -239,7 +239,7 @@ impl Core {
     fn has_all_after_all(&self, operation: &Operation) -> bool {
         let is_gathering = operation.attendance().is_some();
         let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else { return false };
-        endpoint.await_forwarder(self);
+        endpoint.await_forwarder();
         operation.attendance().is_none()
     }
 }

@@ -111,14 +111,14 @@ impl Waiting<'_> {
         match self.core.endpoint() {
             None => self.core.end_if_circle(self.rank, self.operation),
             Some(_) if self.operation.attendance().is_none() => {}
-            Some(endpoint) => endpoint.report(self.core, Urgency::Stalled, self.key()),
+            Some(endpoint) => endpoint.report(Urgency::Stalled, self.key()),
         }
     }
 
     /// The rank that keeps the operation from ending, as far as this rank knows.
     fn culprit(&self) -> Option<Rank> {
         let judged = self.core.endpoint().and_then(|endpoint| {
-            endpoint.report(self.core, Urgency::Late, self.key());
+            endpoint.report(Urgency::Late, self.key());
             endpoint.culprit(self.key())
         });
         judged.or_else(|| self.core.culprit(self.rank, self.operation))

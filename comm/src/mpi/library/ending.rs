@@ -1,4 +1,4 @@
-//! The end of MPI: all processes come to it, each receives what is still on its way to it, and then they finalize.
+//! The end of MPI: all processes come to it, each receives the messages that are still on their way to it, and then they finalize.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mpi_sys as ffi;
 
-use super::{Calls, Library, Request, answer, check, complete, constant, null_request};
+use super::{Library, Locked, Request, answer, check, complete, constant, null_request};
 use crate::engine::{Alarm, Clock};
 use crate::mpi::error::MpiError;
 use crate::mpi::job::TAGS;
@@ -30,12 +30,12 @@ impl Library {
         if !self.is_ours || answer("MPI_Finalized", ffi::MPI_Finalized)? != 0 {
             return Ok(());
         }
-        let calls = self.calls();
+        let locked = self.lock();
         if self.failed.load(Ordering::Relaxed) {
-            calls.part();
+            locked.part();
             return Ok(());
         }
-        calls.receive_until(calls.sent_here()?)?;
+        locked.receive_until(locked.sent_here()?)?;
         let mut block = self.block;
         // SAFETY: MP-2, the type is ours, and nothing of it is under way.
         check("MPI_Type_free", unsafe { ffi::MPI_Type_free(&raw mut block) })?;
@@ -44,7 +44,7 @@ impl Library {
     }
 }
 
-impl Calls<'_> {
+impl Locked<'_> {
     /// Tells the other processes not to wait for this one at the end.
     fn part(&self) {
         let others = (0..self.library.size).filter(|to| *to != self.library.rank);

@@ -51,7 +51,7 @@ impl Test {
         *question
     }
 
-    /// What follows when all ranks have answered.
+    /// The deeds of the comparer when all ranks have answered.
     fn answered(&mut self, question: Question, states: [RankState; 3]) -> Vec<Action> {
         for (rank, state) in (0..).map(Rank::new).zip(states) {
             self.comparer.answer(rank, question.number, state);
@@ -70,7 +70,7 @@ fn verdict(rank: usize, group: u64, culprit: Option<usize>) -> Action {
 fn a_rank_that_reports_is_told_the_culprit() {
     let mut test = Test::new();
     assert!(test.turn().is_empty() && !test.comparer.is_busy(), "no rank is asked without need");
-    test.comparer.report(Rank::new(0), report(Urgency::Late, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Late, 0)));
     let question = test.begins();
     assert!(test.turn().is_empty(), "answers are waited for");
     let states = || [waiting(0, 1), waiting(1, 2), RankState::default()];
@@ -82,7 +82,7 @@ fn a_rank_that_reports_is_told_the_culprit() {
 fn ranks_that_wait_for_each_other_end_the_world_after_two_looks() {
     let ring = || [waiting(0, 1), waiting(1, 0), RankState::default()];
     let mut test = Test::new();
-    test.comparer.report(Rank::new(0), report(Urgency::Stalled, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Stalled, 0)));
     let question = test.begins();
     assert_eq!(test.answered(question, ring()), [verdict(0, 0, Some(0))]);
     assert!(test.comparer.is_busy() && test.turn().is_empty(), "it looks again, but not at once");
@@ -101,7 +101,7 @@ fn circles_are_looked_for_only_if_a_rank_is_stalled() {
     for urgency in [Urgency::Late, Urgency::Deadline] {
         let mut test = Test::new();
         for _ in 0..3 {
-            test.comparer.report(Rank::new(0), report(urgency, 0));
+            test.comparer.reports.push((Rank::new(0), report(urgency, 0)));
             test.now += GAP;
             let question = test.begins();
             assert_eq!(test.answered(question, ring()), [verdict(0, 0, Some(0))]);
@@ -112,7 +112,7 @@ fn circles_are_looked_for_only_if_a_rank_is_stalled() {
 #[test]
 fn a_rank_that_does_not_answer_is_waited_for_and_then_it_is_the_culprit() {
     let mut test = Test::new();
-    test.comparer.report(Rank::new(0), report(Urgency::Deadline, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Deadline, 0)));
     let number = test.begins().number;
     test.comparer.answer(Rank::new(0), number, waiting(0, 1));
     test.comparer.answer(Rank::new(1), number, waiting(1, 2));
@@ -126,12 +126,12 @@ fn a_rank_that_does_not_answer_is_waited_for_and_then_it_is_the_culprit() {
 fn looks_are_apart_but_at_a_deadline() {
     let mut test = Test::new();
     let states = || [waiting(0, 1), RankState::default(), RankState::default()];
-    test.comparer.report(Rank::new(0), report(Urgency::Stalled, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Stalled, 0)));
     let question = test.begins();
-    test.comparer.report(Rank::new(0), report(Urgency::Stalled, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Stalled, 0)));
     assert_eq!(test.answered(question, states()), [verdict(0, 0, Some(1))]);
     assert!(test.turn().is_empty());
-    test.comparer.report(Rank::new(0), report(Urgency::Deadline, 0));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Deadline, 0)));
     let question = test.begins();
     assert_eq!(test.answered(question, states()).len(), 2, "both are told");
 }
@@ -141,8 +141,8 @@ fn the_last_state_of_a_rank_that_left_is_a_part_of_each_look() {
     let mut test = Test::new();
     let there = || [0, 1].map(Rank::new).to_vec();
     let left = RankState { has_left: true, step: 7, ..RankState::default() };
-    test.comparer.leave(Rank::new(2), left);
-    test.comparer.report(Rank::new(0), report(Urgency::Late, 0));
+    test.comparer.left.insert(Rank::new(2), left);
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Late, 0)));
     let mut last = Vec::new();
     for _ in 0..2 {
         assert_eq!(test.comparer.turn(test.now, there).len(), 2);
@@ -174,9 +174,9 @@ fn called(hashes: &[(u64, u128)], entry: Option<u64>, waits: bool) -> RankState 
 #[test]
 fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
     let (mut test, group) = (Test::new(), GroupId::from_hash(9));
-    test.comparer.report(Rank::new(0), report(Urgency::Stalled, 9));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Stalled, 9)));
     let question = test.begins();
-    assert_eq!(question.calls, Calls::Last);
+    assert_eq!(question.hashes, Hashes::Last);
     // Rank 2 has made one call less: nothing can be compared yet.
     let last = [
         called(&[(7, 70)], None, true),
@@ -186,11 +186,11 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
     assert_eq!(test.answered(question, last).len(), 1, "the verdict");
     test.now += GAP;
     let question = test.begins();
-    assert_eq!(question.calls, Calls::All(group));
+    assert_eq!(question.hashes, Hashes::All(group));
     let calls = |fifth| called(&[(4, 40), (5, fifth), (6, 60 + fifth)], None, true);
     assert_eq!(test.answered(question, [calls(50), calls(50), calls(51)]), []);
     let question = test.begins();
-    assert_eq!(question.calls, Calls::Entry(group, 5), "at once");
+    assert_eq!(question.hashes, Hashes::Entry(group, 5), "at once");
     let entry = |entry| called(&[(4, 0), (5, 0)], Some(entry), true);
     let actions = test.answered(question, [entry(1), entry(1), entry(2)]);
     let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
@@ -207,9 +207,9 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
 #[test]
 fn calls_of_nccl_that_differ_at_equal_counts_need_no_second_look() {
     let (mut test, group) = (Test::new(), GroupId::from_hash(9));
-    test.comparer.report(Rank::new(0), report(Urgency::Late, 9));
+    test.comparer.reports.push((Rank::new(0), report(Urgency::Late, 9)));
     let question = test.begins();
     let last = |hash| called(&[(7, hash)], None, true);
     assert_eq!(test.answered(question, [last(1), last(1), last(2)]).len(), 1);
-    assert_eq!(test.begins().calls, Calls::All(group), "at once");
+    assert_eq!(test.begins().hashes, Hashes::All(group), "at once");
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Channel;
+use crate::remote::header::bytes;
 
 /// Ranks in a mesh, which issue one sequence of operations on their rows and columns.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ fn run(issuers: &mut [Issuer]) {
     }
 }
 
-/// What all ranks say, of whom each does not know of some of its calls that they are done.
+/// The calls that all ranks state. Each rank does not know of some of its calls that they are done.
 fn said(step: &Step, before: &[Issuer], after: &[Issuer]) -> Vec<Calls> {
     let ranks = before.iter().zip(after).zip(&step.ranks);
     let of = |((before, after), (_, unknown)): ((&Issuer, &Issuer), &(usize, usize))| {
@@ -152,7 +153,7 @@ proptest! {
     fn calls_read_as_they_were_written(step in steps()) {
         for issuer in step.issuers() {
             let calls = Calls { counts: issuer.counts, unfinished: issuer.stream.into() };
-            prop_assert_eq!(calls_of(&calls_bytes(5, &calls)), Ok((5, calls)));
+            prop_assert_eq!(calls_of(&bytes(&(5_u64, &calls))), Ok((5, calls)));
         }
     }
 }

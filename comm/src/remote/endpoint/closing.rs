@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Endpoint, NAPS};
-use crate::engine::{Status, from_now};
+use crate::engine::from_now;
 use crate::remote::progress;
 use crate::sync;
 
@@ -12,9 +12,9 @@ use crate::sync;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Endpoint {
-    /// Ends the thread, when it has sent what this rank owes; after `deadline` without that, or soon after an early end, which may
+    /// Ends the thread, when it has sent the messages that this rank owes; after `deadline` without that, or soon after an early end, which may
     /// come meanwhile. One that hangs in its turn is left behind.
-    pub(crate) fn close(&self, status: &Status, deadline: Duration) {
+    pub(crate) fn close(&self, deadline: Duration) {
         self.leave();
         let Some(thread) = self.thread.lock().take() else { return };
         if progress::is_in_turn() {
@@ -22,7 +22,7 @@ impl Endpoint {
             self.outgoing.lock().gives_up = Some(from_now(deadline));
             return;
         }
-        self.wait_for_messages(status, deadline);
+        self.wait_for_messages(deadline);
         self.give_up();
         // MPI ends where its last handle is dropped, which the thread may hold, and must not do so in a thread that a program leaves behind.
         if self.ends_before(from_now(FAREWELL)) {
@@ -30,8 +30,8 @@ impl Endpoint {
         }
     }
 
-    fn wait_for_messages(&self, status: &Status, deadline: Duration) {
-        let until = from_now(deadline);
+    fn wait_for_messages(&self, deadline: Duration) {
+        let (until, status) = (from_now(deadline), self.core.status());
         while status.check_world().is_ok() && sync::now() < until {
             if self.ends_before(until.min(from_now(NAPS[1]))) {
                 return;
@@ -71,7 +71,7 @@ pub(super) struct LastWord(pub(super) Arc<Endpoint>);
 impl Drop for LastWord {
     fn drop(&mut self) {
         let Self(endpoint) = self;
-        endpoint.progress.lock().close();
+        endpoint.progress.lock().close(endpoint.core.status().world_end().as_ref());
         endpoint.change(|outgoing| outgoing.has_ended = true);
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::{Endpoint, FIRST_NAP, Request};
+use super::{Endpoint, FIRST_NAP};
+use crate::engine::Operation;
 use crate::engine::from_now;
-use crate::engine::{Operation, Shared};
 use crate::remote::header::end_bytes;
-use crate::remote::message::{Kind, Message};
+use crate::remote::message::Kind;
 use crate::remote::progress::{self, Turned};
 use crate::remote::transport::{Answer, Loss};
 use crate::sync;
@@ -20,90 +20,89 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// The rank that decides about the end of the world, and compares the states of ranks: the lowest that has not left.
-    pub(in crate::remote) fn root(&self, core: &Shared) -> Option<Rank> {
-        (0..self.size).map(Rank::new).find(|rank| !core.record(*rank).has_left())
+    pub(in crate::remote) fn lowest(&self) -> Option<Rank> {
+        (0..self.size).map(Rank::new).find(|rank| !self.core.record(*rank).has_left())
     }
 
     /// Ends the world, unless it is over. Returns the end that all ranks get, or `error` while that is not known.
-    pub(crate) fn end(&self, core: &Shared, error: Error) -> Error {
-        if core.status().world_end().is_none() {
-            self.propose_end(core, &error);
+    pub(crate) fn end(&self, error: Error) -> Error {
+        if self.core.status().world_end().is_none() {
+            self.propose_end(&error);
         }
-        core.status().world_end().unwrap_or(error)
+        self.core.status().world_end().unwrap_or(error)
     }
 
     /// Ends the world by `rank`'s doing.
-    pub(in crate::remote) fn end_by(&self, core: &Shared, rank: Rank, reason: AbortReason) {
-        self.end(core, core.ended_by(rank, reason));
+    pub(in crate::remote) fn end_by(&self, rank: Rank, reason: AbortReason) {
+        self.end(self.core.ended_by(rank, reason));
     }
 
     /// Ends the world since `rank` has sent an invalid message.
-    pub(in crate::remote) fn end_garbled(&self, core: &Shared, rank: Rank, problem: String) {
-        self.end_by(core, rank, AbortReason::Garbled { problem: problem.into() });
+    pub(in crate::remote) fn end_garbled(&self, rank: Rank, problem: String) {
+        self.end_by(rank, AbortReason::Garbled { problem: problem.into() });
     }
 
-    /// This rank sees an end of the world. The root decides; where it is silent for half a second, this rank does. Waits for that, except in
-    /// a turn of the progress engine, which is what hears the root.
-    fn propose_end(&self, core: &Shared, error: &Error) {
-        let root = self.root(core).filter(|root| *root != self.rank);
-        match root {
-            None => self.end_with(core, error, error),
-            Some(root) if self.ending.lock().see(error) => {
-                self.send_end(Kind::Proposal, error, vec![root]);
+    /// This rank sees an end of the world. The lowest rank decides; where it is silent for half a second, this rank does. Waits for that,
+    /// except in a turn of the progress engine, which hears the lowest rank.
+    fn propose_end(&self, error: &Error) {
+        match self.lowest().filter(|rank| *rank != self.rank) {
+            None => self.end_with(error, error),
+            Some(lowest) if self.ending.lock().see(error) => {
+                self.send_end(Kind::Proposal, error, vec![lowest]);
             }
             Some(_) => {}
         }
-        while !progress::is_in_turn() && core.status().world_end().is_none() {
+        while !progress::is_in_turn() && self.core.status().world_end().is_none() {
             if !self.hear() {
-                self.try_end(core);
+                self.try_end();
                 self.sleep(FIRST_NAP);
             }
         }
     }
 
     /// Ends the world with `own` here, and with `told` on the other ranks, unless this rank knows an end.
-    fn end_with(&self, core: &Shared, own: &Error, told: &Error) {
+    fn end_with(&self, own: &Error, told: &Error) {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             // Before any message of a rank that knows the end.
             self.send_end(Kind::End, told, self.others(0..self.size));
-            core.end_here(own.clone(), &doomed);
+            self.core.end_here(own.clone(), &doomed);
         }
     }
 
-    /// Another rank sees an end, and takes this one for the root: it gets the end of the world.
-    pub(in crate::remote) fn hear_proposal(&self, core: &Shared, from: Rank, error: &Error) {
-        self.end_with(core, error, error);
-        if let Some(end) = core.status().world_end() {
+    /// Another rank sees an end, and takes this one for the lowest: it gets the end of the world.
+    pub(in crate::remote) fn hear_proposal(&self, from: Rank, error: &Error) {
+        self.end_with(error, error);
+        if let Some(end) = self.core.status().world_end() {
             self.send_end(Kind::End, &end, vec![from]);
         }
     }
 
-    /// The world has ended. Where another rank than the root says so, the root is told, once.
-    pub(in crate::remote) fn hear_end(&self, core: &Shared, from: Rank, error: &Error) {
+    /// The world has ended. Where another rank than the lowest says so, the lowest is told, once.
+    pub(in crate::remote) fn hear_end(&self, from: Rank, error: &Error) {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
-            let root = self.root(core).filter(|root| ![from, self.rank].contains(root));
-            root.into_iter().for_each(|root| self.send_end(Kind::End, error, vec![root]));
-            core.end_here(error.clone(), &doomed);
+            let lowest = self.lowest().filter(|rank| ![from, self.rank].contains(rank));
+            lowest.into_iter().for_each(|rank| self.send_end(Kind::End, error, vec![rank]));
+            self.core.end_here(error.clone(), &doomed);
         }
     }
 
     /// Before a rank is blamed as late: its message may wait in the process that forwards all messages. If that process answers, this
-    /// rank takes in what came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
+    /// rank takes in the messages that came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
     /// others, if they hear it, that it hears nothing.
-    pub(crate) fn await_forwarder(&self, core: &Shared) {
-        if let Some((rank, reason)) = self.silence(core) {
-            let told = core.ended_by(self.rank, reason.clone());
-            self.end_with(core, &core.ended_by(rank, reason), &told);
+    pub(crate) fn await_forwarder(&self) {
+        if let Some((rank, reason)) = self.silence() {
+            let told = self.core.ended_by(self.rank, reason.clone());
+            self.end_with(&self.core.ended_by(rank, reason), &told);
         }
     }
 
     /// The process that forwards all messages, with the reason of its loss, if it is silent. Waits for its answer, for half a second at
     /// most; or for `PATIENCE`, if the progress thread hangs in its turn.
-    fn silence(&self, core: &Shared) -> Option<(Rank, AbortReason)> {
+    fn silence(&self) -> Option<(Rank, AbortReason)> {
         let until = from_now(PATIENCE);
-        let goes_on = || core.status().world_end().is_none() && sync::now() < until;
+        let goes_on = || self.core.status().world_end().is_none() && sync::now() < until;
         while !progress::is_in_turn() && goes_on() {
             if let Some(answer) = self.answer_of_forwarder() {
                 return answer.err();
@@ -119,7 +118,7 @@ impl Endpoint {
     /// is lost. `None` while that is not known, and while the progress thread is in its turn: one that hangs there never ends it.
     fn answer_of_forwarder(&self) -> Option<Result<(), (Rank, AbortReason)>> {
         let mut progress = self.progress.try_lock()?;
-        match progress.forwarder() {
+        match progress.transport.forwarder() {
             Answer::Heard => (progress.turn(self) != Turned::Something).then_some(Ok(())),
             Answer::Silent(Loss { rank, cause }) => Some(Err((rank, progress.reason(rank, cause)))),
             Answer::Awaited => None,
@@ -127,10 +126,7 @@ impl Endpoint {
     }
 
     fn send_end(&self, kind: Kind, error: &Error, to: Vec<Rank>) {
-        let header = end_bytes(0, error, self.rank);
-        if let Some(message) = Message::write(&self.pool, (kind, 0), &header, 0) {
-            self.post(Request::Send { to, message: Arc::new(message) });
-        }
+        self.send(kind, &end_bytes(0, error, self.rank), to);
     }
 
     /// An operation fails with the end of the world, which is not known yet.
@@ -138,14 +134,14 @@ impl Endpoint {
         self.ending.lock().doom(operation);
     }
 
-    /// Whether this rank has seen an end, and the world has not ended: it stays for the answer of the root.
+    /// Whether this rank has seen an end, and the world has not ended: it stays for the answer of the lowest rank.
     pub(in crate::remote) fn is_deciding(&self) -> bool {
         self.ending.lock().is_open()
     }
 
-    /// Ends the world, if this rank has seen an end, and the root is silent.
-    pub(in crate::remote) fn try_end(&self, core: &Shared) {
+    /// Ends the world, if this rank has seen an end, and the lowest rank is silent.
+    pub(in crate::remote) fn try_end(&self) {
         let overdue = self.ending.lock().overdue();
-        overdue.into_iter().for_each(|error| self.end_with(core, &error, &error));
+        overdue.into_iter().for_each(|error| self.end_with(&error, &error));
     }
 }

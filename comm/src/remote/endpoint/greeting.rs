@@ -1,37 +1,27 @@
 //! The comparison with which a world begins: process 0 gets the hello of each process, and sends all of them to each. `REMOTE.md`, "Beginning".
 
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
+use std::mem;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::Endpoint;
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-use super::{FIRST_NAP, NAPS};
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
+use super::{Endpoint, FIRST_NAP, NAPS};
 use crate::Error;
-use crate::WorldOptions;
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-use crate::engine::Shared;
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::engine::{Alarm, Clock};
 use crate::remote::header;
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-use crate::remote::hello;
-use crate::remote::hello::{Asked, Hello};
+use crate::remote::hello::{self, Asked, Hello};
 use crate::remote::message::Kind;
 
 /// The process that compares.
-pub(in crate::remote) const FIRST: Rank = Rank::new(0);
+const FIRST: Rank = Rank::new(0);
 
 /// How much longer than process 0 the others wait: its word may be on its way.
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 const WORD: Duration = Duration::from_secs(3);
 
 /// The hellos of all processes of the job, also of those beyond the ranks, by number.
 #[derive(Debug)]
 pub(super) struct Greeting {
-    hellos: Vec<Option<Hello>>,
+    pub(super) hellos: Vec<Option<Hello>>,
     /// Whether none comes any more.
     is_over: bool,
 }
@@ -39,10 +29,6 @@ pub(super) struct Greeting {
 impl Greeting {
     pub(super) fn of(processes: usize) -> Self {
         Self { hellos: vec![None; processes], is_over: false }
-    }
-
-    pub(super) fn processes(&self) -> usize {
-        self.hellos.len()
     }
 
     fn note(&mut self, from: Rank, hello: Hello) -> Result<(), String> {
@@ -53,12 +39,7 @@ impl Greeting {
         }
     }
 
-    fn is_complete(&self) -> bool {
-        self.hellos.iter().all(Option::is_some)
-    }
-
     /// The result of the comparison, once no hello comes any more.
-    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     fn compared(&self, deadline: Duration) -> Option<Result<(), Error>> {
         let all = || self.hellos.iter().cloned().collect::<Option<Vec<_>>>();
         let compare = || match all() {
@@ -71,33 +52,35 @@ impl Greeting {
 
 impl Endpoint {
     /// Notes the identity of this process and its request, or sends it to process 0.
-    pub(super) fn introduce(&self, asked: Asked, options: &WorldOptions) {
-        let own = Hello::of(asked.size, options);
-        if self.rank != FIRST {
-            let hello = self.to_first(1, Kind::Hello, &header::bytes(&own));
-            self.outgoing.lock().requests.extend(hello);
+    pub(super) fn introduce(&self, asked: Asked) {
+        let own = Hello::of(asked.size, self.core.options());
+        if self.rank == FIRST {
+            self.greeted(FIRST, own).expect("it is the first hello of this process");
+        } else {
+            self.send(Kind::Hello, &header::bytes(&own), vec![FIRST]);
         }
-        self.greeting.lock().hellos[self.rank.index()] = Some(own);
-        self.welcome_if_complete();
     }
 
-    /// The hello of a process has come.
+    /// The hello of a process has come. The last one is answered.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem with it.
     pub(in crate::remote) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
         if self.rank != FIRST {
             return Err(format!("it is a hello to process {}, not {FIRST}", self.rank));
         }
-        self.greeting.lock().note(from, hello)?;
-        self.welcome_if_complete();
+        let mut greeting = self.greeting.lock();
+        greeting.note(from, hello)?;
+        if greeting.hellos.iter().all(Option::is_some) {
+            self.welcome(&mut greeting);
+        }
         Ok(())
     }
 
     /// The hellos of all processes have come from process 0, as far as it has got them.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The problem with them.
     pub(in crate::remote) fn welcomed(
         &self,
         from: Rank,
@@ -107,7 +90,7 @@ impl Endpoint {
         if from != FIRST || self.rank == FIRST || greeting.is_over {
             return Err("it is a second welcome, or one that process 0 has not sent".to_owned());
         }
-        let (processes, others) = (greeting.processes(), hellos.len());
+        let (processes, others) = (greeting.hellos.len(), hellos.len());
         if processes != others {
             return Err(format!("it has hellos of {others} processes, the job has {processes}"));
         }
@@ -115,21 +98,11 @@ impl Endpoint {
         Ok(())
     }
 
-    fn welcome_if_complete(&self) {
-        if self.rank == FIRST && self.greeting.lock().is_complete() {
-            self.welcome();
-        }
-    }
-
     /// Sends all hellos to all other processes, once.
-    fn welcome(&self) {
-        let mut greeting = self.greeting.lock();
-        if !greeting.is_over {
-            greeting.is_over = true;
+    fn welcome(&self, greeting: &mut Greeting) {
+        if !mem::replace(&mut greeting.is_over, true) {
             let header = header::bytes(&greeting.hellos);
-            let welcome = self.to_first(greeting.processes(), Kind::Welcome, &header);
-            drop(greeting);
-            welcome.into_iter().for_each(|welcome| self.post(welcome));
+            self.send(Kind::Welcome, &header, self.others(0..greeting.hellos.len()));
         }
     }
 
@@ -137,8 +110,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
-    #[cfg(any(feature = "mpi", feature = "nccl", test))]
-    pub(crate) fn greet(&self, core: &Shared, deadline: Duration) -> Result<(), Error> {
+    pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
         let (mut clock, mut nap) = (Clock::until(patience), FIRST_NAP);
@@ -147,9 +119,9 @@ impl Endpoint {
             if let Some(compared) = compared {
                 return compared;
             }
-            core.status().check_world()?;
+            self.core.status().check_world()?;
             match clock.alarm() {
-                Alarm::Deadline if is_first => self.welcome(),
+                Alarm::Deadline if is_first => self.welcome(&mut self.greeting.lock()),
                 Alarm::Deadline => return Err(self.misses_the_first(deadline)),
                 _ if self.hear() => nap = FIRST_NAP,
                 _ => {
@@ -161,7 +133,6 @@ impl Endpoint {
     }
 
     /// The error of a process that has heard nothing from process 0: it knows of no other.
-    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     fn misses_the_first(&self, deadline: Duration) -> Error {
         let (arrived, missing) = (vec![self.rank.get()], vec![FIRST.get()]);
         Error::Incomplete { deadline, arrived, missing }

@@ -6,14 +6,13 @@ use std::time::Duration;
 use super::{Endpoint, FIRST_NAP, NAPS};
 use crate::engine::from_now;
 use crate::remote::progress::Turned;
-use crate::remote::transport::Arrivals;
 
-/// The longest that it sleeps where it is woken for what comes: it looks for lost ranks, and for contributions that wait.
+/// The longest that it sleeps where it is woken for messages: it looks for lost ranks, and for contributions that wait.
 const SLEEP: Duration = Duration::from_millis(25);
 
 impl Endpoint {
     pub(super) fn run(self: &Arc<Self>) {
-        let (mut nap, arrivals) = (FIRST_NAP, self.listen());
+        let (mut nap, is_woken) = (FIRST_NAP, self.listen());
         loop {
             let turned = self.progress.lock().turn(self);
             let longest = match turned {
@@ -27,9 +26,8 @@ impl Endpoint {
                 Turned::Relays | Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
-            let is_called = arrivals == Arrivals::Announced;
             match turned {
-                Turned::Awaits | Turned::Idle if is_called => self.sleep_until_called(),
+                Turned::Awaits | Turned::Idle if is_woken => self.sleep_until_called(),
                 _ => {
                     nap = nap.min(longest);
                     self.sleep(nap);
@@ -39,11 +37,11 @@ impl Endpoint {
         }
     }
 
-    /// Has the transport wake the progress engine, if it can.
-    fn listen(self: &Arc<Self>) -> Arrivals {
+    /// Has the transport wake the progress engine, if it can; whether it can.
+    fn listen(self: &Arc<Self>) -> bool {
         let endpoint = Arc::downgrade(self);
         let call = move || endpoint.upgrade().into_iter().for_each(|endpoint| endpoint.call());
-        self.progress.lock().wake_by(Box::new(call))
+        self.progress.lock().transport.wake_by(Box::new(call))
     }
 
     /// Something has come.
@@ -61,7 +59,7 @@ impl Endpoint {
         outgoing.is_called = false;
     }
 
-    /// Whether nobody sends and receives but those who wait.
+    /// Whether only threads that wait send and receive.
     pub(crate) fn is_left_alone(&self) -> bool {
         self.thread.lock().is_none()
     }

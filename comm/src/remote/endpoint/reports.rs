@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, Request};
-use crate::engine::Shared;
 use crate::engine::from_now;
 use crate::engine::judge::{RankState, WaitKey};
-use crate::remote::comparer::{Calls, Compared, GAP, Report, Urgency, Verdict, rolled};
+use crate::remote::comparer::{Compared, GAP, Hashes, Report, Urgency, Verdict, rolled};
 use crate::remote::progress;
 use crate::sync;
 
@@ -50,8 +49,8 @@ impl Reports {
 
 impl Endpoint {
     /// This rank cannot go on: the comparer is told.
-    pub(crate) fn report(&self, core: &Shared, urgency: Urgency, wait: WaitKey) {
-        let Some(to) = self.root(core) else { return };
+    pub(crate) fn report(&self, urgency: Urgency, wait: WaitKey) {
+        let Some(to) = self.lowest() else { return };
         if self.reports.lock().is_due(wait, urgency) {
             let said = Compared::Report(Report { urgency, wait });
             self.post(Request::Compare { to, said });
@@ -78,13 +77,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// The rank that has the comparer, if that is silent for a second.
-    pub(crate) fn await_culprit(&self, core: &Shared, wait: WaitKey) -> Result<Option<Rank>, Rank> {
+    pub(crate) fn await_culprit(&self, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
         let verdict = || self.reports.lock().0.get(&wait).and_then(|it| it.verdict);
-        let end = || core.status().world_end().map(|_| None);
+        let end = || self.core.status().world_end().map(|_| None);
         let found = || verdict().map(|it| it.culprit).or_else(end);
-        let tell = |_| self.report(core, Urgency::Deadline, wait);
-        Ok(self.ask(core, PATIENCE, (tell, found))?.flatten())
+        let tell = |_| self.report(Urgency::Deadline, wait);
+        Ok(self.ask(PATIENCE, (tell, found))?.flatten())
     }
 
     /// This rank knows that ranks differ in calls of NCCL: the comparer is told, which finds the first difference. Waits for the end of
@@ -92,19 +91,18 @@ impl Endpoint {
     ///
     /// # Errors
     /// The rank that has the comparer, if that does not answer within the deadline.
-    pub(crate) fn tell_difference(&self, core: &Shared) -> Result<(), Rank> {
+    pub(crate) fn tell_difference(&self) -> Result<(), Rank> {
         let tell = |to| self.post(Request::Compare { to, said: Compared::Differ });
-        let found = || core.status().world_end();
-        self.ask(core, core.options().deadline, (tell, found)).map(drop)
+        let found = || self.core.status().world_end();
+        self.ask(self.core.options().deadline, (tell, found)).map(drop)
     }
 
-    /// Tells the comparer something, and each that follows it, and waits for what it finds.
+    /// Tells the comparer something, and each that follows it, and waits for its finding.
     ///
     /// # Errors
     /// The rank that has the comparer, if that is silent for so long.
     fn ask<T>(
         &self,
-        core: &Shared,
         patience: Duration,
         (tell, found): (impl Fn(Rank), impl Fn() -> Option<T>),
     ) -> Result<Option<T>, Rank> {
@@ -113,7 +111,7 @@ impl Endpoint {
             if let Some(found) = found() {
                 return Ok(Some(found));
             }
-            let Some(comparer) = self.root(core) else { break };
+            let Some(comparer) = self.lowest() else { break };
             if asked != Some(comparer) {
                 (until, asked) = (from_now(patience), Some(comparer));
                 tell(comparer);
@@ -129,9 +127,9 @@ impl Endpoint {
     }
 
     /// The state of this rank, with the hashes that are asked for.
-    pub(in crate::remote) fn state(&self, core: &Shared, calls: Calls) -> RankState {
-        let mut state = core.state(self.rank);
-        state.rolled = rolled(&core.record(self.rank).rolling, calls);
+    pub(in crate::remote) fn state(&self, hashes: Hashes) -> RankState {
+        let mut state = self.core.state(self.rank);
+        state.rolled = rolled(&self.core.record(self.rank).rolling, hashes);
         state.issued = self.outgoing.lock().issued.clone();
         state
     }

@@ -20,7 +20,7 @@ use crate::remote::transport::{Answer, Cause, Loss, TransportError};
 use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
 
 /// The others say nothing, and never take so many messages.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Silent {
     under_way: usize,
     /// The reports of the transport: a rank that it has lost, and the rank that forwards all messages and does not answer.
@@ -88,12 +88,12 @@ fn gone() -> Error {
     Error::StepAborted { rank: Rank::new(1), step: 0, reason: "stands for an end".into() }
 }
 
-/// What is to be sent.
+/// The messages that are to be sent.
 fn messages(endpoint: &Endpoint) -> Vec<Kind> {
     let kind = |request: Request| match request {
         Request::Send { message, .. } | Request::Exchange { message, .. } => Some(message.kind()),
         Request::Compare { .. } => Some(Kind::Compare),
-        Request::Open { .. } => None,
+        Request::Open(_) => None,
     };
     endpoint.requests().into_iter().filter_map(kind).collect()
 }
@@ -104,8 +104,8 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
     endpoint.start().expect("a thread");
     let (started, deadline) = (Instant::now(), Duration::from_secs(60));
     thread::scope(|scope| {
-        scope.spawn(|| endpoint.close(core.status(), deadline));
-        while endpoint.outgoing.lock().leaving == Leaving::There {
+        scope.spawn(|| endpoint.close(deadline));
+        while endpoint.outgoing.lock().left.is_none() {
             thread::yield_now();
         }
         core.end_here(gone(), &[]);
@@ -117,9 +117,9 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
 fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
-    let _ = progress::in_turn(|| endpoint.end(&core, gone()));
+    let _ = progress::in_turn(|| endpoint.end(gone()));
     assert_eq!(core.status().world_end(), None, "the root decides");
-    endpoint.close(core.status(), Duration::from_secs(60));
+    endpoint.close(Duration::from_secs(60));
     assert_eq!(core.status().world_end(), Some(gone()), "though the root says nothing");
 }
 
@@ -127,11 +127,11 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
 fn the_root_decides_which_end_all_ranks_have() {
     let end = |rank| Error::StepAborted { rank: Rank::new(rank), step: 0, reason: "an end".into() };
     let (core, endpoint) = opened(Silent::default());
-    endpoint.hear_proposal(&core, Rank::new(2), &end(2));
+    endpoint.hear_proposal(Rank::new(2), &end(2));
     assert_eq!(messages(&endpoint), [Kind::End, Kind::End], "all, and the proposer");
-    endpoint.hear_proposal(&core, Rank::new(1), &end(1));
+    endpoint.hear_proposal(Rank::new(1), &end(1));
     assert_eq!(messages(&endpoint), [Kind::End], "it is told of the first");
-    endpoint.hear_end(&core, Rank::new(1), &end(1));
+    endpoint.hear_end(Rank::new(1), &end(1));
     assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(end(2))));
     assert_eq!(core.end(end(0)), end(2));
 }
@@ -139,12 +139,12 @@ fn the_root_decides_which_end_all_ranks_have() {
 #[test]
 fn an_end_that_is_not_of_the_root_is_passed_on_to_it_once() {
     let (core, endpoint) = opened_by(1, Silent::default());
-    endpoint.hear_end(&core, Rank::new(2), &gone());
+    endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End]);
-    endpoint.hear_end(&core, Rank::new(2), &gone());
+    endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(gone())));
     let (core, endpoint) = opened_by(1, Silent::default());
-    endpoint.hear_end(&core, Rank::new(0), &gone());
+    endpoint.hear_end(Rank::new(0), &gone());
     assert_eq!(messages(&endpoint), [Kind::Hello], "the root knows its own");
     assert_eq!(core.status().world_end(), Some(gone()));
 }
@@ -153,10 +153,10 @@ fn an_end_that_is_not_of_the_root_is_passed_on_to_it_once() {
 fn the_lowest_rank_that_has_not_left_is_the_root() {
     let (core, endpoint) = opened_by(2, Silent::default());
     for rank in [0, 1, 2] {
-        assert_eq!(endpoint.root(&core), Some(Rank::new(rank)));
+        assert_eq!(endpoint.lowest(), Some(Rank::new(rank)));
         assert!(core.record(Rank::new(rank)).leave());
     }
-    assert_eq!(endpoint.root(&core), None);
+    assert_eq!(endpoint.lowest(), None);
     assert_eq!(core.end(gone()), gone(), "no rank is waited for");
 }
 
@@ -180,7 +180,7 @@ fn a_turn_does_not_wait_for_its_own_end() {
     let (core, endpoint) =
         opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
     endpoint.start().expect("a thread");
-    progress::in_turn(|| endpoint.close(core.status(), Duration::from_millis(20)));
+    progress::in_turn(|| endpoint.close(Duration::from_millis(20)));
     assert!(!endpoint.outgoing.lock().has_ended, "it goes on");
     drop((core, endpoint));
     let until = from_now(Duration::from_secs(30));
@@ -196,7 +196,7 @@ fn who_gives_up_leaves_nothing_to_a_thread() {
     let (core, endpoint) =
         opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
     endpoint.start().expect("a thread");
-    endpoint.close(core.status(), Duration::ZERO);
+    endpoint.close(Duration::ZERO);
     assert!(endpoint.has_given_up());
     drop((core, endpoint));
     assert_eq!(Arc::strong_count(&held), 1, "the transport is gone");
@@ -239,17 +239,16 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let silent = Some(loss(2, Cause::Unreachable("it does not answer".to_owned())));
     let (core, endpoint) = opened(Silent { silent, ..Silent::default() });
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
-    endpoint.await_forwarder(&core);
+    endpoint.await_forwarder();
     assert_eq!(core.status().world_end(), Some(core.ended_by(Rank::new(2), reason)));
     assert_eq!(messages(&endpoint), [Kind::End], "that this rank hears nothing");
 
     let (core, endpoint) = opened(Silent::default());
-    endpoint.await_forwarder(&core);
+    endpoint.await_forwarder();
     assert_eq!(core.status().world_end(), None, "messages pass, and a rank may be late");
 }
 
 /// As if the process that forwards all messages were stopped until this rank asks it: nothing arrives before.
-#[derive(Debug)]
 struct Stopped {
     other: Box<dyn Transport>,
     came: VecDeque<(Rank, Buffer)>,
@@ -310,7 +309,7 @@ fn a_progress_thread_that_hangs_in_its_turn_delays_the_end_for_a_bounded_time() 
     let (core, endpoint) = opened(Silent::default());
     let (started, late) = (Instant::now(), late(&core));
     let turn = endpoint.progress.lock();
-    endpoint.await_forwarder(&core);
+    endpoint.await_forwarder();
     assert_eq!(core.end(late.clone()), late);
     drop(turn);
     assert!(started.elapsed() < Duration::from_secs(20), "it does not wait for the turn");

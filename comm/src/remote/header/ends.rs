@@ -11,8 +11,8 @@ use crate::mismatch::Mismatch;
 use crate::{AbortReason, Descriptor, Error};
 
 /// The end of the world or of a step.
-#[derive(Serialize, Deserialize)]
-enum End {
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::remote) enum End {
     Mismatch(Arc<Mismatch>),
     Step(Rank, u64, Arc<str>),
     World(Rank, u64, Option<Arc<Descriptor>>, AbortReason),
@@ -22,7 +22,7 @@ enum End {
 }
 
 /// How the world, or a step in `epoch`, ended, as bytes. `own` is the rank that says so.
-pub(crate) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
+pub(in crate::remote) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
     let encoded = bytes(&(epoch, End::of(error, own)));
     if encoded.len() <= MOST_STATEMENT {
         return encoded;
@@ -38,14 +38,14 @@ const MOST_CHARACTERS: usize = 16 << 10;
 /// The end that these bytes say, and its epoch.
 ///
 /// # Errors
-/// What is wrong with them.
-pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
+/// The problem with them.
+pub(in crate::remote) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
     let (epoch, end) = read::<(u64, End)>(bytes)?;
     Ok((epoch, end.into()))
 }
 
 impl End {
-    fn of(error: &Error, own: Rank) -> Self {
+    pub(in crate::remote) fn of(error: &Error, own: Rank) -> Self {
         match error.clone() {
             Error::CollectiveMismatch { table } => Self::Mismatch(table),
             Error::StepAborted { rank, step, reason } => Self::Step(rank, step, reason),

@@ -10,7 +10,7 @@ use hsdp_sharding::{DType, Rank, UnitId};
 use super::*;
 use crate::engine::judge::{Issued, Members, Numbers, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::remote::comparer::{Calls, Compared, Question, Report, Urgency, Verdict};
+use crate::remote::comparer::{Compared, Hashes, Question, Report, Urgency, Verdict};
 use crate::{AbortReason, Channel, Counts, Error, GroupId, Op, Reduction, Scaling, Stage, Tag};
 
 fn descriptor() -> Descriptor {
@@ -47,13 +47,13 @@ fn messages_say_what_they_said() {
     for descriptor in others() {
         let form = Form { function: 6, layout: u64::MAX, note: 1 };
         let data_header = DataHeader { descriptor: Arc::new(descriptor), step: 4, form };
-        let bytes = data_header_bytes(&data_header);
-        assert_eq!(data_header_of(&bytes), Ok(data_header));
+        let bytes = bytes(&data_header);
+        assert_eq!(read::<DataHeader>(&bytes), Ok(data_header));
         assert_eq!(
-            data_header_of(&[&*bytes, &[0]].concat()).expect_err("one too many"),
+            read::<DataHeader>(&[&*bytes, &[0]].concat()).expect_err("one too many"),
             "1 bytes follow its header"
         );
-        assert!(data_header_of(&bytes[..bytes.len() - 1]).is_err());
+        assert!(read::<DataHeader>(&bytes[..bytes.len() - 1]).is_err());
     }
 }
 
@@ -157,8 +157,8 @@ fn compared() -> Vec<Compared> {
     let reports = [Urgency::Stalled, Urgency::Late, Urgency::Deadline]
         .map(|urgency| Compared::Report(Report { urgency, wait }));
     let group = descriptor().group;
-    let questions = [Calls::Last, Calls::All(group), Calls::Entry(group, 1 << 33)]
-        .map(|calls| Compared::Question(Question { number: 3, calls }));
+    let questions = [Hashes::Last, Hashes::All(group), Hashes::Entry(group, 1 << 33)]
+        .map(|hashes| Compared::Question(Question { number: 3, hashes }));
     let verdicts =
         [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(Verdict { wait, culprit }));
     let states = [state(), RankState::default()].map(|state| Compared::State(7, state));
@@ -225,7 +225,7 @@ fn what_is_in_no_list_is_refused() {
 proptest! {
     #[test]
     fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let _ = data_header_of(&bytes);
+        let _ = read::<DataHeader>(&bytes);
         let _ = end_of(&bytes);
         let _ = read::<Compared>(&bytes);
         let _ = read::<RankState>(&bytes);

@@ -1,14 +1,15 @@
 //! A message that has come is put where it belongs.
 
+use std::mem;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::{BACKGROUND, Progress};
-use crate::engine::Shared;
 use crate::pattern::rounds;
+use crate::remote::drain::calls_of;
 use crate::remote::endpoint::Endpoint;
-use crate::remote::header::{self, DataHeader, data_header_of, end_of};
+use crate::remote::header::{self, DataHeader, end_of};
 use crate::remote::hello::Hello;
 use crate::remote::mailbox::Open;
 use crate::remote::message::{Kind, Message};
@@ -18,16 +19,17 @@ use crate::{AbortReason, Error};
 
 impl Progress {
     /// Takes in the contributions that have come, before any message that came after them.
-    pub(super) fn take_in(&mut self, (core, endpoint): (&Shared, &Endpoint)) {
+    pub(super) fn take_in(&mut self, endpoint: &Endpoint) {
         // Before a rank hears of it that could ask for the counts.
-        self.relay.note_in(&core.record(self.rank).ledger);
-        while let Some((from, come)) = self.relay.next_come() {
+        let messages = mem::take(&mut self.relay.messages);
+        endpoint.core.record(endpoint.rank).ledger.moved(messages);
+        while let Some((from, come)) = self.relay.come.pop_front() {
             let read = match come {
-                Come::Contribution(message) => message.and_then(|it| self.put(core, from, it)),
-                Come::Last(message) => self.act((core, endpoint), from, message),
+                Come::Contribution(message) => message.and_then(|it| self.put(endpoint, from, it)),
+                Come::Last(message) => self.act(endpoint, from, message),
             };
             if let Err(problem) = read {
-                endpoint.end_garbled(core, from, problem);
+                endpoint.end_garbled(from, problem);
             }
         }
     }
@@ -35,7 +37,7 @@ impl Progress {
     /// A rank's part in an operation has come.
     pub(super) fn put(
         &mut self,
-        core: &Shared,
+        endpoint: &Endpoint,
         from: Rank,
         message: DataMessage,
     ) -> Result<(), String> {
@@ -43,9 +45,10 @@ impl Progress {
         if *round >= rounds(descriptor.op) {
             return Err(format!("there is no round {round} of {descriptor}"));
         }
-        if core.record(from).hear(descriptor, *step) {
-            core.forget_old_epochs();
-            self.mailbox.forget_before(core.record(self.rank).epoch().saturating_sub(1));
+        if endpoint.core.record(from).hear(descriptor, *step) {
+            endpoint.core.forget_old_epochs();
+            self.mailbox
+                .forget_before(endpoint.core.record(endpoint.rank).epoch().saturating_sub(1));
         }
         self.mailbox.put(from, message)
     }
@@ -53,7 +56,7 @@ impl Progress {
     /// A message has come. The last message of an epoch, or of a rank, waits for the contributions before it.
     pub(super) fn deliver(
         &mut self,
-        (core, endpoint): (&Shared, &Endpoint),
+        endpoint: &Endpoint,
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
@@ -65,43 +68,38 @@ impl Progress {
             self.relay.hold_back(from, message);
             return Ok(());
         }
-        self.act((core, endpoint), from, message)
+        self.act(endpoint, from, message)
     }
 
-    fn act(
-        &mut self,
-        (core, endpoint): (&Shared, &Endpoint),
-        from: Rank,
-        message: Message,
-    ) -> Result<(), String> {
+    fn act(&mut self, endpoint: &Endpoint, from: Rank, message: Message) -> Result<(), String> {
         let encoded = message.header();
         match message.kind() {
             Kind::Data => {
-                let (data_header, round) = (data_header_of(encoded)?, message.round());
+                let (data_header, round) = (header::read(encoded)?, message.round());
                 let payload = Payload::whole(message);
-                self.put(core, from, DataMessage { data_header, round, payload })?;
+                self.put(endpoint, from, DataMessage { data_header, round, payload })?;
             }
             Kind::Compare => {
                 let said = header::read(encoded)?;
-                core.record(self.rank).ledger.moved(BACKGROUND);
-                self.hear((core, endpoint), from, said);
+                endpoint.core.record(endpoint.rank).ledger.moved(BACKGROUND);
+                self.hear(endpoint, from, said);
             }
             Kind::Exchange => self.relay.receive(from, message)?,
-            Kind::Drain => endpoint.put_calls(from, encoded)?,
-            Kind::Stop => self.stop((core, endpoint), from, end_of(encoded)?)?,
-            Kind::Proposal => endpoint.hear_proposal(core, from, &end_of(encoded)?.1),
-            Kind::End => endpoint.hear_end(core, from, &end_of(encoded)?.1),
+            Kind::Drain => endpoint.drains().put(from, calls_of(encoded)?)?,
+            Kind::Stop => self.stop(endpoint, from, end_of(encoded)?)?,
+            Kind::Proposal => endpoint.hear_proposal(from, &end_of(encoded)?.1),
+            Kind::End => endpoint.hear_end(from, &end_of(encoded)?.1),
             Kind::Left => {
-                self.comparer.leave(from, header::read(encoded)?);
-                core.record(from).leave();
-                core.status().ring();
-                self.look_at_all((core, endpoint));
+                self.comparer.left.insert(from, header::read(encoded)?);
+                endpoint.core.record(from).leave();
+                endpoint.core.status().ring();
+                self.look_at_all(endpoint);
             }
             Kind::Hello => {
-                self.watch.see(from, &header::read(encoded)?);
+                self.processes.see(from, &header::read(encoded)?);
                 greeted(endpoint, from, &message)?;
             }
-            Kind::Welcome => self.welcome((core, endpoint), from, header::read(encoded)?)?,
+            Kind::Welcome => self.welcome(endpoint, from, header::read(encoded)?)?,
         }
         Ok(())
     }
@@ -109,48 +107,48 @@ impl Progress {
     /// Another rank brings nothing more to an epoch.
     fn stop(
         &self,
-        (core, endpoint): (&Shared, &Endpoint),
+        endpoint: &Endpoint,
         from: Rank,
         (epoch, end): (u64, Error),
     ) -> Result<(), String> {
-        if !core.record(from).stop(epoch) {
+        if !endpoint.core.record(from).stop(epoch) {
             return Err(format!("it ends epoch {epoch}, but not all epochs before"));
         }
-        endpoint.end_epoch(core, epoch, end);
-        self.look_at_all((core, endpoint));
+        endpoint.end_epoch(epoch, end);
+        self.look_at_all(endpoint);
         Ok(())
     }
 
     /// Process 0 sends the hellos of all processes.
     fn welcome(
         &mut self,
-        (core, endpoint): (&Shared, &Endpoint),
+        endpoint: &Endpoint,
         from: Rank,
         hellos: Vec<Option<Hello>>,
     ) -> Result<(), String> {
         endpoint.welcomed(from, hellos.clone())?;
-        for (rank, hello) in hellos.iter().take(core.records().len()).enumerate() {
-            hello.iter().for_each(|hello| self.watch.see(Rank::new(rank), hello));
+        for (rank, hello) in hellos.iter().take(endpoint.core.records().len()).enumerate() {
+            hello.iter().for_each(|hello| self.processes.see(Rank::new(rank), hello));
         }
         Ok(())
     }
 
-    fn look_at_all(&self, (core, endpoint): (&Shared, &Endpoint)) {
-        self.mailbox.gathering().for_each(|open| look((core, endpoint), open));
+    fn look_at_all(&self, endpoint: &Endpoint) {
+        self.mailbox.gathering().for_each(|open| look(endpoint, open));
     }
 }
 
 /// Ends an operation of which a member is missing that does not come any more.
-pub(super) fn look((core, endpoint): (&Shared, &Endpoint), open: &Open) {
-    let descriptor = open.descriptor();
-    for rank in open.missing().filter(|rank| *rank != endpoint.rank()) {
-        let record = core.record(rank);
+pub(super) fn look(endpoint: &Endpoint, open: &Open) {
+    let descriptor = &open.descriptor;
+    for rank in open.missing().filter(|rank| *rank != endpoint.rank) {
+        let record = endpoint.core.record(rank);
         if record.has_stopped(descriptor.epoch) {
-            return core.fail_in_epoch(open.operation(), descriptor.epoch);
+            return endpoint.core.fail_in_epoch(&open.operation, descriptor.epoch);
         }
         if record.has_left() {
             let awaited = Arc::clone(descriptor);
-            return endpoint.end_by(core, rank, AbortReason::Left { awaited });
+            return endpoint.end_by(rank, AbortReason::Left { awaited });
         }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Descriptor;
 use crate::call::barrier_of;
-use crate::remote::header::data_header_bytes;
+use crate::remote::header::bytes;
 use crate::remote::message::Kind;
 
 const KEY: ExchangeKey = ExchangeKey { epoch: 0, number: 0 };
@@ -19,11 +19,11 @@ fn contribution(size: usize, number: u64) -> Arc<Message> {
         ..barrier_of(relay(0, size).group)
     });
     let header = DataHeader { descriptor, step: 0, form: Default::default() };
-    let header = data_header_bytes(&header);
+    let header = bytes(&header);
     Arc::new(Message::write(&Arc::default(), (Kind::Data, 0), &header, 0).expect("memory"))
 }
 
-/// What a rank below sends, with contributions of these ranks.
+/// A message of a rank below, with contributions of these ranks.
 fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
     let one = |rank: &usize| {
         let message = contribution(size, 0);
@@ -39,14 +39,14 @@ fn last(kind: Kind, exchanged: u64) -> Message {
     message.after(exchanged)
 }
 
-/// What is taken in: the ranks, and whether it is a contribution, a problem or a last message.
+/// The messages that are taken in: the ranks, and whether it is a contribution, a problem or a last message.
 fn come(relay: &mut Relay) -> Vec<(usize, &'static str)> {
     let what = |come: &Come| match come {
         Come::Contribution(Ok(_)) => "contribution",
         Come::Contribution(Err(_)) => "problem",
         Come::Last(_) => "last",
     };
-    std::iter::from_fn(|| relay.next_come())
+    std::iter::from_fn(|| relay.come.pop_front())
         .map(|(rank, come)| (rank.index(), what(&come)))
         .collect()
 }

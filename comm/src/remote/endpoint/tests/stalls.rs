@@ -94,7 +94,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
         let wait = wait_in(1, rank);
         handle.record.wait_on_device(Some(wait.clone()));
         let (core, endpoint) = (handle.access().expect("ranks"), handle.endpoint().expect("one"));
-        endpoint.report(core, Urgency::Late, wait.key());
+        endpoint.report(Urgency::Late, wait.key());
         let until = from_now(LONG);
         while endpoint.culprit(wait.key()).is_none() && Instant::now() < until {
             endpoint.sleep(FIRST_NAP);
@@ -117,7 +117,7 @@ fn a_comparer_that_is_silent_is_the_culprit() {
     let (core, endpoint) = opened_by(1, Silent::default());
     let key = WaitKey::new(&call(0, 8), None);
     let started = Instant::now();
-    assert_eq!(endpoint.await_culprit(&core, key), Err(Rank::new(0)));
+    assert_eq!(endpoint.await_culprit(key), Err(Rank::new(0)));
     assert!(started.elapsed() >= Duration::from_secs(1));
     core.end_late_on_device(Rank::new(1), &wait_in(0, Rank::new(1)));
     let Some(Error::WorldAborted { rank, reason, .. }) = core.status().world_end() else {
@@ -129,14 +129,14 @@ fn a_comparer_that_is_silent_is_the_culprit() {
 
 #[test]
 fn a_stalled_rank_reports_after_times_that_grow() {
-    let (core, endpoint) = opened_by(1, Silent::default());
+    let (_core, endpoint) = opened_by(1, Silent::default());
     let key = WaitKey::new(&call(0, 8), None);
     assert_eq!(messages(&endpoint), [Kind::Hello]);
-    (0..9).for_each(|_| endpoint.report(&core, Urgency::Stalled, key));
+    (0..9).for_each(|_| endpoint.report(Urgency::Stalled, key));
     assert_eq!(messages(&endpoint), [Kind::Compare]);
-    endpoint.report(&core, Urgency::Deadline, key);
+    endpoint.report(Urgency::Deadline, key);
     assert_eq!(messages(&endpoint), [Kind::Compare], "at once");
     endpoint.forget_reports(key);
-    endpoint.report(&core, Urgency::Stalled, key);
+    endpoint.report(Urgency::Stalled, key);
     assert_eq!(messages(&endpoint), [Kind::Compare], "it is another wait");
 }
