@@ -17,7 +17,7 @@ pub(super) struct Ending {
     own: Option<(Error, Instant)>,
     is_decided: bool,
     /// Operations that fail with the end.
-    doomed: Vec<Arc<Operation>>,
+    pub(super) doomed: Vec<Arc<Operation>>,
 }
 
 impl Ending {
@@ -45,10 +45,6 @@ impl Ending {
     pub(super) fn decide(&mut self) -> Option<Vec<Arc<Operation>>> {
         let is_first = !std::mem::replace(&mut self.is_decided, true);
         is_first.then(|| std::mem::take(&mut self.doomed))
-    }
-
-    pub(super) fn doom(&mut self, operation: Arc<Operation>) {
-        self.doomed.push(operation);
     }
 }
 

@@ -1,7 +1,6 @@
 //! This rank's part in the exchanges of all ranks: it sends contributions up the tree and down again. `REMOTE.md`, "Exchanges".
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -233,14 +232,9 @@ impl Relay {
     }
 
     fn release_if(&mut self, is_due: impl Fn(Instant, Rank, &Message) -> bool) {
-        if self.held_back.is_empty() {
-            return;
-        }
-        let all = mem::take(&mut self.held_back);
-        let (due, later): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|(since, from, message)| is_due(*since, *from, message));
-        self.held_back = later;
-        self.come.extend(due.into_iter().map(|(_, from, message)| (from, Come::Last(message))));
+        let is_due = |(since, from, message): &mut (_, _, _)| is_due(*since, *from, message);
+        let due = self.held_back.extract_if(.., is_due);
+        self.come.extend(due.map(|(_, from, message)| (from, Come::Last(message))));
     }
 
     pub(super) fn clear(&mut self) {

@@ -131,7 +131,7 @@ impl Endpoint {
 
     /// An operation fails with the end of the world, which is not known yet.
     pub(crate) fn doom(&self, operation: Arc<Operation>) {
-        self.ending.lock().doom(operation);
+        self.ending.lock().doomed.push(operation);
     }
 
     /// Whether this rank has seen an end, and the world has not ended: it stays for the answer of the lowest rank.

@@ -31,14 +31,6 @@ impl Greeting {
         Self { hellos: vec![None; processes], is_over: false }
     }
 
-    fn note(&mut self, from: Rank, hello: Hello) -> Result<(), String> {
-        let said = self.hellos.get_mut(from.index()).ok_or("it is no process of the job")?;
-        match said.replace(hello) {
-            None => Ok(()),
-            Some(_) => Err("it is a second hello of the rank".to_owned()),
-        }
-    }
-
     /// The result of the comparison, once no hello comes any more.
     fn compared(&self, deadline: Duration) -> Option<Result<(), Error>> {
         let all = || self.hellos.iter().cloned().collect::<Option<Vec<_>>>();
@@ -70,7 +62,10 @@ impl Endpoint {
             return Err(format!("it is a hello to process {}, not {FIRST}", self.rank));
         }
         let mut greeting = self.greeting.lock();
-        greeting.note(from, hello)?;
+        let said = greeting.hellos.get_mut(from.index()).ok_or("it is no process of the job")?;
+        if said.replace(hello).is_some() {
+            return Err("it is a second hello of the rank".to_owned());
+        }
         if greeting.hellos.iter().all(Option::is_some) {
             self.welcome(&mut greeting);
         }
