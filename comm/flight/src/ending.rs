@@ -10,44 +10,30 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct Ending(AtomicU64);
 
-const NOT_YET: u64 = 0;
-const COMPLETE: u64 = 1;
-const FAILED: u64 = 2;
+/// The bits of a state. Those of [`FlightState::Issued`] are zero, as is the word before the end.
 const STATE_BITS: u32 = 2;
 
 impl Ending {
-    /// It is complete, at `now`. A thread that sees the end sees all that the settling thread did before.
+    /// The operation has ended in this state, at `now`. A thread that sees the end sees all that the settling thread did before.
     #[inline]
-    pub fn complete(&self, now: u64) {
-        self.write(COMPLETE, now);
-    }
-
-    /// It has failed, at `now`.
-    pub fn fail(&self, now: u64) {
-        self.write(FAILED, now);
-    }
-
-    fn write(&self, state: u64, now: u64) {
-        self.0.store((now << STATE_BITS) | state, Ordering::Release);
+    pub fn write(&self, state: FlightState, now: u64) {
+        self.0.store((now << STATE_BITS) | state as u64, Ordering::Release);
     }
 
     /// Whether the operation has ended.
     #[inline]
     #[must_use]
     pub fn is_written(&self) -> bool {
-        self.0.load(Ordering::Acquire) != NOT_YET
+        self.0.load(Ordering::Acquire) != FlightState::Issued as u64
     }
 
     /// The state and the time, once they are written.
     #[inline]
     pub(crate) fn read(&self) -> Option<(FlightState, u64)> {
         let word = self.0.load(Ordering::Acquire);
-        let state = match word & ((1 << STATE_BITS) - 1) {
-            COMPLETE => FlightState::Complete,
-            FAILED => FlightState::Failed,
-            _ => return None,
-        };
-        Some((state, word >> STATE_BITS))
+        let bits = word & ((1 << STATE_BITS) - 1);
+        let state = FlightState::ALL.into_iter().find(|state| *state as u64 == bits)?;
+        (state != FlightState::Issued).then_some((state, word >> STATE_BITS))
     }
 }
 

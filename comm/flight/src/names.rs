@@ -9,9 +9,9 @@ macro_rules! names {
         }
     ) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
         pub enum $name {
-            $($(#[$variant_doc])* $variant,)*
+            $($(#[$variant_doc])* #[serde(rename = $text)] $variant,)*
         }
 
         impl $name {
@@ -30,12 +30,6 @@ macro_rules! names {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(self.name())
-            }
-        }
-
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_unit_variant(stringify!($name), *self as u32, self.name())
             }
         }
 

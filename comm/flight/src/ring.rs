@@ -3,7 +3,7 @@
 //! An entry costs a reading of the clock, and a copy under a lock that only readers of records take besides. Nothing is
 //! allocated after the world was made, except for a group that the rank issues on for the first time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -53,10 +53,11 @@ pub struct Recorder {
     capacity: usize,
     ring: Mutex<Ring>,
     /// The groups that this rank has issued on, or made.
-    groups: Mutex<HashMap<GroupId, Members>>,
+    groups: Mutex<HashMap<GroupId, Known>>,
 }
 
-type Members = (Channel, Arc<[Rank]>);
+/// A group's channel and members.
+type Known = (Channel, Arc<[Rank]>);
 
 struct Ring {
     /// The entry of number `n` is at `n % capacity`. Beside each is its end, until the entry has it itself.
@@ -97,7 +98,7 @@ impl Recorder {
         let number = ring.issued;
         ring.issued += 1;
         let entry = (FlightEntry::issued(number, descriptor, now), None);
-        match ring.entries.get_mut(self.place(number)) {
+        match ring.entries.get_mut(self.index(number)) {
             Some(oldest) => *oldest = entry,
             None => ring.entries.push(entry),
         }
@@ -147,7 +148,7 @@ impl Recorder {
             return;
         }
         let mut ring = self.ring.lock();
-        match ring.entries.get_mut(self.place(number.0)) {
+        match ring.entries.get_mut(self.index(number.0)) {
             Some((entry, ending)) if entry.number == number.0 => change(entry, ending),
             // Another entry is there meanwhile.
             _ => {}
@@ -155,10 +156,10 @@ impl Recorder {
     }
 
     #[inline]
-    fn place(&self, number: u64) -> usize {
+    fn index(&self, number: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the capacity")]
-        let place = (number % self.capacity as u64) as usize;
-        place
+        let index = (number % self.capacity as u64) as usize;
+        index
     }
 
     /// A record of the ring, of rank `rank` of `size`: in step 0 and epoch 0 of a world that has not ended.
@@ -191,25 +192,20 @@ impl Recorder {
         let overwritten = ring.issued - copy.len() as u64;
         drop(ring);
         if !copy.is_empty() {
-            copy.rotate_left(self.place(overwritten));
+            copy.rotate_left(self.index(overwritten));
         }
         (copy, overwritten)
     }
 
     /// The groups of these entries.
     fn groups_of(&self, entries: &[FlightEntry]) -> Vec<FlightGroup> {
-        let mut ids: Vec<GroupId> = entries.iter().map(|entry| entry.group).collect();
-        ids.sort_unstable();
-        ids.dedup();
+        let ids: BTreeSet<GroupId> = entries.iter().map(|entry| entry.group).collect();
         let groups = self.groups.lock();
-        let known = ids.into_iter().filter_map(|id| Some((id, groups.get(&id)?)));
-        known
-            .map(|(id, (channel, ranks))| FlightGroup {
-                id,
-                channel: *channel,
-                ranks: ranks.to_vec(),
-            })
-            .collect()
+        let group = |id| {
+            let (channel, ranks) = groups.get(&id)?;
+            Some(FlightGroup { id, channel: *channel, ranks: ranks.to_vec() })
+        };
+        ids.into_iter().filter_map(group).collect()
     }
 }
 

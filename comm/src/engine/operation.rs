@@ -196,7 +196,8 @@ impl Operation {
         // A thread that publishes what was held back may be late: that time is no part of the operation.
         let due = self.due.get().filter(|_| is_done);
         let ended = self.origin.until(due.copied().unwrap_or_else(Instant::now));
-        if is_done { self.ending.complete(ended) } else { self.ending.fail(ended) }
+        let state = if is_done { crate::FlightState::Complete } else { crate::FlightState::Failed };
+        self.ending.write(state, ended);
     }
 
     /// Takes a member's output out of a settled operation.

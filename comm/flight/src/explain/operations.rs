@@ -10,18 +10,20 @@ use super::{LastIssued, MemberFinding, Presence};
 use crate::{FlightEntry, FlightRecord, FlightState, GroupId};
 
 /// Nanoseconds since 1970, which can be compared across processes.
-type Moment = u128;
+type UnixTime = u128;
 
 /// Group, epoch and sequence number, which the entries of an operation have in common.
 type Key = (GroupId, u64, u64);
+
+/// The lowest number that a ring still has, by rank, group and epoch.
+type Lowest = BTreeMap<(Rank, GroupId, u64), u64>;
 
 /// The records of all ranks, and their entries by operation.
 pub(super) struct Operations<'a> {
     pub(super) size: usize,
     pub(super) left_out: Vec<Rank>,
     records: BTreeMap<Rank, &'a FlightRecord>,
-    /// The lowest number that a ring still has, by rank, group and epoch.
-    lowest: BTreeMap<(Rank, GroupId, u64), u64>,
+    lowest: Lowest,
     operations: BTreeMap<Key, Operation<'a>>,
 }
 
@@ -33,7 +35,7 @@ pub(super) struct Operation<'a> {
     /// The issuers, each with its record and its entry there.
     issued: BTreeMap<Rank, (&'a FlightRecord, &'a FlightEntry)>,
     /// The time of the first issue.
-    pub(super) began: Moment,
+    pub(super) began: UnixTime,
 }
 
 impl Operation<'_> {
@@ -59,12 +61,12 @@ impl Operation<'_> {
     /// The last issuer, its entry, and the time from the median issue of the others until its own; `None` if there are no others.
     pub(super) fn last(&self) -> Option<(Rank, &FlightEntry, Duration)> {
         let issued = self.issued.iter();
-        let mut moments: Vec<(Moment, Rank, &FlightEntry)> = issued
-            .map(|(rank, (record, entry))| (moment(record, entry.issued_ns), *rank, *entry))
+        let mut times: Vec<(UnixTime, Rank, &FlightEntry)> = issued
+            .map(|(rank, (record, entry))| (unix_time(record, entry.issued_ns), *rank, *entry))
             .collect();
-        moments.sort_unstable_by_key(|(moment, rank, _)| (*moment, *rank));
-        let (last, rank, entry) = moments.pop()?;
-        let (median, ..) = moments.get(moments.len().checked_sub(1)? / 2)?;
+        times.sort_unstable_by_key(|(time, rank, _)| (*time, *rank));
+        let (last, rank, entry) = times.pop()?;
+        let (median, ..) = times.get(times.len().checked_sub(1)? / 2)?;
         Some((rank, entry, since(*median, last)))
     }
 
@@ -80,14 +82,14 @@ impl Operation<'_> {
     /// The time from the first wait for the operation until its issuers gave up; `None` if no rank waits.
     pub(super) fn waited(&self) -> Option<Duration> {
         let waits = self.issued.values().filter(|(_, entry)| entry.is_waited_for());
-        let began = waits.filter_map(|(record, entry)| Some(moment(record, entry.waited_ns?)));
+        let began = waits.filter_map(|(record, entry)| Some(unix_time(record, entry.waited_ns?)));
         Some(since(began.min()?, self.end()))
     }
 
     /// The time at which the issuers gave up, or at which the last of their records was taken.
-    fn end(&self) -> Moment {
+    fn end(&self) -> UnixTime {
         let ends = self.issued.values();
-        let ends = ends.map(|(it, entry)| moment(it, entry.settled_ns.unwrap_or(it.taken_ns)));
+        let ends = ends.map(|(it, entry)| unix_time(it, entry.settled_ns.unwrap_or(it.taken_ns)));
         ends.max().unwrap_or(0)
     }
 }
@@ -95,7 +97,7 @@ impl Operation<'_> {
 impl<'a> Operations<'a> {
     pub(super) fn of(records: &'a [FlightRecord]) -> Self {
         let mut newest_first: Vec<&FlightRecord> = records.iter().collect();
-        newest_first.sort_by_key(|it| (Reverse(moment(it, it.taken_ns)), it.rank));
+        newest_first.sort_by_key(|it| (Reverse(unix_time(it, it.taken_ns)), it.rank));
         let size = newest_first.first().map_or(0, |record| record.size);
         let (mut records, mut left_out) = (BTreeMap::new(), Vec::new());
         for record in newest_first {
@@ -105,7 +107,7 @@ impl<'a> Operations<'a> {
                 left_out.push(record.rank);
             }
         }
-        let (lowest, operations) = (lowest(&records), by_operation(&records));
+        let (lowest, operations) = by_operation(&records);
         Self { size, left_out, records, lowest, operations }
     }
 
@@ -140,7 +142,7 @@ impl<'a> Operations<'a> {
         let (group, epoch, sequence) = operation.key;
         let may_be_older = match (self.lowest.get(&(rank, group, epoch)), record.entries.first()) {
             (Some(lowest), _) => sequence < *lowest,
-            (None, Some(oldest)) => operation.began < moment(record, oldest.issued_ns),
+            (None, Some(oldest)) => operation.began < unix_time(record, oldest.issued_ns),
             (None, None) => true,
         };
         (record.overwritten > 0 && may_be_older).then_some(Presence::Overwritten)
@@ -165,7 +167,7 @@ impl<'a> Operations<'a> {
         &self,
         rank: Rank,
         operation: &Operation<'_>,
-        end: Moment,
+        end: UnixTime,
     ) -> Option<LastIssued> {
         let record = self.records.get(&rank)?;
         let last = record.entries.last()?;
@@ -174,18 +176,18 @@ impl<'a> Operations<'a> {
         };
         Some(LastIssued {
             operation: Box::new(*last),
-            ago: since(moment(record, last.issued_ns), end),
+            ago: since(unix_time(record, last.issued_ns), end),
             waits_in: record.entries.iter().find(waits).copied().map(Box::new),
         })
     }
 }
 
-fn moment(record: &FlightRecord, ns: u64) -> Moment {
+fn unix_time(record: &FlightRecord, ns: u64) -> UnixTime {
     u128::from(record.began_unix_us) * 1000 + u128::from(ns)
 }
 
 /// The time from `earlier` until `later`.
-fn since(earlier: Moment, later: Moment) -> Duration {
+fn since(earlier: UnixTime, later: UnixTime) -> Duration {
     let ns = later.saturating_sub(earlier);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
@@ -194,25 +196,20 @@ fn key_of(entry: &FlightEntry) -> Key {
     (entry.group, entry.epoch, entry.sequence)
 }
 
-fn lowest(records: &BTreeMap<Rank, &FlightRecord>) -> BTreeMap<(Rank, GroupId, u64), u64> {
-    let mut lowest = BTreeMap::new();
-    for (rank, record) in records {
-        for entry in &record.entries {
-            let key = (*rank, entry.group, entry.epoch);
-            let first = lowest.entry(key).or_insert(entry.sequence);
-            *first = entry.sequence.min(*first);
-        }
-    }
-    lowest
-}
-
-fn by_operation<'a>(records: &BTreeMap<Rank, &'a FlightRecord>) -> BTreeMap<Key, Operation<'a>> {
+fn by_operation<'a>(
+    records: &BTreeMap<Rank, &'a FlightRecord>,
+) -> (Lowest, BTreeMap<Key, Operation<'a>>) {
     let groups = records.values().flat_map(|record| &record.groups);
     let members: BTreeMap<GroupId, &[Rank]> = groups.map(|it| (it.id, &*it.ranks)).collect();
-    let mut operations = BTreeMap::new();
+    let (mut lowest, mut operations) = (Lowest::new(), BTreeMap::new());
     for (rank, record) in records {
-        for entry in record.entries.iter().filter(|entry| meets_others(entry, &members)) {
-            let (key, began) = (key_of(entry), moment(record, entry.issued_ns));
+        for entry in &record.entries {
+            let first = lowest.entry((*rank, entry.group, entry.epoch)).or_insert(entry.sequence);
+            *first = entry.sequence.min(*first);
+            if !meets_others(entry, &members) {
+                continue;
+            }
+            let (key, began) = (key_of(entry), unix_time(record, entry.issued_ns));
             let (members, issued) = (Vec::new(), BTreeMap::new());
             let new = Operation { key, members, issued, began };
             let operation = operations.entry(key).or_insert(new);
@@ -224,7 +221,7 @@ fn by_operation<'a>(records: &BTreeMap<Rank, &'a FlightRecord>) -> BTreeMap<Key,
         let known = members.get(&operation.key.0).map(|ranks| ranks.to_vec());
         operation.members = known.unwrap_or_else(|| operation.issued.keys().copied().collect());
     }
-    operations
+    (lowest, operations)
 }
 
 /// A transfer of a rank to itself has two entries of one rank, which never differ. A call that was refused because its epoch was

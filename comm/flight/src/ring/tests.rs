@@ -58,7 +58,7 @@ fn the_first_end_and_the_first_wait_count() {
     let recorder = Recorder::new(2, Origin::now());
     let (number, ending) = (recorder.issue(&descriptor(0)), Arc::<Ending>::default());
     recorder.ends_with(number, &ending);
-    ending.fail(7);
+    ending.write(FlightState::Failed, 7);
     recorder.settle(number, FlightState::Complete);
     recorder.wait(number);
     let (first, _) = recorder.entries();
@@ -79,7 +79,7 @@ fn an_entry_ends_as_its_operation_does_whether_the_rank_looks_or_not() {
     let (number, ending) = (recorder.issue(&descriptor(0)), Arc::<Ending>::default());
     recorder.ends_with(number, &ending);
     assert_eq!(ends(&recorder), [(FlightState::Issued, None)]);
-    ending.complete(9);
+    ending.write(FlightState::Complete, 9);
     assert_eq!(ends(&recorder), [(FlightState::Complete, Some(9))]);
     recorder.close(number);
     assert_eq!(ends(&recorder), [(FlightState::Complete, Some(9))]);
@@ -94,7 +94,7 @@ fn an_entry_that_was_overwritten_lets_go_of_its_end() {
     recorder.issue(&descriptor(1));
     assert_eq!(Arc::strong_count(&ending), 1);
     recorder.ends_with(first, &ending);
-    ending.complete(9);
+    ending.write(FlightState::Complete, 9);
     let (entries, _) = recorder.entries();
     assert_eq!(entries[0].state, FlightState::Issued, "another entry lies there");
 }
