@@ -2,7 +2,7 @@
 //!
 //! The code that `tonic-build` would generate, written by hand, so that the build needs no `protoc`.
 
-use std::future::{Ready, ready};
+use std::future::ready;
 
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -10,7 +10,6 @@ use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
-use tonic::server::StreamingService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
@@ -38,25 +37,14 @@ pub async fn answer(
     let codec: ProstCodec<Frame, Frame> = ProstCodec::default();
     let grpc = tonic::server::Grpc::new(codec).max_decoding_message_size(MOST_FRAME);
     let mut grpc = grpc.max_encoding_message_size(MOST_FRAME);
-    grpc.streaming(Method(Some(begin)), request).await
-}
-
-struct Method<F>(Option<F>);
-
-impl<F> StreamingService<Frame> for Method<F>
-where
-    F: FnOnce(Streaming<Frame>, Replies) -> Result<(), Status>,
-{
-    type Response = Frame;
-    type ResponseStream = ReceiverStream<Result<Frame, Status>>;
-    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
-
-    fn call(&mut self, frames: Request<Streaming<Frame>>) -> Self::Future {
+    let mut begin = Some(begin);
+    let method = tower::service_fn(move |frames: Request<Streaming<Frame>>| {
         let (replies, stream) = mpsc::channel(QUEUE);
-        let begin = self.0.take().ok_or_else(|| Status::internal("it is called once"));
+        let begin = begin.take().ok_or_else(|| Status::internal("it is called once"));
         let begun = begin.and_then(|begin| begin(frames.into_inner(), replies));
         ready(begun.map(|()| Response::new(ReceiverStream::new(stream))))
-    }
+    });
+    grpc.streaming(method, request).await
 }
 
 /// The member's side of the method: a sender of frames, and the stream of the coordinator's frames.
