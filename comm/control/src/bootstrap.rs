@@ -1,6 +1,6 @@
 //! The world that the environment describes, as torchrun and this project's launcher set it.
 
-use std::env;
+use std::env::{self, VarError};
 use std::fmt::Display;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
@@ -54,31 +54,30 @@ impl Bootstrap {
     /// [`ControlError::Environment`] if a variable is missing, is not a number, or contradicts another, or no secret is given;
     /// the errors of [`Secret::from_file`].
     pub fn from_env() -> Result<Self, ControlError> {
-        let read = |name: &str| env::var_os(name).map(|value| value.into_string().ok());
-        Self::read(read, Secret::from_env)
+        let get = |name: &'static str| match env::var(name) {
+            Ok(value) => Ok(Some(value)),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => Err(wrong(name, None, "not Unicode")),
+        };
+        Self::read(&get, Secret::from_env)
     }
 
-    /// `read` returns `None` for a variable that is not set, and `Some(None)` for a value that is not Unicode. `secret` gets
-    /// the number of ranks.
+    /// `secret` gets the number of ranks.
     fn read(
-        read: impl Fn(&str) -> Option<Option<String>>,
+        get: Get<'_>,
         secret: impl FnOnce(u32) -> Result<Secret, ControlError>,
     ) -> Result<Self, ControlError> {
-        let get = |name: &'static str| match read(name) {
-            Some(None) => Err(wrong(name, None, "not Unicode")),
-            value => Ok(value.flatten()),
-        };
-        all_or_none(|name| read(name).is_some())?;
-        let world: u32 = number(&get, "WORLD_SIZE")?.unwrap_or_default();
+        all_or_none(get)?;
+        let world: u32 = number(get, "WORLD_SIZE")?.unwrap_or_default();
         let wrong_size = |error| wrong("WORLD_SIZE", Some(world.to_string()), error);
         check_world(world).map_err(wrong_size)?;
-        let (rank, local_rank) = (below(&get, "RANK", world)?, below(&get, "LOCAL_RANK", world)?);
+        let (rank, local_rank) = (below(get, "RANK", world)?, below(get, "LOCAL_RANK", world)?);
         if local_rank > rank {
             let problem = format!("it must not exceed RANK={rank}, which counts over all hosts");
             return Err(wrong("LOCAL_RANK", Some(local_rank.to_string()), problem));
         }
-        let (host, port) = (get("MASTER_ADDR")?.unwrap_or_default(), port(&get)?);
-        let options = Options::new(job(&get)?, secret(world)?, Terms::new(world));
+        let (host, port) = (get("MASTER_ADDR")?.unwrap_or_default(), port(get)?);
+        let options = Options::new(job(get)?, secret(world)?, Terms::new(world));
         let options = Options { address: resolve(&host, port)?, ..options };
         Ok(Self { rank: Rank::new(rank as usize), local_rank, options })
     }
@@ -106,8 +105,9 @@ impl Joined {
     /// # Errors
     /// The errors of [`Membership::leave`] and [`Server::finish`].
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
-        self.membership.leave()?;
-        self.server.map_or(Ok(()), |server| server.finish(within))
+        let left = self.membership.leave();
+        // If leaving failed, too: the others need the coordinator.
+        left.and(self.server.map_or(Ok(()), |server| server.finish(within)))
     }
 }
 
@@ -138,8 +138,9 @@ fn port(get: Get<'_>) -> Result<u16, ControlError> {
 }
 
 /// Launchers set all of the variables, so one that is missing is an error.
-fn all_or_none(is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {
-    let (set, missing): (Vec<_>, Vec<_>) = VARIABLES.into_iter().partition(|name| is_set(name));
+fn all_or_none(get: Get<'_>) -> Result<(), ControlError> {
+    let is_set = |name: &&'static str| !matches!(get(name), Ok(None));
+    let (set, missing): (Vec<_>, Vec<_>) = VARIABLES.into_iter().partition(is_set);
     let Some(&first) = missing.first() else { return Ok(()) };
     let problem = if set.is_empty() {
         format!("not set, nor are {}: processes are started by a launcher", missing[1..].join(", "))

@@ -66,7 +66,7 @@ impl Connection {
     /// Calls get the error of a loss.
     pub(crate) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<FromMember>) {
         if let Err(error) = self.carry(&mut messages).await {
-            self.shared.ended(error);
+            self.shared.with(|state| state.status.ended = Some(error));
             if let Some(loss) = self.told {
                 self.quit(loss).await;
             }
@@ -104,7 +104,7 @@ impl Connection {
                     let goes_on = self.hear(message)?;
                     // After the message is there: a caller that sees the end of the silence finds it.
                     self.heard = Instant::now();
-                    self.shared.heard(self.heard);
+                    self.shared.state.lock().heard = self.heard;
                     if goes_on.is_break() {
                         return Ok(());
                     }
@@ -130,9 +130,13 @@ impl Connection {
             FromCoordinator::Passed((from, number), body) => {
                 self.shared.passed(Passed { from, number, message: body.bytes });
             }
-            FromCoordinator::Changed(rank, state) => self.shared.changed(rank, state),
+            FromCoordinator::Changed(rank, state) => {
+                if let Some(old) = self.shared.state.lock().status.states.get_mut(rank.index()) {
+                    *old = state;
+                }
+            }
             FromCoordinator::Farewell => {
-                self.shared.farewell();
+                self.shared.with(|state| state.farewell = true);
                 return Ok(ControlFlow::Break(()));
             }
             FromCoordinator::Ended(why) => {

@@ -85,13 +85,11 @@ impl Coordinator {
 
     /// Handles a message of a member.
     pub(crate) fn hear(&mut self, rank: Rank, message: FromMember, now: Instant) {
-        if !self.places.is_there(rank) {
-            return;
-        }
+        let Some(place) = self.places.alive(rank) else { return };
+        place.heard = now;
         if !matches!(self.phase, Phase::Begun) {
             return self.gone(rank, Loss::Invalid, "it sent a message before all ranks had joined");
         }
-        self.places.hear(rank, now);
         match message {
             FromMember::Beat => self.send(rank, FromCoordinator::Beat),
             FromMember::Goodbye => {
@@ -121,7 +119,7 @@ impl Coordinator {
             return self.gone(from, Loss::Invalid, why);
         }
         for (to, number) in to {
-            if self.places.is_there(to) {
+            if self.places.alive(to).is_some() {
                 self.send(to, FromCoordinator::Passed((from, number), body.clone()));
             }
         }
@@ -129,7 +127,7 @@ impl Coordinator {
 
     /// Handles the end of a member's connection, or a reason to end it.
     pub(crate) fn gone(&mut self, rank: Rank, loss: Loss, why: &str) {
-        if !self.places.is_there(rank) {
+        if self.places.alive(rank).is_none() {
             return;
         }
         self.send(rank, FromCoordinator::Ended(cut(why)));
@@ -223,7 +221,9 @@ impl Coordinator {
     }
 
     fn change(&mut self, rank: Rank, state: State) {
-        self.places.set(rank, state.clone());
+        if let Some(place) = self.places.alive(rank) {
+            place.state = state.clone();
+        }
         self.tell_all(&FromCoordinator::Changed(rank, state));
     }
 

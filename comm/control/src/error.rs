@@ -21,7 +21,7 @@ type Text = &'static str;
 #[non_exhaustive]
 pub enum ControlError {
     /// Not all ranks joined the rendezvous in time.
-    #[error("after {after:?} ranks {} have not joined; ranks {} have", Ranks(.missing), Ranks(.came))]
+    #[error("after {after:?} ranks {:?} have not joined; ranks {:?} have", numbers(.missing), numbers(.came))]
     Incomplete {
         /// The deadline.
         after: Duration,
@@ -155,7 +155,7 @@ pub enum ControlError {
     },
     /// Ranks are still connected at the deadline for the end of the coordinator.
     #[serde(skip)]
-    #[error("after {after:?} ranks {} have neither left nor been lost", Ranks(.there))]
+    #[error("after {after:?} ranks {:?} have neither left nor been lost", numbers(.there))]
     StillThere {
         /// The deadline.
         after: Duration,
@@ -281,11 +281,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Ranks as `[0, 1]`.
-struct Ranks<'a>(&'a [Rank]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|rank| rank.get())).finish()
-    }
+/// Ranks, to be shown as `[0, 1]`.
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
 }

@@ -153,11 +153,9 @@ impl Joining {
 
     /// Reads one of the messages that arrive until all ranks have joined. The last one has the intervals of the coordinator.
     async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
-        let message = stream.next().await.map_err(|(loss, problem)| match loss {
-            Loss::Ended => {
-                self.ends.refused(loss, format!("{problem} before all ranks had joined"))
-            }
-            _ => self.ends.refused(loss, problem),
+        let message = stream.next().await.map_err(|(loss, problem)| {
+            let early = if loss == Loss::Ended { " before all ranks had joined" } else { "" };
+            self.ends.refused(loss, format!("{problem}{early}"))
         });
         match message? {
             FromCoordinator::Welcome { beat, lost } => Ok(Some((beat, lost))),

@@ -18,7 +18,7 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use hsdp_control::{Job, Membership, Options, Rank, Secret, Server, Terms};
+//! use hsdp_control::{Job, Membership, Options, Rank, Secret, Server, State, Terms};
 //!
 //! let job = Job { name: "example".to_owned(), start: 1 };
 //! let options = Options::new(job, Secret::draw()?, Terms::new(1)); // a world of one rank
@@ -26,7 +26,7 @@
 //!
 //! let options = Options { address: server.address(), ..options };
 //! let membership = Membership::join(Rank::new(0), options)?;
-//! assert!(membership.status().lost().is_empty());
+//! assert_eq!(membership.status().states, [State::Alive]);
 //! membership.leave()?;
 //! server.finish(Duration::from_secs(5))?;
 //! # Ok::<(), hsdp_control::ControlError>(())

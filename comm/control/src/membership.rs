@@ -68,19 +68,19 @@ impl Membership {
     /// Takes the oldest message that another member has sent to this one. `None` if there is none. Does not wait.
     #[must_use]
     pub fn take_passed(&self) -> Option<Passed> {
-        self.shared.take_passed()
+        self.shared.state.lock().passed.pop_front()
     }
 
     /// Has `listener` called by the thread of the connection after each message that another member has sent to this one. It must
     /// not wait. The first listener stays.
     pub fn listen(&self, listener: Box<dyn Fn() + Send + Sync>) {
-        self.shared.listen(listener);
+        let _ = self.shared.listener.set(listener);
     }
 
     /// The states of all members. Does not wait.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.shared.status()
+        self.shared.state.lock().status.clone()
     }
 
     /// Leaves: the others see this rank as finished, and not as lost.
@@ -106,11 +106,11 @@ impl Membership {
     /// The time since the last message of the coordinator. Does not wait.
     #[must_use]
     pub fn silence(&self) -> Duration {
-        self.shared.silence()
+        self.shared.state.lock().heard.elapsed()
     }
 
     fn send(&self, message: FromMember) -> Result<(), ControlError> {
-        let ended = || self.shared.end().map_or(Ok(()), Err);
+        let ended = || self.shared.state.lock().status.ended.clone().map_or(Ok(()), Err);
         ended()?;
         if self.messages.as_ref().is_some_and(|messages| messages.send(message).is_ok()) {
             return Ok(());

@@ -33,40 +33,11 @@ pub enum State {
 /// The states of all members at one time, as one member knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    states: Vec<State>,
-    ended: Option<ControlError>,
-}
-
-impl Status {
     /// The states of all members, by rank.
-    #[must_use]
-    pub fn states(&self) -> &[State] {
-        &self.states
-    }
-
-    /// The ranks that are lost.
-    #[must_use]
-    pub fn lost(&self) -> Vec<Rank> {
-        self.which(|state| matches!(state, State::Lost { .. }))
-    }
-
-    /// The ranks that have left.
-    #[must_use]
-    pub fn finished(&self) -> Vec<Rank> {
-        self.which(|state| *state == State::Finished)
-    }
-
+    pub states: Vec<State>,
     /// The error with which every further call fails: [`CoordinatorLost`](ControlError::CoordinatorLost), [`CutOff`](ControlError::CutOff),
     /// [`BadMessage`](ControlError::BadMessage) or [`DeclaredLost`](ControlError::DeclaredLost). `None` while the job goes on.
-    #[must_use]
-    pub fn ended(&self) -> Option<&ControlError> {
-        self.ended.as_ref()
-    }
-
-    fn which(&self, is: impl Fn(&State) -> bool) -> Vec<Rank> {
-        let states = self.states.iter().enumerate().filter(|(_, state)| is(state));
-        states.map(|(index, _)| Rank::new(index)).collect()
-    }
+    pub ended: Option<ControlError>,
 }
 
 /// A message of another member.
@@ -80,24 +51,23 @@ pub struct Passed {
     pub message: Bytes,
 }
 
-/// A function that any thread may call.
-pub(crate) type Listener = Box<dyn Fn() + Send + Sync>;
-
 /// State that a member's calls and its connection share.
 pub(crate) struct Shared {
-    state: Mutex<Inside>,
+    pub(crate) state: Mutex<Inside>,
     changed: Condvar,
     /// Is called after a message of another member was stored.
-    listener: OnceLock<Listener>,
+    pub(crate) listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Debug)]
-struct Inside {
-    status: Status,
-    passed: VecDeque<Passed>,
-    farewell: bool,
+pub(crate) struct Inside {
+    pub(crate) status: Status,
+    /// The messages of other members, the oldest first.
+    pub(crate) passed: VecDeque<Passed>,
+    /// Whether the coordinator has answered the goodbye.
+    pub(crate) farewell: bool,
     /// The time of the last frame of the coordinator.
-    heard: Instant,
+    pub(crate) heard: Instant,
 }
 
 impl Shared {
@@ -108,30 +78,6 @@ impl Shared {
         Self { state, changed: Condvar::new(), listener: OnceLock::new() }
     }
 
-    /// Has `listener` called after each message of another member. The first listener stays.
-    pub(crate) fn listen(&self, listener: Listener) {
-        let _ = self.listener.set(listener);
-    }
-
-    pub(crate) fn status(&self) -> Status {
-        self.state.lock().status.clone()
-    }
-
-    /// The error with which every further call fails.
-    pub(crate) fn end(&self) -> Option<ControlError> {
-        self.state.lock().status.ended.clone()
-    }
-
-    /// Notes that a frame of the coordinator has arrived.
-    pub(crate) fn heard(&self, now: Instant) {
-        self.state.lock().heard = now;
-    }
-
-    /// The time since the last frame of the coordinator.
-    pub(crate) fn silence(&self) -> Duration {
-        self.state.lock().heard.elapsed()
-    }
-
     /// Stores a message of another member.
     pub(crate) fn passed(&self, message: Passed) {
         self.state.lock().passed.push_back(message);
@@ -140,39 +86,17 @@ impl Shared {
         }
     }
 
-    /// Takes the oldest message.
-    pub(crate) fn take_passed(&self) -> Option<Passed> {
-        self.state.lock().passed.pop_front()
-    }
-
     /// Waits for the coordinator's answer to the goodbye, or for the error that ended the connection; `None` if the time
     /// is up.
     pub(crate) fn wait_for_farewell(&self, within: Duration) -> Option<Result<(), ControlError>> {
-        let until = Instant::now() + within;
         let mut state = self.state.lock();
-        let is_over = |state: &Inside| state.farewell || state.status.ended.is_some();
-        while !is_over(&state) && !self.changed.wait_until(&mut state, until).timed_out() {}
+        let goes_on = |state: &mut Inside| !state.farewell && state.status.ended.is_none();
+        self.changed.wait_while_for(&mut state, goes_on, within);
         if state.farewell { Some(Ok(())) } else { state.status.ended.clone().map(Err) }
     }
 
-    pub(crate) fn changed(&self, rank: Rank, state: State) {
-        if let Some(old) = self.state.lock().status.states.get_mut(rank.index()) {
-            *old = state;
-        }
-    }
-
-    /// Notes the end of the membership. The first error stays.
-    pub(crate) fn ended(&self, why: ControlError) {
-        self.with(|state| {
-            state.status.ended.get_or_insert(why);
-        });
-    }
-
-    pub(crate) fn farewell(&self) {
-        self.with(|state| state.farewell = true);
-    }
-
-    fn with(&self, change: impl FnOnce(&mut Inside)) {
+    /// Changes the state, and wakes the call that waits for the end.
+    pub(crate) fn with(&self, change: impl FnOnce(&mut Inside)) {
         change(&mut self.state.lock());
         self.changed.notify_all();
     }

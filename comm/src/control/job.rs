@@ -1,6 +1,5 @@
 //! The processes of a job without MPI, and the worlds that they make.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use crate::{Error, RankFailure, World, WorldOptions};
 /// Messages go over the control plane, through the process of rank 0. Each takes a hundred microseconds or more, and all
 /// ranks together get some hundred megabytes a second. That is enough for agreements and descriptors. Large tensors
 /// belong on devices, where NCCL carries them ([`World::connect_nccl`]), or into a job of MPI.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Job {
     member: Arc<Member>,
 }
@@ -85,11 +84,5 @@ impl Job {
     ) -> Result<Option<Result<T, RankFailure>>, Error> {
         let world = self.world(size, options.clone())?;
         Ok(world.map(|world| run_one(world, &options, rank)))
-    }
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("rank", &self.rank()).field("size", &self.size()).finish()
     }
 }

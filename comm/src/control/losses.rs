@@ -10,13 +10,15 @@ pub(super) const COORDINATOR: Rank = Rank::new(0);
 
 /// The ranks that are lost.
 pub(super) fn losses_of(status: &Status) -> Vec<Loss> {
-    let loss = |(index, state): (usize, &State)| match state {
-        State::Lost { loss, why } => {
-            Some(Loss { rank: Rank::new(index), cause: cause(*loss, why.to_string()) })
-        }
-        State::Alive | State::Finished => None,
+    let loss = |(index, state): (usize, &State)| {
+        let State::Lost { loss, why } = state else { return None };
+        let cause = match loss {
+            Kind::Ended => Cause::Ended(why.to_string()),
+            Kind::Silent | Kind::Forged | Kind::Invalid => Cause::Unreachable(why.to_string()),
+        };
+        Some(Loss { rank: Rank::new(index), cause })
     };
-    status.states().iter().enumerate().filter_map(loss).collect()
+    status.states.iter().enumerate().filter_map(loss).collect()
 }
 
 /// The loss for which rank `own` reaches no other rank.
@@ -28,11 +30,4 @@ pub(super) fn end_of(own: Rank, error: &ControlError) -> Loss {
         _ => (own, Cause::Unreachable(text)),
     };
     Loss { rank, cause }
-}
-
-fn cause(kind: Kind, why: String) -> Cause {
-    match kind {
-        Kind::Ended => Cause::Ended(why),
-        Kind::Silent | Kind::Forged | Kind::Invalid => Cause::Unreachable(why),
-    }
 }

@@ -2,42 +2,30 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use hsdp_control::{Bytes, ControlError, Joined, Membership, Passed, Server, Status};
+use hsdp_control::{Bytes, ControlError, Joined, Membership, Passed, State, Status};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 use super::passage::{Passage, Sending};
 use crate::remote::{Message, TransportError, Waker};
 
-/// This process. When nobody has it any more, it says goodbye.
+/// This process. It says goodbye when it is dropped.
 pub(super) struct Member {
     /// There until the end.
-    membership: Option<Membership>,
-    /// On rank 0.
-    server: Option<Server>,
+    joined: Option<Joined>,
     /// The time for the goodbyes of the others at the end.
     deadline: Duration,
     worlds: AtomicU32,
     /// Whether a process did not come to a world: then this process does not wait for it at the end either.
     failed: AtomicBool,
     mail: Mutex<Mail>,
-    wakers: Arc<Wakers>,
-}
-
-/// The functions that wake the progress threads, by world. All of them are called after each message, since its world is known only when it is
-/// read. They are called under the lock: so a world that is forgotten is called no more, and no call outlives its progress thread.
-#[derive(Default)]
-struct Wakers(Mutex<HashMap<u32, Waker>>);
-
-impl Wakers {
-    fn call(&self) {
-        self.0.lock().values().for_each(|waker| waker());
-    }
+    /// The functions that wake the progress threads, by world. All of them are called after each message, since its world is known only when it
+    /// is read. They are called under the lock: so a world that is forgotten is called no more, and no call outlives its progress thread.
+    wakers: Arc<Mutex<HashMap<u32, Waker>>>,
 }
 
 /// The time for the goodbyes of the others after that: they miss the same process, and leave soon.
@@ -47,41 +35,27 @@ const FAREWELL: Duration = Duration::from_secs(2);
 struct Mail {
     /// By rank.
     passages: Vec<Passage>,
-    /// The ranks to or from which something is under way.
-    busy: BTreeSet<Rank>,
     /// Messages that have come, by world: of one that is not made here yet, too.
     arrived: HashMap<u32, VecDeque<(Rank, Bytes)>>,
-    /// The worlds that are over here: what comes of them is nobody's.
+    /// The worlds that are over here: their messages are dropped.
     over: BTreeSet<u32>,
-}
-
-impl Mail {
-    /// Notes whether something is under way to or from a rank.
-    fn note(&mut self, rank: Rank) {
-        if self.passages[rank.index()].is_quiet() {
-            self.busy.remove(&rank);
-        } else {
-            self.busy.insert(rank);
-        }
-    }
 }
 
 impl Member {
     pub(super) fn new(joined: Joined, deadline: Duration) -> Self {
-        let Joined { membership, server, .. } = joined;
+        let membership = &joined.membership;
         let passage = |_| Passage::new(membership.most_passed());
         let passages = (0..membership.size()).map(passage).collect();
-        let (busy, over) = (BTreeSet::new(), BTreeSet::new());
-        let mail = Mail { passages, busy, arrived: HashMap::new(), over };
+        let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
         let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
-        let wakers = Arc::<Wakers>::default();
+        let wakers = Arc::<Mutex<HashMap<u32, Waker>>>::default();
         let called = Arc::clone(&wakers);
-        membership.listen(Box::new(move || called.call()));
-        Self { membership: Some(membership), server, deadline, worlds, failed, mail, wakers }
+        membership.listen(Box::new(move || called.lock().values().for_each(|waker| waker())));
+        Self { joined: Some(joined), deadline, worlds, failed, mail, wakers }
     }
 
     fn membership(&self) -> &Membership {
-        self.membership.as_ref().expect("it is there until the end")
+        &self.joined.as_ref().expect("it is there until the end").membership
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -97,15 +71,14 @@ impl Member {
         self.worlds.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What has become of the others. Those that take nothing any more are sent nothing.
+    /// The states of the others. Those that take nothing any more are sent nothing.
     pub(super) fn status(&self) -> Status {
         let status = self.membership().status();
         let mut mail = self.mail.lock();
-        if status.ended().is_some() {
-            mail.passages.iter_mut().for_each(Passage::give_up);
-        }
-        for rank in status.finished().into_iter().chain(status.lost()) {
-            mail.passages[rank.index()].give_up();
+        for (passage, state) in mail.passages.iter_mut().zip(&status.states) {
+            if status.ended.is_some() || *state != State::Alive {
+                passage.give_up();
+            }
         }
         status
     }
@@ -130,21 +103,16 @@ impl Member {
         self.membership().silence()
     }
 
-    /// Passes on what may be. The same piece for several ranks goes once.
+    /// Passes on the pieces that may be under way. The same piece for several ranks goes once.
     fn pass(&self, mail: &mut Mail, to: &[Rank]) -> Result<(), TransportError> {
         loop {
             let next = |to: &Rank| Some((*to, mail.passages[to.index()].next()?));
             let mut all: Vec<_> = to.iter().filter_map(next).collect();
             if all.is_empty() {
-                to.iter().for_each(|to| mail.note(*to));
                 return Ok(());
             }
             all.sort_unstable_by_key(|(to, _)| *to);
-            let are_equal = |one: &Option<Sending>, other: &Option<Sending>| match (one, other) {
-                (Some(one), Some(other)) => one.is(other),
-                (one, other) => one.is_none() && other.is_none(),
-            };
-            for equal in all.chunk_by(|(_, (_, one)), (_, (_, other))| are_equal(one, other)) {
+            for equal in all.chunk_by(|(_, (_, one)), (_, (_, other))| one == other) {
                 let to: Vec<_> = equal.iter().map(|(to, (taken, _))| (*to, *taken)).collect();
                 let (_, (_, next)) = &equal[0];
                 let piece = next.as_ref().map_or_else(Bytes::new, Sending::piece);
@@ -157,13 +125,13 @@ impl Member {
 
     /// If no message passes any more, the status has the reason.
     fn is_passed(&self, error: ControlError) -> Result<(), TransportError> {
-        match self.membership().status().ended() {
+        match self.membership().status().ended {
             Some(_) => Ok(()),
             None => Err(TransportError { peer: None, problem: error.to_string() }),
         }
     }
 
-    /// The next message of a world, and of whom; what comes of others is kept for them.
+    /// The next message of a world, and its sender; messages of other worlds are kept for them.
     pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Bytes)>, TransportError> {
         let (mut mail, mut senders) = (self.mail.lock(), BTreeSet::new());
         while let Some(Passed { from, number, message }) = self.membership().take_passed() {
@@ -181,13 +149,12 @@ impl Member {
 
     /// Has `waker` called after each message, until the world is [forgotten](Self::forget).
     pub(super) fn wake_by(&self, world: u32, waker: Waker) {
-        self.wakers.0.lock().insert(world, waker);
+        self.wakers.lock().insert(world, waker);
     }
 
     /// How many messages of a world are under way.
     pub(super) fn under_way(&self, world: u32) -> usize {
-        let mail = self.mail.lock();
-        mail.busy.iter().map(|rank| mail.passages[rank.index()].under_way(world)).sum()
+        self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
     }
 
     /// Has the process wait only briefly for the others when it ends.
@@ -195,24 +162,23 @@ impl Member {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Nobody takes what comes of a world any more.
+    /// The messages of a world are dropped from now on.
     pub(super) fn forget(&self, world: u32) {
-        self.wakers.0.lock().remove(&world);
+        self.wakers.lock().remove(&world);
         let mut mail = self.mail.lock();
         mail.over.insert(world);
         mail.arrived.remove(&world);
     }
 }
 
-/// Waits for the others to have heard it, and on rank 0 for their goodbyes, for the deadline at the most: who ends the coordinator before
-/// would end them.
+/// Waits for the others to have heard it, and on rank 0 for their goodbyes, for the deadline at the most: without the coordinator they would
+/// end early.
 impl Drop for Member {
     fn drop(&mut self) {
         let failed = *self.failed.get_mut();
         let within = if failed { self.deadline.min(FAREWELL) } else { self.deadline };
-        let heard = mem::take(&mut self.membership).map_or(Ok(()), Membership::leave);
-        let finished = self.server.take().map_or(Ok(()), |server| server.finish(within));
-        if let Err(error) = heard.and(finished) {
+        let ended = self.joined.take().map_or(Ok(()), |joined| joined.finish(within));
+        if let Err(error) = ended {
             tracing::warn!(%error, "the job did not end together");
         }
     }
@@ -220,6 +186,6 @@ impl Drop for Member {
 
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Member({:?})", self.membership)
+        write!(f, "Member({:?})", self.joined)
     }
 }

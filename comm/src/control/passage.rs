@@ -27,7 +27,7 @@ struct Piece {
 
 impl Piece {
     /// # Errors
-    /// What it is not.
+    /// The reason why it is none.
     fn read(piece: &Bytes) -> Result<Self, String> {
         let head = piece.first_chunk::<HEAD>().ok_or("a piece without a head")?;
         let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight"));
@@ -71,12 +71,6 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    /// Whether the next pieces of both are the same.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.message, &other.message)
-            && (self.world, self.sent) == (other.world, other.sent)
-    }
-
     fn end(&self) -> usize {
         self.message.bytes().len().min(self.sent + MOST_PIECE)
     }
@@ -93,7 +87,15 @@ impl Sending {
     }
 }
 
-/// A message of a world, of so many bytes, and what has come of it.
+/// Equal if the next pieces of both are.
+impl PartialEq for Sending {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.message, &other.message)
+            && (self.world, self.sent) == (other.world, other.sent)
+    }
+}
+
+/// A message of a world, of so many bytes, and the part of it that has come.
 #[derive(Debug)]
 struct Coming {
     world: u32,
@@ -118,11 +120,6 @@ impl Passage {
     pub(super) fn under_way(&self, world: u32) -> usize {
         let sending = self.sending.iter().filter(|sending| sending.world == world).count();
         sending + usize::from(self.coming.as_ref().is_some_and(|coming| coming.world == world))
-    }
-
-    /// Whether no message is under way.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.sending.is_empty() && self.coming.is_none()
     }
 
     /// The other takes nothing any more.
@@ -151,7 +148,7 @@ impl Passage {
     /// A piece has come, or none but a count; with the last piece of a message, that message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem with it.
     pub(super) fn take(&mut self, taken: u32, piece: &Bytes) -> Result<Option<Came>, String> {
         if taken.wrapping_sub(self.taken) > self.sent.wrapping_sub(self.taken) {
             let sent = self.sent;
@@ -176,7 +173,7 @@ impl Passage {
                 coming.world
             ));
         }
-        // Memory for what has come, not for what is announced.
+        // Memory for the bytes that have come, not for those that are announced.
         coming.came.extend_from_slice(&part);
         if (coming.came.len() as u64) < bytes {
             return Ok(None);

@@ -62,7 +62,7 @@ impl Transport for ControlTransport {
         }
         self.looked = Some(now);
         let status = self.member.status();
-        match status.ended() {
+        match &status.ended {
             Some(error) => Err(end_of(self.member.rank(), error)),
             None => Ok(losses_of(&status)),
         }

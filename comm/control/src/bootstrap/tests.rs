@@ -21,7 +21,7 @@ fn read(changes: &[(&'static str, Option<&str>)]) -> Result<Bootstrap, String> {
         }
     }
     let secret = |_| Ok(Secret::from_bytes([0; 32]));
-    let read = Bootstrap::read(|name| variables.get(name).cloned().map(Some), secret);
+    let read = Bootstrap::read(&|name| Ok(variables.get(name).cloned()), secret);
     read.map_err(|error| error.to_string())
 }
 

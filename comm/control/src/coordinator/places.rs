@@ -8,10 +8,11 @@ use crate::{Member, State};
 
 /// A rank that a process has, or had.
 #[derive(Debug)]
-struct Place {
+pub(super) struct Place {
     member: Member,
-    state: State,
-    heard: Instant,
+    pub(super) state: State,
+    /// The time of the last message.
+    pub(super) heard: Instant,
 }
 
 /// The ranks of a world; `None` where no process has joined.
@@ -47,23 +48,14 @@ impl Places {
         self.heard(|_| true)
     }
 
-    pub(super) fn is_there(&self, rank: Rank) -> bool {
-        let place = self.0.get(rank.index()).and_then(Option::as_ref);
-        place.is_some_and(|place| place.state == State::Alive)
-    }
-
-    /// Notes that a message of the member has arrived.
-    pub(super) fn hear(&mut self, rank: Rank, now: Instant) {
-        self.0[rank.index()].iter_mut().for_each(|place| place.heard = now);
+    /// The place of a rank that is alive.
+    pub(super) fn alive(&mut self, rank: Rank) -> Option<&mut Place> {
+        self.0.get_mut(rank.index())?.as_mut().filter(|place| place.state == State::Alive)
     }
 
     /// Lets the silence of all members count from now on.
     pub(super) fn hear_all(&mut self, now: Instant) {
         self.0.iter_mut().flatten().for_each(|place| place.heard = now);
-    }
-
-    pub(super) fn set(&mut self, rank: Rank, state: State) {
-        self.0[rank.index()].iter_mut().for_each(|place| place.state = state.clone());
     }
 
     /// The ranks that are alive and have been heard at a time for which `is` holds.

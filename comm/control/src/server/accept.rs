@@ -6,30 +6,17 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time;
+use tokio::time::{self, Instant};
 
 /// The time that a connection surely has to authenticate, however many others wait.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The time for the delivery of the last frame.
 const LAST_FRAME: Duration = Duration::from_secs(1);
-
-/// The phase of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// It has not authenticated.
-    Unauthenticated,
-    /// It has authenticated.
-    Authenticated,
-    /// Its last frame was sent.
-    Leaving,
-    /// Another connection has its place.
-    Replaced,
-}
 
 /// The open connections.
 #[derive(Debug)]
@@ -46,7 +33,8 @@ pub(crate) struct Connections {
 pub(crate) struct Connection {
     pub(crate) from: SocketAddr,
     since: Instant,
-    phase: watch::Sender<Phase>,
+    /// The time at which it ends at the latest; `None` while it serves a member.
+    until: watch::Sender<Option<Instant>>,
     connections: Arc<Connections>,
 }
 
@@ -69,11 +57,11 @@ impl Connections {
             if unauthenticated.front()?.since.elapsed() < GRACE {
                 return None;
             }
-            unauthenticated.pop_front()?.phase.send_replace(Phase::Replaced);
+            unauthenticated.pop_front()?.until.send_replace(Some(Instant::now()));
         }
-        let (since, phase) = (Instant::now(), watch::Sender::new(Phase::Unauthenticated));
-        let connection = Connection { from, since, phase, connections: Arc::clone(self) };
-        let connection = Arc::new(connection);
+        let since = Instant::now();
+        let until = watch::Sender::new(Some(since + self.handshake));
+        let connection = Arc::new(Connection { from, since, until, connections: Arc::clone(self) });
         unauthenticated.push_back(Arc::clone(&connection));
         self.open.fetch_add(1, Ordering::Relaxed);
         Some(connection)
@@ -92,30 +80,29 @@ impl Connection {
     }
 
     async fn time_is_up(&self) {
-        let mut phase = self.phase.subscribe();
-        let authenticated = phase.wait_for(|phase| *phase != Phase::Unauthenticated);
-        if time::timeout(self.connections.handshake, authenticated).await.is_err() {
-            return;
-        }
-        let ends = |phase: &Phase| matches!(phase, Phase::Leaving | Phase::Replaced);
-        if phase.wait_for(ends).await.is_ok_and(|phase| *phase == Phase::Leaving) {
-            time::sleep(LAST_FRAME).await;
+        let mut until = self.until.subscribe();
+        loop {
+            let end = *until.borrow_and_update();
+            let end = async {
+                time::sleep_until(end?).await;
+                Some(())
+            };
+            tokio::select! {
+                Some(()) = end => return,
+                _ = until.changed() => {}
+            }
         }
     }
 
     /// Ends the limits on connections that have not authenticated.
     pub(crate) fn authenticated(&self) {
-        self.phase.send_if_modified(|phase| {
-            let is_new = *phase == Phase::Unauthenticated;
-            *phase = if is_new { Phase::Authenticated } else { *phase };
-            is_new
-        });
+        self.until.send_replace(None);
         self.leave_unauthenticated();
     }
 
     /// Notes that the last frame was sent. The connection ends by itself, or soon.
     pub(crate) fn sent_last(&self) {
-        self.phase.send_replace(Phase::Leaving);
+        self.until.send_replace(Some(Instant::now() + LAST_FRAME));
         self.leave_unauthenticated();
     }
 

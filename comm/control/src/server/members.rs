@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::accept::Connection;
 use crate::coordinator::Coordinator;
 use crate::limits::most_waiting;
-use crate::wire::{FromCoordinator, FromMember, Hello, Loss};
+use crate::wire::{FromCoordinator, Hello, Loss};
 use crate::{ControlError, Options};
 
 /// The words for a member that is lost because it does not read.
@@ -27,8 +27,8 @@ pub(crate) struct Members {
 }
 
 #[derive(Debug)]
-struct State {
-    coordinator: Coordinator,
+pub(crate) struct State {
+    pub(crate) coordinator: Coordinator,
     queues: HashMap<Rank, mpsc::Sender<FromCoordinator>>,
 }
 
@@ -60,20 +60,8 @@ impl Members {
         })
     }
 
-    pub(crate) fn hear(&self, rank: Rank, message: FromMember) {
-        self.with(|state| state.coordinator.hear(rank, message, Instant::now()));
-    }
-
-    pub(crate) fn gone(&self, rank: Rank, loss: Loss, why: &str) {
-        self.with(|state| state.coordinator.gone(rank, loss, why));
-    }
-
-    pub(crate) fn tick(&self) {
-        self.with(|state| state.coordinator.tick(Instant::now()));
-    }
-
     /// Changes the state, and puts the messages of the coordinator into their queues.
-    fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
         state.deliver();
@@ -92,9 +80,8 @@ impl Members {
         within: Duration,
         is: impl Fn(&Coordinator) -> bool,
     ) -> Vec<Rank> {
-        let until = Instant::now() + within;
         let mut state = self.state.lock();
-        while is(&state.coordinator) && !self.changed.wait_until(&mut state, until).timed_out() {}
+        self.changed.wait_while_for(&mut state, |state| is(&state.coordinator), within);
         state.coordinator.there()
     }
 }

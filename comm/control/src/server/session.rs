@@ -1,6 +1,7 @@
 //! One connection, on the side of the coordinator: the handshake, then messages in both directions.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use hsdp_sharding::Rank;
 use tokio::sync::mpsc;
@@ -105,7 +106,7 @@ impl Session {
                         let ended = (Loss::Ended, FromMember::ENDED);
                         let closed = self.replies.is_closed();
                         let (loss, why) = if closed { ended } else { (Loss::Silent, UNREAD) };
-                        self.members.gone(rank, loss, why);
+                        self.members.with(|state| state.coordinator.gone(rank, loss, why));
                     }
                     if !taken || last {
                         return;
@@ -113,10 +114,12 @@ impl Session {
                 }
                 frame = self.frames.message(), if !is_lost => {
                     match received.receive(frame) {
-                        Ok(message) => self.members.hear(rank, message),
+                        Ok(message) => self.members.with(|state| {
+                            state.coordinator.hear(rank, message, Instant::now());
+                        }),
                         Err((loss, why)) => {
                             is_lost = true;
-                            self.members.gone(rank, loss, &why);
+                            self.members.with(|state| state.coordinator.gone(rank, loss, &why));
                         }
                     }
                 }

@@ -81,8 +81,8 @@ fn ten_thousand_connections_of_junk_change_nothing() {
     assert!(values(&members, rounds) == expected, "other values afterwards");
     for member in &members {
         let status = member.status();
-        assert!(status.states().iter().all(|state| *state == State::Alive), "{status:?}");
-        assert_eq!(status.ended(), None);
+        assert!(status.states.iter().all(|state| *state == State::Alive), "{status:?}");
+        assert_eq!(status.ended, None);
     }
     let grown = resident().saturating_sub(before);
     assert!(grown < 48 << 20, "{grown} bytes more");

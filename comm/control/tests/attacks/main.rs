@@ -41,6 +41,6 @@ fn are_well(members: &[Membership]) {
         members.iter().map(|one| one.rank().to_string().into_bytes()).collect();
     for (member, values) in members.iter().zip(got) {
         assert_eq!(values, expected);
-        assert!(member.status().states().iter().all(|state| *state == State::Alive));
+        assert!(member.status().states.iter().all(|state| *state == State::Alive));
     }
 }

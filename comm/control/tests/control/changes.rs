@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{ControlError, Loss, Membership, Rank, State};
 
-use crate::exchange::wait_for;
+use crate::exchange::{lost, wait_for};
 use crate::way::{Direction, Spot, Way};
 use crate::world::{LONG, Ticks, World, quick};
 
@@ -15,15 +15,15 @@ fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
     way.change(direction, spot);
     let started = Ticks::start();
     for member in &members[..2] {
-        let status = wait_for(member, LONG, |status| !status.lost().is_empty());
+        let status = wait_for(member, LONG, |status| !lost(status).is_empty());
         let why = match direction {
             Direction::ToCoordinator => "a message from it failed authentication",
             Direction::ToMember => "a message to it failed authentication",
         };
         let lost = State::Lost { loss: Loss::Forged, why: why.into() };
-        assert_eq!(status.states()[2], lost, "{direction:?}, {spot:?}");
+        assert_eq!(status.states[2], lost, "{direction:?}, {spot:?}");
     }
-    wait_for(&members[2], LONG, |status| status.ended().is_some());
+    wait_for(&members[2], LONG, |status| status.ended.is_some());
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     (members, way.address.to_string())
 }
@@ -32,7 +32,7 @@ fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
 fn a_changed_message_from_a_member_is_told_to_all() {
     for spot in [Spot::Mac, Spot::Head] {
         let (members, address) = changed(Direction::ToCoordinator, spot);
-        let said = members[2].status().ended().map(ControlError::to_string);
+        let said = members[2].status().ended.as_ref().map(ControlError::to_string);
         let expected = format!(
             "the coordinator at {address} has declared rank 2 lost: a message from it failed authentication"
         );
@@ -45,7 +45,7 @@ fn a_changed_message_from_a_member_is_told_to_all() {
 fn a_changed_message_to_a_member_is_told_to_all() {
     for spot in [Spot::Mac, Spot::Head] {
         let (members, address) = changed(Direction::ToMember, spot);
-        let said = members[2].status().ended().map(ControlError::to_string);
+        let said = members[2].status().ended.as_ref().map(ControlError::to_string);
         let expected = format!(
             "rank 2 has ended its connection to the coordinator at {address}: a message to it failed authentication"
         );
@@ -62,7 +62,7 @@ fn a_broken_connection_is_told_as_ended_while_messages_flow() {
         let [near, far] = &members[..] else { panic!("two members") };
         way.change(Direction::ToCoordinator, Spot::Stream);
         let (started, mut under_way) = (Instant::now(), 0);
-        while near.status().lost().is_empty() && started.elapsed() < LONG {
+        while lost(&near.status()).is_empty() && started.elapsed() < LONG {
             while under_way < near.most_passed() {
                 near.pass(&[(Rank::new(1), 0)], vec![0; 100].into())
                     .expect("it is passed on, or dropped");
@@ -74,6 +74,6 @@ fn a_broken_connection_is_told_as_ended_while_messages_flow() {
         }
         let why = "its connection ended before it left".into();
         let lost = State::Lost { loss: Loss::Ended, why };
-        assert_eq!(near.status().states()[1], lost);
+        assert_eq!(near.status().states[1], lost);
     }
 }

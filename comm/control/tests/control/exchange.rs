@@ -34,14 +34,14 @@ impl<'a> Exchange<'a> {
             if self.came.iter().all(|values| !values.is_empty()) {
                 return Ok(self.came.iter_mut().filter_map(VecDeque::pop_front).collect());
             }
-            if let Some(error) = status.ended() {
+            if let Some(error) = &status.ended {
                 return Err(error.to_string());
             }
-            let mut states = self.came.iter().zip(status.states());
+            let mut states = self.came.iter().zip(&status.states);
             if states.any(|(values, state)| values.is_empty() && *state != State::Alive) {
                 let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
                 let (lost, finished): (Vec<u32>, Vec<u32>) =
-                    (numbers(status.lost()), numbers(status.finished()));
+                    (numbers(lost(&status)), numbers(finished(&status)));
                 return Err(format!("lost {lost:?}, finished {finished:?}"));
             }
             if started.elapsed() > LONG {
@@ -51,6 +51,21 @@ impl<'a> Exchange<'a> {
             pause(Duration::from_millis(1 + self.member.size() as u64 / 8));
         }
     }
+}
+
+/// The ranks that are lost.
+pub(crate) fn lost(status: &Status) -> Vec<Rank> {
+    ranks(status, |state| matches!(state, State::Lost { .. }))
+}
+
+/// The ranks that have left.
+pub(crate) fn finished(status: &Status) -> Vec<Rank> {
+    ranks(status, |state| *state == State::Finished)
+}
+
+fn ranks(status: &Status, is: impl Fn(&State) -> bool) -> Vec<Rank> {
+    let states = status.states.iter().enumerate().filter(|(_, state)| is(state));
+    states.map(|(index, _)| Rank::new(index)).collect()
 }
 
 /// Waits until `is` holds for the status of a member, or for `within`. Returns the status then.

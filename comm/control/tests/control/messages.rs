@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{MOST_MESSAGE, Membership, Passed, Rank};
 
-use crate::exchange::{Exchange, wait_for};
+use crate::exchange::{Exchange, lost, wait_for};
 use crate::world::{World, each, quick};
 
 fn all<R: Send>(members: &[Membership], does: impl Fn(&Membership) -> R + Sync) -> Vec<R> {
@@ -90,8 +90,8 @@ fn who_passes_one_message_to_a_rank_twice_is_lost() {
     let members = world.join();
     let twice = [(Rank::new(1), 0); 2];
     members[0].pass(&twice, b"twice".as_slice().into()).expect("it is on its way");
-    let status = wait_for(&members[1], Duration::from_secs(5), |status| !status.lost().is_empty());
-    assert_eq!(status.lost(), [Rank::new(0)]);
+    let status = wait_for(&members[1], Duration::from_secs(5), |status| !lost(status).is_empty());
+    assert_eq!(lost(&status), [Rank::new(0)]);
     assert_eq!(members[1].take_passed(), None);
 }
 
@@ -120,6 +120,6 @@ fn who_passes_something_to_nobody_is_lost() {
     let world = World::of(2, quick());
     let members = world.join();
     members[0].pass(&[(Rank::new(2), 0)], b"for nobody".to_vec().into()).expect("it is on its way");
-    let status = wait_for(&members[1], Duration::from_secs(5), |status| !status.lost().is_empty());
-    assert_eq!(status.lost(), [Rank::new(0)]);
+    let status = wait_for(&members[1], Duration::from_secs(5), |status| !lost(status).is_empty());
+    assert_eq!(lost(&status), [Rank::new(0)]);
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
 
-use crate::exchange::{Exchange, in_one_world, pause, wait_for};
+use crate::exchange::{Exchange, in_one_world, lost, pause, wait_for};
 use crate::way::{Direction, Way};
 use crate::world::{LONG, World, quick};
 
@@ -18,11 +18,10 @@ fn a_silent_member_that_comes_back_in_time_is_not_lost() {
     for member in &members {
         // Longer than the silence after which a member is lost.
         let status = wait_for(member, Duration::from_millis(1100), |status| {
-            status.ended().is_some()
-                || status.states() != [State::Alive, State::Alive, State::Alive]
+            status.ended.is_some() || status.states != [State::Alive, State::Alive, State::Alive]
         });
-        assert_eq!(status.states(), [State::Alive, State::Alive, State::Alive]);
-        assert_eq!(status.ended(), None);
+        assert_eq!(status.states, [State::Alive, State::Alive, State::Alive]);
+        assert_eq!(status.ended, None);
     }
     in_one_world(&members[0], &members[2]);
 }
@@ -33,15 +32,15 @@ fn who_stays_silent_is_lost_and_is_told_so() {
     let (way, members) = Way::in_world(&world);
     way.cut(&[Direction::ToCoordinator]);
     let started = Instant::now();
-    let status = wait_for(&members[0], LONG, |status| !status.lost().is_empty());
+    let status = wait_for(&members[0], LONG, |status| !lost(status).is_empty());
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let lost = State::Lost { loss: Loss::Silent, why: "silent for 1.05s".into() };
-    assert_eq!(status.states()[1], lost);
-    let status = wait_for(&members[1], LONG, |status| status.ended().is_some());
+    assert_eq!(status.states[1], lost);
+    let status = wait_for(&members[1], LONG, |status| status.ended.is_some());
     let address = way.address;
     let expected =
         format!("the coordinator at {address} has declared rank 1 lost: silent for 1.05s");
-    assert_eq!(status.ended().map(ControlError::to_string), Some(expected.clone()));
+    assert_eq!(status.ended.as_ref().map(ControlError::to_string), Some(expected.clone()));
     let refused =
         members[1].pass(&[(Rank::new(0), 0)], Bytes::new()).expect_err("it is a member no more");
     assert_eq!(refused.to_string(), expected);

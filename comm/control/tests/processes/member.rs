@@ -89,17 +89,17 @@ fn watch(joined: &Joined) {
     let started = Instant::now();
     let mut last = vec![State::Alive; joined.membership.size()];
     while started.elapsed() < LONG {
-        let is_news = |status: &Status| status.states() != last || status.ended().is_some();
+        let is_news = |status: &Status| status.states != last || status.ended.is_some();
         let next = wait_for(&joined.membership, LONG, is_news);
-        for (rank, (old, new)) in last.iter().zip(next.states()).enumerate() {
+        for (rank, (old, new)) in last.iter().zip(&next.states).enumerate() {
             if old != new {
                 say(&format!("rank {rank}: {new:?}"));
             }
         }
-        if let Some(error) = next.ended() {
+        if let Some(error) = &next.ended {
             return say(&format!("ended: {error}"));
         }
-        last = next.states().to_vec();
+        last = next.states.to_vec();
     }
 }
 
