@@ -35,10 +35,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 struct Mail {
     /// By rank.
     passages: Vec<Passage>,
-    /// Messages that have come, by world: of one that is not made here yet, too.
-    arrived: HashMap<u32, VecDeque<(Rank, Bytes)>>,
-    /// The worlds that are over here: their messages are dropped.
-    over: BTreeSet<u32>,
+    /// Messages that have come, by world: of one that is not made here yet, too. `None` of a world that is over here.
+    arrived: HashMap<u32, Option<VecDeque<(Rank, Bytes)>>>,
 }
 
 impl Member {
@@ -46,7 +44,7 @@ impl Member {
         let membership = &joined.membership;
         let passage = |_| Passage::new(membership.most_passed());
         let passages = (0..membership.size()).map(passage).collect();
-        let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
+        let mail = Mail { passages, arrived: HashMap::new() };
         let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
         let wakers = Arc::<Mutex<HashMap<u32, Waker>>>::default();
         let called = Arc::clone(&wakers);
@@ -138,13 +136,14 @@ impl Member {
             let garbled = |problem| TransportError { peer: Some(from), problem };
             let came = mail.passages[from.index()].take(number, &message).map_err(garbled)?;
             senders.insert(from);
-            if let Some((its_world, message)) = came.filter(|(world, _)| !mail.over.contains(world))
-            {
-                mail.arrived.entry(its_world).or_default().push_back((from, message));
+            let Some((its_world, message)) = came else { continue };
+            let arrived = mail.arrived.entry(its_world).or_insert_with(|| Some(VecDeque::new()));
+            if let Some(arrived) = arrived {
+                arrived.push_back((from, message));
             }
         }
         self.pass(&mut mail, &Vec::from_iter(senders))?;
-        Ok(mail.arrived.get_mut(&world).and_then(VecDeque::pop_front))
+        Ok(mail.arrived.get_mut(&world).and_then(|arrived| arrived.as_mut()?.pop_front()))
     }
 
     /// Has `waker` called after each message, until the world is [forgotten](Self::forget).
@@ -165,9 +164,7 @@ impl Member {
     /// The messages of a world are dropped from now on.
     pub(super) fn forget(&self, world: u32) {
         self.wakers.lock().remove(&world);
-        let mut mail = self.mail.lock();
-        mail.over.insert(world);
-        mail.arrived.remove(&world);
+        self.mail.lock().arrived.insert(world, None);
     }
 }
 
