@@ -22,7 +22,7 @@ fn run<T: Send>(size: usize, between: Between, rank: impl Fn(World) -> T + Sync)
     launch(size, options, rank).into_iter().map(|it| it.expect("no rank panics")).collect()
 }
 
-/// What ranks make is the same both ways, and so is what they count.
+/// The results of ranks are the same both ways, and so are their counts.
 fn same<T: PartialEq + std::fmt::Debug + Send>(rank: impl Fn(&Group) -> Result<T, Error> + Sync) {
     for size in SIZES {
         let of = |between| -> Vec<(T, LedgerSnapshot)> {
@@ -326,7 +326,7 @@ fn an_exchange_completes_though_rank_0_has_left() {
     assert_eq!(gathered, [Ok(vec![]), Ok(vec![0, 1, 2]), Ok(vec![0, 1, 2])]);
 }
 
-/// What two ranks end with that wait for each other, while a third computes.
+/// The errors of two ranks that wait for each other, while a third computes.
 fn circle_of_two(options: WorldOptions, third: impl Fn(World) + Sync, rank: usize) -> Vec<Error> {
     let ends = launch(3, options, |world| {
         if world.rank().index() == rank {

@@ -124,7 +124,7 @@ fn a_rank_that_waits_for_itself() {
     assert_eq!(table, [PROBLEM, row]);
 }
 
-/// What is waited in for longer than several graces, and is no circle.
+/// Waits that are longer than several graces, and no circle.
 const LONG: Duration = Duration::from_millis(400);
 
 fn short_grace() -> WorldOptions {

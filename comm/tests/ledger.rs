@@ -43,7 +43,7 @@ fn every_collective(group: &Group) {
     wait(group.barrier(tag()));
 }
 
-/// What [`every_collective`] brings to member `index` of `size`, in bytes.
+/// The bytes that member `index` of `size` receives in [`every_collective`].
 fn formula(op: Op, size: usize, index: usize) -> usize {
     let (others, is_root) = (size - 1, index == 1);
     let owned = balanced(LEN, size, index).len();
@@ -96,7 +96,7 @@ fn the_counting_backend_counts_what_the_local_one_measures() {
         for (index, measured) in measured.into_iter().enumerate() {
             let world = World::counting(size, Rank::new(index)).expect("a rank of the world");
             every_collective(&world.world_group(Channel::Control));
-            // Nobody is there to hand elements over in a permutation.
+            // No other member is there to hand elements over in a permutation.
             let without_permute = |ledger: &LedgerSnapshot| {
                 Op::ALL.map(|op| {
                     if op == Op::Permute {
@@ -176,7 +176,7 @@ fn step(world: &World, plan: &Plan, microbatches: usize) -> Result<(), Error> {
             let layout = plan.layout(*unit);
             let mut gradients: Vec<Option<Arc<dyn GradientValues>>> =
                 vec![None; layout.params().len()];
-            // What is absent is sent as zeros, and counts.
+            // Absent gradients are sent as zeros, and count.
             if world.rank().index() == 0 {
                 gradients[0] = Some(Arc::new(vec![1.0_f32; layout.params()[0].len]));
             }

@@ -71,7 +71,7 @@ impl Options {
         Self { address, job, secret, terms, deadlines: Deadlines::default() }
     }
 
-    /// Refuses what is out of range.
+    /// Refuses values that are out of range.
     pub(crate) fn check(&self) -> Result<(), ControlError> {
         check_world(self.terms.world)?;
         for (what, text) in [("the job's name", &self.job.name), ("the build", &self.terms.build)] {

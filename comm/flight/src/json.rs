@@ -10,7 +10,7 @@ use crate::{FlightGroup, FlightRecord};
 /// The version of the text. It goes up when a reader of the former version would misunderstand it.
 const VERSION: u64 = 1;
 
-/// Longer texts are refused: many times what the largest ring gives.
+/// Longer texts are refused: many times the text of the largest ring.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
 /// Records of larger worlds are refused: an explanation takes memory for each rank.

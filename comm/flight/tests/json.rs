@@ -85,7 +85,7 @@ proptest! {
         prop_assert!(FlightRecord::from_json(&text).is_err());
     }
 
-    /// What a broken disk or a bad copy makes of a record: it is read or refused, and what is read can be explained.
+    /// A record that a broken disk or a bad copy has changed is read or refused, and a record that is read can be explained.
     #[test]
     fn damage_never_panics(mut records in proptest::collection::vec(record(), 1..4), at in any::<prop::sample::Index>(), with in any::<u8>()) {
         records.iter_mut().for_each(|record| record.size = 8);
@@ -138,7 +138,7 @@ fn written() -> String {
     recorded(1024, 1).to_json()
 }
 
-/// What is said of the text of a record in which `from` was replaced.
+/// The outcome of reading a record in which `from` was replaced.
 fn refused(from: &str, to: &str) -> String {
     let text = written();
     assert!(text.contains(from), "`{from}` is missing in {text}");

@@ -58,7 +58,7 @@ pub(super) struct Passage {
     taken: u32,
     coming: Option<Coming>,
     came: u32,
-    /// Of what came: as the other was told.
+    /// The number of received pieces that was reported to the other.
     told: u32,
 }
 
@@ -106,7 +106,7 @@ struct Coming {
 impl Passage {
     /// One to a member for which the coordinator keeps so many frames of this one.
     pub(super) fn new(kept: usize) -> Self {
-        // Two are left for word of what has come: it is sent when half of what may be under way is.
+        // Two are left for reports of received pieces, which are sent when half of the pieces that may be under way have come.
         let most = u32::try_from(kept.saturating_sub(2)).unwrap_or(u32::MAX).max(1);
         let (sending, coming) = (VecDeque::new(), None);
         Self { most, sending, sent: 0, taken: 0, coming, came: 0, told: 0 }

@@ -13,7 +13,7 @@ use crate::remote::{
 };
 use crate::sync;
 
-/// How often is looked what has become of the others.
+/// The time between two looks at the other ranks.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// How long a coordinator that runs may take to answer, at most.

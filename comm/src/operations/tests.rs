@@ -8,7 +8,7 @@ use crate::rolling::tests::base;
 use crate::rolling::{KEPT, called};
 use crate::{Between, Op, Tag, Wanted, WorldOptions, launch};
 
-/// What a rank of a mesh of 2 x 2 has of its row and of its column.
+/// For each rank of a mesh of 2 x 2: its sum of operations words, and the end of its world.
 type Ends = Vec<(u128, Result<(), Error>)>;
 
 /// Every rank issues `calls`, each with the group in which it does: of its row (0) or of its column (1).

@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 use super::hello::Hello;
 use crate::sync;
 
-/// How often is looked.
+/// The time between two looks at the other ranks.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// How many others a rank looks at: the next ones in the order of ranks, after the last one the first. Of processes that are gone, one at

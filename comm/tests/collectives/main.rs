@@ -55,7 +55,7 @@ numbers! {
     u64: value => u64::try_from(value).expect("small");
 }
 
-/// What rank `rank` brings: small numbers in which rank and place both show.
+/// The input of rank `rank`: small numbers in which rank and place both show.
 fn data_header(rank: usize, place: usize) -> usize {
     (3 * rank + place) % 13
 }

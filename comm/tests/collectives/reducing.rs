@@ -14,7 +14,7 @@ fn reductions<T: Number>() -> impl Iterator<Item = Reduction> {
     all.into_iter().filter(|it| *it != Reduction::Avg || T::DTYPE.is_float())
 }
 
-/// What rank `rank` of `size` brings to `reduction`: numbers of which the result is exact in every dtype.
+/// The input of rank `rank` of `size` for `reduction`: numbers of which the result is exact in every dtype.
 fn given(reduction: Reduction, size: usize, rank: usize, place: usize) -> usize {
     match reduction {
         // The number of members divides the sum; it is 8 at most.
@@ -25,7 +25,7 @@ fn given(reduction: Reduction, size: usize, rank: usize, place: usize) -> usize 
     }
 }
 
-/// What `reduction` makes of what the members give at `place`, in whole numbers.
+/// The result of `reduction` at `place`, in whole numbers.
 fn combined(reduction: Reduction, size: usize, place: usize) -> usize {
     let all = (0..size).map(|rank| given(reduction, size, rank, place));
     match reduction {

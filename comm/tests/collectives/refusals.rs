@@ -1,4 +1,4 @@
-//! What one rank can see to be wrong by itself is refused before anything is issued.
+//! Mistakes that one rank can see by itself are refused before anything is issued.
 
 use std::fmt::Debug;
 

@@ -7,7 +7,7 @@ use super::{CULPRIT, assert_names, common_end, options, promptly, settled, steps
 
 // Ranks 0 and 2 mean the same. One of them may come too late to be listed with what it wants.
 
-/// What all ranks get where rank 1 commits `kind` when unit 1 is to be reduced.
+/// The errors of all ranks where rank 1 commits `kind` when unit 1 is to be reduced.
 fn end_of_a_reduction(kind: FaultKind) -> String {
     let end = common_end(steps_with((UnitId::new(1), Stage::Reduce), kind));
     let expected = [
@@ -18,7 +18,7 @@ fn end_of_a_reduction(kind: FaultKind) -> String {
     end
 }
 
-/// What all ranks get where rank 1 commits `kind` at another call on the group of all.
+/// The errors of all ranks where rank 1 commits `kind` at another call on the group of all.
 fn end_of<T: std::fmt::Debug + Send + 'static>(
     kind: FaultKind,
     call: impl Fn(&Group) -> Result<Pending<T>, Error> + Send + Sync + 'static,

@@ -30,7 +30,7 @@ fn options(faults: impl IntoIterator<Item = Fault>) -> WorldOptions {
     WorldOptions { faults: faults.into_iter().collect(), ..WorldOptions::default() }
 }
 
-/// What the three ranks of a world return, all of them promptly.
+/// The results of the three ranks of a world, all of which return promptly.
 fn promptly<T: Send + 'static>(
     options: WorldOptions,
     rank: impl Fn(World) -> T + Send + Sync + 'static,
@@ -59,7 +59,7 @@ fn steps(world: &World) -> Result<f32, Error> {
     Ok(sum)
 }
 
-/// What `steps` give where nothing goes wrong.
+/// The results of `steps` without a fault.
 const SUM: f32 = 3.0 * 2.0 * 3.0;
 
 fn tag(stage: Stage, unit: usize) -> Tag {
@@ -87,7 +87,7 @@ fn common_end<T: std::fmt::Debug>(outcomes: Outcomes<Result<T, Error>>) -> Strin
     ends[0].to_string()
 }
 
-/// What the culprit got; the others all got the same.
+/// The error of the culprit, and that of all others.
 fn apart<T: std::fmt::Debug>(outcomes: Outcomes<Result<T, Error>>) -> (Error, String) {
     let mut outcomes = outcomes;
     let own = outcomes.remove(CULPRIT.index()).expect("no panic").expect_err("it fails");

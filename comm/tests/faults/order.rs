@@ -24,7 +24,7 @@ fn swapped_order_of_calls_that_are_waited_for_at_once() {
         settled(gather(&world, 0))?;
         settled(gather(&world, 1))
     }));
-    // Nobody ever comes to the place of the other.
+    // No rank ever comes to the call of the other.
     let expected = [
         "collective mismatch: ranks wait for each other in different operations:",
         "rank 0: waits for ranks [1] in all_gather f32 4 elements, unit 0, gather, step 0, microbatch 0 \

@@ -12,7 +12,7 @@ use crate::{end_of_reduction, layout, tag};
 const MEMBERS: usize = 3;
 const ELEMENTS: usize = 40_000;
 
-/// What each member brings for parameter `b`, of which element `at` is special.
+/// The gradient of each member for parameter `b`, of which element `at` is special.
 fn reduced(scaling: Scaling, at: usize, special: [f32; MEMBERS]) -> Vec<Option<NonFiniteAt>> {
     reduced_onto(0.0, scaling, at, special)
 }

@@ -1,4 +1,4 @@
-//! What does not fit the layout is refused before anything is issued.
+//! Buffers that do not fit the layout are refused before anything is issued.
 
 use std::sync::Arc;
 

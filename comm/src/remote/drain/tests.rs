@@ -31,7 +31,7 @@ fn steps() -> impl Strategy<Value = Step> {
     })
 }
 
-/// A rank of a step: what it has issued, in the order of its stream.
+/// A rank of a step: its calls, in the order of its stream.
 #[derive(Clone, Debug, Default)]
 struct Issuer {
     groups: Vec<GroupId>,
