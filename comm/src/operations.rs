@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::comparison::gathered;
 use crate::remote::find_difference;
-use crate::rolling::{Membership, words};
+use crate::rolling::Membership;
 use crate::{Channel, Descriptor, Error, Group, World};
 
 /// # Operations that NCCL carries between processes
@@ -23,7 +23,9 @@ impl World {
     pub fn operations_word(&self, groups: &[&Group]) -> [u64; 2] {
         let _end = self.handle().await_drained();
         let places = groups.iter().map(|group| group.membership());
-        words(self.handle().record.rolling.word(places).to_le_bytes())
+        let word = self.handle().record.rolling.word(places);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        [word as u64, (word >> 64) as u64]
     }
 
     /// Compares the operations of the members of each group, as far as NCCL carries them between processes. A disagreement ends the

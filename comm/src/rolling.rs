@@ -1,14 +1,15 @@
 //! The operations of a rank that NCCL carries between processes: counted, and hashed for each group. No message carries their
 //! descriptors, so ranks compare the hashes.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use hsdp_sharding::{Rank, UnitId, UnitLayout};
+use hsdp_sharding::UnitLayout;
+use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::sync::Mutex;
-use crate::{Counts, Descriptor, GroupId, Op, Scaling, Tag};
+use crate::{Counts, Descriptor, GroupId, Op};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -31,15 +32,12 @@ pub(crate) struct Entry {
     pub(crate) descriptor: Option<Arc<Descriptor>>,
 }
 
+/// The last entries of each group, at most [`KEPT`].
+type Groups = BTreeMap<GroupId, VecDeque<Entry>>;
+
 /// The counters and hashes of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct Rolling(Mutex<Issued>);
-
-#[derive(Debug, Default)]
-struct Issued {
-    /// The last entries of each group, at most [`KEPT`].
-    groups: HashMap<GroupId, VecDeque<Entry>>,
-}
+pub(crate) struct Rolling(Mutex<Groups>);
 
 /// A rank's place in a group.
 #[derive(Clone, Copy, Debug)]
@@ -53,68 +51,62 @@ impl Rolling {
     /// Counts an operation that is issued now, as its rank describes it to the others. `called` is the [digest](called) of
     /// the function and the layout.
     pub(crate) fn note(&self, descriptor: &Arc<Descriptor>, called: u64) -> Entry {
-        let mut issued = self.0.lock();
-        let group = descriptor.group;
-        let (index, before) = issued.now(group);
+        let (mut groups, group) = (self.0.lock(), descriptor.group);
+        let (index, before) = now(&groups, group);
         let hash = hash(before, descriptor, called);
-        let descriptor = Some(Arc::clone(descriptor));
-        let entry = Entry { group, index, hash, descriptor };
-        issued.keep(entry.clone());
+        let entry = Entry { group, index, hash, descriptor: Some(Arc::clone(descriptor)) };
+        keep(&mut groups, entry.clone());
         entry
     }
 
     /// Takes over the entry of another member, whose operation this rank has issued in its place. It is the next one of its group.
     #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn adopt(&self, entry: Entry) {
-        self.0.lock().keep(Entry { descriptor: None, ..entry });
+        keep(&mut self.0.lock(), Entry { descriptor: None, ..entry });
     }
 
     /// The number of operations of a group so far.
     #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn count(&self, group: GroupId) -> u64 {
-        self.0.lock().now(group).0
+        now(&self.0.lock(), group).0
     }
 
     /// Counts a group in which nothing may have been issued yet.
     pub(crate) fn know(&self, group: GroupId) {
-        self.0.lock().groups.entry(group).or_default();
+        self.0.lock().entry(group).or_default();
     }
 
     /// The groups that are known, each with its last entries.
     pub(crate) fn kept(&self) -> BTreeMap<GroupId, Vec<Entry>> {
-        let issued = self.0.lock();
-        let kept =
-            |(group, kept): (&GroupId, &VecDeque<Entry>)| (*group, kept.iter().cloned().collect());
-        issued.groups.iter().map(kept).collect()
+        let all = self.0.lock();
+        all.iter().map(|(group, kept)| (*group, kept.iter().cloned().collect())).collect()
     }
 
     /// The rank's share of the check of `groups`: the sum of all ranks' words is 0, modulo 2^128, if the members of each group
     /// issued the same operations. If they did not, it is 0 with a probability of about 2^-128.
     pub(crate) fn word(&self, groups: impl IntoIterator<Item = Membership>) -> u128 {
-        let issued = self.0.lock();
+        let all = self.0.lock();
         let share = |it: Membership| {
-            let (_, hash) = issued.now(it.group);
+            let (_, hash) = now(&all, it.group);
             it.coefficient().wrapping_mul(u128::from_le_bytes(hash))
         };
         groups.into_iter().map(share).fold(0, u128::wrapping_add)
     }
 }
 
-impl Issued {
-    /// The number of operations of a group, and the hash of all of them.
-    fn now(&self, group: GroupId) -> (u64, RollingHash) {
-        let last = self.groups.get(&group).and_then(VecDeque::back);
-        last.map_or_else(Default::default, |last| (last.index + 1, last.hash))
-    }
+/// The number of operations of a group, and the hash of all of them.
+fn now(groups: &Groups, group: GroupId) -> (u64, RollingHash) {
+    let last = groups.get(&group).and_then(VecDeque::back);
+    last.map_or_else(Default::default, |last| (last.index + 1, last.hash))
+}
 
-    fn keep(&mut self, entry: Entry) {
-        debug_assert_eq!(entry.index, self.now(entry.group).0, "no number is left out");
-        let kept = self.groups.entry(entry.group).or_default();
-        if kept.len() == KEPT {
-            kept.pop_front();
-        }
-        kept.push_back(entry);
+fn keep(groups: &mut Groups, entry: Entry) {
+    debug_assert_eq!(entry.index, now(groups, entry.group).0, "no number is left out");
+    let kept = groups.entry(entry.group).or_default();
+    if kept.len() == KEPT {
+        kept.pop_front();
     }
+    kept.push_back(entry);
 }
 
 impl Membership {
@@ -126,7 +118,7 @@ impl Membership {
 
     /// A number without pattern, the same on all ranks.
     fn random(&self, slot: usize) -> u128 {
-        u128::from_le_bytes(hash_of(&[self.group.get(), slot as u64]))
+        u128::from_le_bytes(hash_of(&(self.group, slot)))
     }
 }
 
@@ -140,55 +132,18 @@ pub(crate) fn called(function: u8, layout: Option<&UnitLayout>) -> u64 {
 
 /// The hash after an operation: of the hash before it, and of all in which members must agree.
 fn hash(before: RollingHash, descriptor: &Descriptor, called: u64) -> RollingHash {
-    let Descriptor { group, channel, epoch, sequence, op, reduction, .. } = *descriptor;
-    let Descriptor { dtype, ref counts, root, peer: _, scaling, tag, .. } = *descriptor;
-    let Tag { stage, unit, step, microbatch } = tag;
-    let (is_split, count) = match counts {
-        Counts::Each(count) => (0, *count),
-        Counts::Splits { .. } => (1, 0),
+    let Descriptor { op, ref counts, .. } = *descriptor;
+    let counts = match counts {
+        Counts::Each(count) => Counts::Each(*count),
+        Counts::Splits { .. } => Counts::Splits { send: Vec::new(), receive: Vec::new() },
     };
-    let kinds = [
-        channel as u8,
-        // The two ends of a transfer.
-        if op == Op::Recv { Op::Send as u8 } else { op as u8 },
-        reduction.map_or(0, |it| it as u8 + 1),
-        dtype.map_or(0, |it| it as u8 + 1),
-        scaling.map_or(0, |it| it.wire.dtype() as u8 + 1),
-        stage as u8,
-        is_split,
-        0,
-    ];
-    let divisors = |Scaling { pre, post, .. }: Scaling| {
-        u64::from(pre.value().to_bits()) << 32 | u64::from(post.value().to_bits())
-    };
-    let [low, high] = words(before);
-    hash_of(&[
-        low,
-        high,
-        group.get(),
-        epoch,
-        sequence,
-        u64::from_le_bytes(kinds),
-        count as u64,
-        root.map(Rank::get).map_or(0, |root| u64::from(root) + 1),
-        scaling.map_or(0, divisors),
-        unit.map(UnitId::get).map_or(0, |unit| u64::from(unit) + 1),
-        step,
-        microbatch as u64,
-        called,
-    ])
+    // The two ends of a transfer.
+    let op = if op == Op::Recv { Op::Send } else { op };
+    hash_of(&(before, Descriptor { op, counts, peer: None, ..descriptor.clone() }, called))
 }
 
-/// The first half of the hash of these words.
-fn hash_of<const N: usize>(words: &[u64; N]) -> RollingHash {
-    let bytes = words.map(u64::to_le_bytes);
-    let hash = blake3::hash(bytes.as_flattened());
-    *hash.as_bytes().first_chunk().expect("it has 32 bytes")
-}
-
-/// A hash as two words, as messages have it.
-pub(crate) fn words(hash: RollingHash) -> [u64; 2] {
-    let word = u128::from_le_bytes(hash);
-    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-    [word as u64, (word >> 64) as u64]
+/// The first half of the hash of a value, as bytes of which each value has its own.
+fn hash_of(value: &impl Serialize) -> RollingHash {
+    let bytes = postcard::to_allocvec(value).expect("numbers and lists are written into memory");
+    *blake3::hash(&bytes).as_bytes().first_chunk().expect("it has 32 bytes")
 }

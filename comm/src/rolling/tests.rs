@@ -1,11 +1,11 @@
 use std::collections::HashMap;
 
 use hsdp_kernels::{Divisor, Wire};
-use hsdp_sharding::DType;
+use hsdp_sharding::{DType, Rank, UnitId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Channel, Reduction, Stage};
+use crate::{Channel, Reduction, Scaling, Stage, Tag};
 
 pub(crate) fn base() -> Descriptor {
     Descriptor {
