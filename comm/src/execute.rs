@@ -3,11 +3,11 @@
 //! The elements that a block writes depend on its number and on the contributions alone, never on the thread that runs it or the
 //! time: so results do not depend on timing. In reading order: `buffers` (what a member brings), `exchange` (of which it reads one and fills another), `copy` (operations that move
 //! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
-//! `unit_buffers`, `runs`, `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
+//! `unit_buffers`, `runs`, `unit_gather`, `shared_gather` and `unit_reduce` (the runtime's own); `cuts` (the blocks of many of them).
 
-mod all_reduce_scaled;
 mod buffers;
 mod copy;
+mod cuts;
 mod exchange;
 mod handover;
 mod reduce;
@@ -28,13 +28,13 @@ use std::sync::Arc;
 use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
 
-pub(crate) use self::all_reduce_scaled::{Scaled, all_reduce_scaled};
 pub(crate) use self::buffers::Buffers;
 pub(crate) use self::copy::Copies;
+use self::cuts::Cuts;
 pub use self::exchange::Lent;
 pub(crate) use self::exchange::{Exchange, Source, Splits, check_pairs};
 pub(crate) use self::handover::{Barrier, Handing, Handover, sources_of};
-pub(crate) use self::reduce::{Receivers, Reduce, ReduceInPlace, combine};
+pub(crate) use self::reduce::{Scaled, all_reduce, all_reduce_scaled, combine, reduce};
 pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherContribution};
 pub use self::unit_buffers::{Accumulator, Contribution, NonFiniteAt, Reduced};
@@ -62,11 +62,11 @@ pub(crate) const PAST_CACHES: usize = 8 << 20;
 const BLOCK_BYTES: usize = 64 << 10;
 
 /// Why contributions to the work of a unit do not fit together.
-const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
+pub(crate) const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
 
 /// The work of one operation, with the contributions of all its members.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// What a member gets.
+    /// The output of a member.
     type Output: Send + 'static;
 
     /// The number of blocks, which are numbered from 0.
@@ -74,7 +74,9 @@ pub(crate) trait Work: Send + Sync + 'static {
 
     /// The bytes that all blocks together write, or those that they read where that is the greater part. They decide whether
     /// waking others pays, and count nothing.
-    fn bytes(&self) -> usize;
+    fn bytes(&self) -> usize {
+        0
+    }
 
     /// Whether a block calls code of a user, or waits in a library, which may take as long as they like.
     fn calls_users(&self) -> bool {
@@ -192,15 +194,6 @@ unsafe fn take_values(output: &DisjointBuffer, range: Range<usize>) -> ValuesMut
     tests::taken::note(output, output.len(), &range);
     // SAFETY: CO-2, the caller's promise is passed on.
     unsafe { output.slice_mut(range) }
-}
-
-/// Blocks of at most `len` of the elements that each slot owns: of the range that goes with it.
-fn owned_blocks(
-    owned: impl IntoIterator<Item = (usize, Range<usize>)>,
-    len: usize,
-) -> Vec<(usize, Range<usize>)> {
-    let cut = |(owner, range)| blocks_of(range, len).map(move |block| (owner, block));
-    owned.into_iter().flat_map(cut).collect()
 }
 
 /// Elements of a block where there are `all` to be cut.

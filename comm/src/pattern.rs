@@ -15,8 +15,8 @@ use crate::{Descriptor, Op, Reduction};
 /// The table of one operation, as the member in `slot` knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern<'a> {
-    slot: usize,
-    members: usize,
+    pub(crate) slot: usize,
+    pub(crate) members: usize,
     op: Op,
     count: usize,
     /// The slot of the root, of an operation that has one.
@@ -90,14 +90,6 @@ impl<'a> Pattern<'a> {
     /// The same, where this member gives to member `to` and gets from member `from`.
     pub(crate) fn permuted(self, to: Option<usize>, from: Option<usize>) -> Self {
         Self { variant: Variant::Permuted { to, from }, ..self }
-    }
-
-    pub(crate) fn slot(&self) -> usize {
-        self.slot
-    }
-
-    pub(crate) fn members(&self) -> usize {
-        self.members
     }
 
     /// The other members, by slot.

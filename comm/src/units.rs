@@ -118,10 +118,7 @@ impl Group {
         self.check_len(op, "the partial", partial.len(), part)?;
         self.check_gradients(&layout, &gradients)?;
         let scaling = self.effective(scaling);
-        let call = Call::new(op, tag)
-            .of(scaling.wire.dtype(), layout.trainable().len)
-            .reduction(Reduction::Sum)
-            .scaling(scaling);
+        let call = scaled_sum(op, tag, layout.trainable().len, scaling);
         let contribution =
             UnitReduceContribution { layout, gradients, partial, fold, packed: Vec::new() };
         let work = move |all| UnitReduce::new(all, scaling);
@@ -142,10 +139,7 @@ impl Group {
         scaling: Scaling,
     ) -> Result<Pending<Vec<f32>>, Error> {
         let scaling = self.effective(scaling);
-        let call = Call::new(Op::AllReduce, tag)
-            .of(scaling.wire.dtype(), values.len())
-            .reduction(Reduction::Sum)
-            .scaling(scaling);
+        let call = scaled_sum(Op::AllReduce, tag, values.len(), scaling);
         let work = move |all| all_reduce_scaled(all, scaling);
         self.issue(call, Scaled(values), work)
     }
@@ -231,4 +225,9 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// A call that sums so many elements on the wire of `scaling`.
+pub(crate) fn scaled_sum(op: Op, tag: Tag, count: usize, scaling: Scaling) -> Call {
+    Call::new(op, tag).of(scaling.wire.dtype(), count).reduction(Reduction::Sum).scaling(scaling)
 }

@@ -42,10 +42,10 @@ impl Group {
         let (send, receive) = (splits.send.clone(), splits.receive.clone());
         let call = Call::new(Op::AllToAll, tag).splits::<T>(send, receive);
         let work = |all: Vec<Splits<T>>| {
-            let (send, receive): (Vec<_>, Vec<_>) =
-                all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
-            check_pairs(&send.iter().collect::<Vec<_>>(), &receive.iter().collect::<Vec<_>>())?;
-            Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
+            check_pairs(&all.iter().map(|it| (&it.send, &it.receive)).collect::<Vec<_>>())?;
+            let (members, send): (_, Vec<_>) =
+                all.into_iter().map(|it| (it.exchange, it.send)).unzip();
+            Ok(Copies::split(members, &send))
         };
         self.issue(call, splits, work)
     }

@@ -3,6 +3,7 @@
 use hsdp_kernels::Element;
 
 use super::sum_of;
+use crate::call::Call;
 use crate::execute::{Exchange, Lent, Source, Splits};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
@@ -41,7 +42,7 @@ impl Group {
     ) -> Result<Pending<Lent<T>>, Error> {
         let expected = lent.source.len().saturating_mul(self.size());
         self.check_len(Op::AllGather, "the target", lent.target.len(), expected)?;
-        self.issue_all_gather(tag, lent.into())
+        self.issue_gather(Call::new(Op::AllGather, tag), lent.into())
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter).
@@ -96,7 +97,8 @@ impl Group {
         self.check_len(Op::Gather, "the target", lent.target.len(), expected)?;
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
-        self.issue_gather(tag, root_rank, Exchange { source: Source::Lent(source), target })
+        let call = Call::new(Op::Gather, tag).root(root_rank);
+        self.issue_gather(call, Exchange { source: Source::Lent(source), target })
     }
 
     /// As [`scatter`](Self::scatter).

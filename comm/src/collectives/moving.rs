@@ -1,7 +1,6 @@
 //! all_gather, broadcast, gather, scatter.
 
 use hsdp_kernels::Element;
-use hsdp_sharding::Rank;
 
 use crate::call::Call;
 use crate::execute::{Copies, Exchange, Source};
@@ -30,17 +29,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
-        self.issue_all_gather(tag, Exchange { source: Source::Given(values), target })
-    }
-
-    pub(super) fn issue_all_gather<T: Element, O: From<Exchange<T>>>(
-        &self,
-        tag: Tag,
-        exchange: Exchange<T>,
-    ) -> Result<Pending<O>, Error> {
-        let count = exchange.source.len();
-        let call = Call::new(Op::AllGather, tag).elements::<T>(count);
-        self.issue(call, exchange, Copies::to_all)
+        let exchange = Exchange { source: Source::Given(values), target };
+        self.issue_gather(Call::new(Op::AllGather, tag), exchange)
     }
 
     /// Every member gets the root's elements.
@@ -80,18 +70,18 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
-        self.issue_gather(tag, root, Exchange { source: Source::Given(values), target })
+        let exchange = Exchange { source: Source::Given(values), target };
+        self.issue_gather(Call::new(Op::Gather, tag).root(root), exchange)
     }
 
+    /// A gather to all members, or to the root.
     pub(super) fn issue_gather<T: Element, O: From<Exchange<T>>>(
         &self,
-        tag: Tag,
-        root: Rank,
+        call: Call,
         exchange: Exchange<T>,
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
-        let call = Call::new(Op::Gather, tag).elements::<T>(count).root(root);
-        self.issue(call, exchange, Copies::to_all)
+        self.issue(call.elements::<T>(count), exchange, Copies::to_all)
     }
 
     /// Member `i` gets the root's `i`-th part.

@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source};
+use crate::execute::{Exchange, ReduceScatter, Source, all_reduce, reduce};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -72,7 +72,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
         let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
-        self.issue(call, values, move |all| ReduceInPlace::new(all, reduction, Receivers::All))
+        self.issue(call, values, move |all| all_reduce(all, reduction))
     }
 
     /// The root gets the reduction of the elements of all members; the others get `None`.
@@ -107,7 +107,7 @@ impl Group {
             true => (Source::nothing(), Some(values.into_elements())),
             false => (values, None),
         };
-        self.issue(call, Exchange { source, target }, move |all| Reduce::new(all, reduction, root))
+        self.issue(call, Exchange { source, target }, move |all| reduce(all, reduction, root))
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {

@@ -46,11 +46,11 @@ pub(super) fn imagine<T: Element>(pattern: &Pattern<'_>, source: &[T], target: &
     if let Some(reduction) = pattern.combines(0) {
         let in_place = if source.is_empty() { target.to_vec() } else { Vec::new() };
         let own =
-            if source.is_empty() { &in_place } else { &source[pattern.gives(0, pattern.slot())] };
-        return combine(reduction, target, &vec![own; pattern.members()]);
+            if source.is_empty() { &in_place } else { &source[pattern.gives(0, pattern.slot)] };
+        return combine(reduction, target, &vec![own; pattern.members]);
     }
-    let own = pattern.gives(0, pattern.slot());
-    for from in 0..pattern.members() {
+    let own = pattern.gives(0, pattern.slot);
+    for from in 0..pattern.members {
         let place = pattern.takes(0, from);
         if place.len() == own.len() {
             target[place].copy_from_slice(&source[own.clone()]);

@@ -1,12 +1,14 @@
 //! Operations that move elements as they are: all_gather, broadcast, gather, scatter, all_to_all.
 
+use std::ops::Range;
+
 use hsdp_kernels::{DisjointVec, Element, copy_past_caches};
 
 use super::exchange::{Exchange, Source};
 use super::{BLOCK_BYTES, Meter, Outputs, PAST_CACHES, Work, blocks_of, one_length, take};
 
 /// Consecutive elements of one member, and where they go.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Move {
     /// The slot of the member that gives.
     from: usize,
@@ -14,19 +16,10 @@ struct Move {
     start: usize,
     /// How many.
     len: usize,
-    /// The members that take it.
-    to: To,
+    /// The slots of the members that take it, if they have a target.
+    to: Range<usize>,
     /// Where they begin in a taker's target.
     at: usize,
-}
-
-/// The members that take elements.
-#[derive(Clone, Copy, Debug)]
-enum To {
-    /// The member in this slot.
-    One(usize),
-    /// Every member that has a target.
-    All,
 }
 
 /// Moves of elements. No two moves to one member overlap in its target.
@@ -46,20 +39,20 @@ impl<T: Element> Copies<T> {
     /// If the sources differ in length: their moves would overlap.
     pub(crate) fn to_all(members: Vec<Exchange<T>>) -> Result<Self, String> {
         let (count, len) = (members.len(), one_length(members.iter().map(|it| it.source.len()))?);
-        let whole = |from| Move { from, start: 0, len, to: To::All, at: from * len };
+        let whole = |from| Move { from, start: 0, len, to: 0..count, at: from * len };
         Ok(Self::of(members, (0..count).map(whole)))
     }
 
     /// The root's source goes to every target.
     pub(crate) fn from_root(members: Vec<Exchange<T>>, root: usize) -> Self {
         let len = members[root].source.len();
-        let moves = [Move { from: root, start: 0, len, to: To::All, at: 0 }];
+        let moves = [Move { from: root, start: 0, len, to: 0..members.len(), at: 0 }];
         Self::of(members, moves)
     }
 
     /// The root's source is dealt out to the members' targets, `part` elements each.
     pub(crate) fn dealt_by(members: Vec<Exchange<T>>, root: usize, part: usize) -> Self {
-        let deal = |to| Move { from: root, start: to * part, len: part, to: To::One(to), at: 0 };
+        let deal = |to| Move { from: root, start: to * part, len: part, to: to..to + 1, at: 0 };
         let moves = (0..members.len()).map(deal);
         Self::of(members, moves)
     }
@@ -72,7 +65,7 @@ impl<T: Element> Copies<T> {
         for (from, counts) in counts.iter().enumerate() {
             let mut start = 0;
             for (to, &len) in counts.iter().enumerate() {
-                moves.push(Move { from, start, len, to: To::One(to), at: filled[to] });
+                moves.push(Move { from, start, len, to: to..to + 1, at: filled[to] });
                 start += len;
                 filled[to] += len;
             }
@@ -88,7 +81,7 @@ impl<T: Element> Copies<T> {
                 start: it.start + part.start,
                 len: part.len(),
                 at: it.at + part.start,
-                ..it
+                ..it.clone()
             })
         };
         let moves = moves.into_iter().flat_map(cut).collect();
@@ -101,12 +94,9 @@ impl<T: Element> Copies<T> {
         work
     }
 
-    fn copy(&self, it: Move, to: usize) {
-        let Some(target) = &self.targets[to] else { return };
-        let source = &self.sources[it.from].elements()[it.start..it.start + it.len];
-        // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
-        let target = unsafe { take(target, it.at..it.at + it.len) };
-        (self.copy)(target, source);
+    /// The targets that take a move.
+    fn takers(&self, it: &Move) -> impl Iterator<Item = &DisjointVec<T>> {
+        self.targets[it.to.clone()].iter().flatten()
     }
 }
 
@@ -118,18 +108,16 @@ impl<T: Element> Work for Copies<T> {
     }
 
     fn bytes(&self) -> usize {
-        let takers = |to| match to {
-            To::One(_) => 1,
-            To::All => self.targets.iter().flatten().count(),
-        };
-        self.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
+        self.moves.iter().map(|it| it.len * self.takers(it).count() * size_of::<T>()).sum()
     }
 
     fn run(&self, block: usize, _meter: &Meter<'_>) {
-        let it = self.moves[block];
-        match it.to {
-            To::One(to) => self.copy(it, to),
-            To::All => (0..self.targets.len()).for_each(|to| self.copy(it, to)),
+        let it = &self.moves[block];
+        let source = &self.sources[it.from].elements()[it.start..it.start + it.len];
+        for target in self.takers(it) {
+            // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
+            let target = unsafe { take(target, it.at..it.at + it.len) };
+            (self.copy)(target, source);
         }
     }
 

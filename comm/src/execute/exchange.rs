@@ -122,10 +122,10 @@ impl<T: Element> Buffers for Splits<T> {
     }
 }
 
-/// Whether what each sends is what the other expects.
-pub(crate) fn check_pairs(send: &[&Vec<usize>], receive: &[&Vec<usize>]) -> Result<(), String> {
-    for (from, send) in send.iter().enumerate() {
-        for (to, receive) in receive.iter().enumerate() {
+/// Whether each member sends what the others expect, by slot: what it sends and what it expects.
+pub(crate) fn check_pairs(splits: &[(&Vec<usize>, &Vec<usize>)]) -> Result<(), String> {
+    for (from, (send, _)) in splits.iter().enumerate() {
+        for (to, (_, receive)) in splits.iter().enumerate() {
             if send.get(to) != receive.get(from) {
                 return Err(format!(
                     "member {from} sends {} elements to member {to}, which expects {},",

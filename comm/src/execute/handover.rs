@@ -22,7 +22,7 @@ impl<T: Element> Buffers for Handing<T> {
     }
 
     fn imagined(self, pattern: &Pattern<'_>) -> Vec<T> {
-        let is_own = self.destination == Some(pattern.slot());
+        let is_own = self.destination == Some(pattern.slot);
         if is_own { self.values } else { bytemuck::zeroed_vec(self.values.len()) }
     }
 }
@@ -64,10 +64,6 @@ impl<T: Element> Work for Handover<T> {
         1
     }
 
-    fn bytes(&self) -> usize {
-        0
-    }
-
     fn run(&self, _block: usize, meter: &Meter<'_>) {
         for (to, from) in self.sources.iter().enumerate() {
             if let Some(from) = *from {
@@ -92,10 +88,6 @@ impl Work for Barrier {
     type Output = ();
 
     fn blocks(&self) -> usize {
-        0
-    }
-
-    fn bytes(&self) -> usize {
         0
     }
 

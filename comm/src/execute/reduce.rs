@@ -1,15 +1,19 @@
-//! Operations that combine the members' elements, in member order, where some of them lie: all_reduce, reduce.
+//! Operations that combine the members' elements, in member order, where some of them lie: all_reduce, reduce, and the runtime's own
+//! all-reduce, whose partials are divided, rounded to the wire, summed and divided again.
 
-use std::ops::Range;
+use std::convert::identity;
 
-use hsdp_kernels::{DisjointVec, Element, ReduceOp, average_elements, reduce_elements};
-use hsdp_sharding::balanced;
+use hsdp_kernels::{
+    DisjointVec, Element, Fold, ReduceOp, Values, average_elements, reduce_elements,
+    sum_contributions,
+};
 
 use super::exchange::{Exchange, Source};
 use super::{
-    BLOCK_BYTES, Meter, Outputs, PerMember, Work, blocks_of, one_length, owned_blocks, take,
+    BLOCK_BYTES, Buffers, Cuts, Meter, Outputs, PerMember, Work, blocks_of, one_length, take,
 };
-use crate::Reduction;
+use crate::pattern::Pattern;
+use crate::{Reduction, Scaling};
 
 /// Elements that are combined at a time: the result stays in the first-level cache until it is where it belongs.
 const STEP: usize = 1 << 10;
@@ -27,70 +31,120 @@ pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], source
     }
 }
 
-/// The members that get the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Receivers {
-    /// Every member. Member `i` combines the `i`-th slice of the balanced split, and hands it to all.
-    All,
-    /// The member in this slot, which combines everything.
-    Root(usize),
-}
+/// The contribution of a member to a scaled sum, which replaces its elements.
+pub(crate) struct Scaled(pub(crate) Vec<f32>);
 
-/// The arithmetic of an operation: elements of all members become one.
-pub(crate) trait Combine<T>: Send + Sync + 'static {
-    fn combine(&self, target: &mut [T], sources: &[&[T]]);
-}
+impl Buffers for Scaled {
+    type Output = Vec<f32>;
 
-impl<T: Element> Combine<T> for Reduction {
-    fn combine(&self, target: &mut [T], sources: &[&[T]]) {
-        combine(*self, target, sources);
+    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<f32> {
+        self.0
     }
 }
 
 /// A reduction whose result replaces the receivers' own elements.
-pub(crate) struct ReduceInPlace<T, C> {
+struct Reduce<T, C, O> {
     values: Vec<DisjointVec<T>>,
+    /// The arithmetic: elements of all members become one.
     combine: C,
-    receivers: Receivers,
-    /// The slots that combine, and their elements. They cover all elements once.
-    blocks: Vec<(usize, Range<usize>)>,
+    /// The slot of the member that alone gets the result; `None` if all do.
+    root: Option<usize>,
+    cuts: Cuts,
+    /// By slot: the output that a member gets with the elements in its buffer.
+    outputs: Vec<fn(Vec<T>) -> O>,
 }
 
-impl<T: Element, C: Combine<T>> ReduceInPlace<T, C> {
-    /// # Errors
-    /// If the vectors differ in length.
-    pub(crate) fn new(
-        values: Vec<Vec<T>>,
-        combine: C,
-        receivers: Receivers,
-    ) -> Result<Self, String> {
-        let (len, members) = (one_length(values.iter().map(Vec::len))?, values.len());
-        let owned: Vec<_> = match receivers {
-            Receivers::All => {
-                (0..members).map(|slot| (slot, balanced(len, members, slot))).collect()
-            }
-            Receivers::Root(root) => vec![(root, 0..len)],
-        };
-        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
-        let values = values.into_iter().map(DisjointVec::from).collect();
-        Ok(Self { values, combine, receivers, blocks })
+/// Every member gets the result.
+///
+/// # Errors
+/// If the vectors differ in length.
+pub(crate) fn all_reduce<T: Element>(
+    values: Vec<Vec<T>>,
+    reduction: Reduction,
+) -> Result<impl Work<Output = Vec<T>>, String> {
+    let outputs = vec![identity as fn(_) -> _; values.len()];
+    Reduce::new(values, None, outputs, move |target: &mut [T], sources: &[&[T]]| {
+        combine(reduction, target, sources);
+    })
+}
+
+/// Every member gets the scaled sum.
+///
+/// # Errors
+/// If the vectors differ in length.
+pub(crate) fn all_reduce_scaled(
+    members: Vec<Scaled>,
+    scaling: Scaling,
+) -> Result<impl Work<Output = Vec<f32>>, String> {
+    let outputs = vec![identity as fn(_) -> _; members.len()];
+    let values = members.into_iter().map(|Scaled(values)| values).collect();
+    Reduce::new(values, None, outputs, move |target: &mut [f32], sources: &[&[f32]]| {
+        let contributions: PerMember<_> = sources.iter().map(|it| Values::F32(it)).collect();
+        // The reader of the result finds elements that are not finite.
+        let _ = sum_contributions(target, &contributions, scaling, Fold::Replace);
+    })
+}
+
+/// The root gets the result. It brings its elements as its target, the others as their sources.
+///
+/// # Errors
+/// If they differ in length.
+pub(crate) fn reduce<T: Element>(
+    members: Vec<Exchange<T>>,
+    reduction: Reduction,
+    root: usize,
+) -> Result<impl Work<Output = Exchange<T>>, String> {
+    let outputs = members.iter().map(output).collect();
+    let values = members.into_iter().map(Vec::from).collect();
+    Reduce::new(values, Some(root), outputs, move |target: &mut [T], sources: &[&[T]]| {
+        combine(reduction, target, sources);
+    })
+}
+
+/// The root, which has a target, gets the result; another member gets its own buffer back if it lent that.
+fn output<T>(member: &Exchange<T>) -> fn(Vec<T>) -> Exchange<T> {
+    match (&member.target, &member.source) {
+        (Some(_), _) => |values| Exchange { source: Source::nothing(), target: Some(values) },
+        (None, Source::Lent(_)) => |values| Exchange { source: Source::Lent(values), target: None },
+        (None, Source::Given(_)) => |_| Exchange { source: Source::nothing(), target: None },
     }
 }
 
-impl<T: Element, C: Combine<T>> Work for ReduceInPlace<T, C> {
-    type Output = Vec<T>;
+impl<T: Element, C, O> Reduce<T, C, O> {
+    /// # Errors
+    /// If the vectors differ in length.
+    fn new(
+        values: Vec<Vec<T>>,
+        root: Option<usize>,
+        outputs: Vec<fn(Vec<T>) -> O>,
+        combine: C,
+    ) -> Result<Self, String> {
+        let len = one_length(values.iter().map(Vec::len))?;
+        let cuts = Cuts { len, block_len: BLOCK_BYTES / size_of::<T>() };
+        let values = values.into_iter().map(DisjointVec::from).collect();
+        Ok(Self { values, combine, root, cuts, outputs })
+    }
+}
+
+impl<T, C, O> Work for Reduce<T, C, O>
+where
+    T: Element,
+    C: Fn(&mut [T], &[&[T]]) + Send + Sync + 'static,
+    O: Send + 'static,
+{
+    type Output = O;
 
     fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.cuts.each()
     }
 
     fn bytes(&self) -> usize {
-        self.values[0].len() * self.values.len() * size_of::<T>()
+        self.cuts.len * self.values.len() * size_of::<T>()
     }
 
     /// No element is written before it was read.
     fn run(&self, block: usize, _meter: &Meter<'_>) {
-        let (_, range) = &self.blocks[block];
+        let (_, range) = self.cuts.block(block);
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: PerMember<&mut [T]> = self.values.iter().map(slice).collect();
@@ -98,73 +152,17 @@ impl<T: Element, C: Combine<T>> Work for ReduceInPlace<T, C> {
         for step in blocks_of(0..range.len(), STEP) {
             let result = &mut result[..step.len()];
             let sources: PerMember<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
-            self.combine.combine(result, &sources);
+            (self.combine)(result, &sources);
             drop(sources);
-            match self.receivers {
-                Receivers::Root(root) => values[root][step].copy_from_slice(result),
-                Receivers::All => {
-                    values.iter_mut().for_each(|it| it[step.clone()].copy_from_slice(result));
-                }
+            match self.root {
+                Some(root) => values[root][step].copy_from_slice(result),
+                None => values.iter_mut().for_each(|it| it[step.clone()].copy_from_slice(result)),
             }
         }
     }
 
-    fn finish(self) -> Outputs<Vec<T>> {
-        self.values.into_iter().map(DisjointVec::into_vec).collect()
-    }
-}
-
-/// A reduction whose result only the root gets, in its own buffer.
-pub(crate) struct Reduce<T> {
-    reduce: ReduceInPlace<T, Reduction>,
-    /// By slot: the output that a member gets with the elements in its buffer.
-    outputs: Vec<fn(Vec<T>) -> Exchange<T>>,
-}
-
-/// The root gets the result; another member gets its own buffer back if it lent that.
-fn output<T>(source: &Source<T>, is_root: bool) -> fn(Vec<T>) -> Exchange<T> {
-    match source {
-        _ if is_root => |values| Exchange { source: Source::nothing(), target: Some(values) },
-        Source::Lent(_) => |values| Exchange { source: Source::Lent(values), target: None },
-        Source::Given(_) => |_| Exchange { source: Source::nothing(), target: None },
-    }
-}
-
-impl<T: Element> Reduce<T> {
-    /// The root brings its elements as its target, the others as their sources.
-    ///
-    /// # Errors
-    /// If they differ in length.
-    pub(crate) fn new(
-        members: Vec<Exchange<T>>,
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<Self, String> {
-        let slots = members.iter().enumerate();
-        let outputs = slots.map(|(slot, it)| output(&it.source, slot == root)).collect();
-        let values = members.into_iter().map(Vec::from).collect();
-        let reduce = ReduceInPlace::new(values, reduction, Receivers::Root(root))?;
-        Ok(Self { reduce, outputs })
-    }
-}
-
-impl<T: Element> Work for Reduce<T> {
-    type Output = Exchange<T>;
-
-    fn blocks(&self) -> usize {
-        self.reduce.blocks()
-    }
-
-    fn bytes(&self) -> usize {
-        self.reduce.bytes()
-    }
-
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        self.reduce.run(block, meter);
-    }
-
-    fn finish(self) -> Outputs<Exchange<T>> {
-        let values = self.reduce.values.into_iter().map(DisjointVec::into_vec);
+    fn finish(self) -> Outputs<O> {
+        let values = self.values.into_iter().map(DisjointVec::into_vec);
         values.zip(self.outputs).map(|(values, output)| output(values)).collect()
     }
 }

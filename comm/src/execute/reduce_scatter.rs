@@ -1,12 +1,10 @@
 //! The operation that combines the members' elements and of which each gets its part: reduce_scatter.
 
-use std::ops::Range;
-
 use hsdp_kernels::{DisjointVec, Element};
 
 use super::exchange::{Exchange, Source};
 use super::reduce::combine;
-use super::{BLOCK_BYTES, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take};
+use super::{BLOCK_BYTES, Cuts, Meter, Outputs, PerMember, Work, one_length, take};
 use crate::Reduction;
 
 /// A reduction of which each member gets its part.
@@ -14,8 +12,8 @@ pub(crate) struct ReduceScatter<T> {
     sources: Vec<Source<T>>,
     targets: Vec<DisjointVec<T>>,
     reduction: Reduction,
-    /// The slots that combine, and the elements of their parts. They cover all parts once.
-    blocks: Vec<(usize, Range<usize>)>,
+    /// Of the targets.
+    cuts: Cuts,
 }
 
 impl<T: Element> ReduceScatter<T> {
@@ -28,11 +26,10 @@ impl<T: Element> ReduceScatter<T> {
         if whole != part * members.len() {
             return Err(format!("{whole} elements cannot be {} parts of {part}", members.len()));
         }
-        let owned = (0..members.len()).map(|owner| (owner, 0..part));
-        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
+        let cuts = Cuts { len: part, block_len: BLOCK_BYTES / size_of::<T>() };
         let disjoint = |it: Exchange<T>| (it.source, it.target.unwrap_or_default().into());
         let (sources, targets) = members.into_iter().map(disjoint).unzip();
-        Ok(Self { sources, targets, reduction, blocks })
+        Ok(Self { sources, targets, reduction, cuts })
     }
 }
 
@@ -40,7 +37,7 @@ impl<T: Element> Work for ReduceScatter<T> {
     type Output = Exchange<T>;
 
     fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.targets.len() * self.cuts.each()
     }
 
     fn bytes(&self) -> usize {
@@ -48,10 +45,10 @@ impl<T: Element> Work for ReduceScatter<T> {
     }
 
     fn run(&self, block: usize, _meter: &Meter<'_>) {
-        let (owner, range) = &self.blocks[block];
+        let (owner, range) = self.cuts.block(block);
         // SAFETY: CO-2, blocks of one target do not overlap, and each is run once.
-        let target = unsafe { take(&self.targets[*owner], range.clone()) };
-        let start = owner * self.targets[*owner].len() + range.start;
+        let target = unsafe { take(&self.targets[owner], range.clone()) };
+        let start = owner * self.cuts.len + range.start;
         let sources = self.sources.iter().map(Source::elements);
         let sources: PerMember<&[T]> = sources.map(|it| &it[start..start + range.len()]).collect();
         combine(self.reduction, target, &sources);

@@ -53,7 +53,7 @@ fn pieces_in_blocks_cover_every_parameter_once() {
     }
 }
 
-/// What the blocks that run on this thread take.
+/// The ranges that blocks take on this thread.
 pub(super) mod taken {
     use std::cell::RefCell;
     use std::ops::Range;
@@ -84,7 +84,7 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     let descriptor = descriptor();
     let meter = Meter::new(&[], &ranks, &descriptor, &readers);
     drop(taken::all());
-    // Backwards: the order of blocks is nobody's business.
+    // Backwards: the order of blocks does not matter.
     (0..work.blocks()).rev().for_each(|block| work.run(block, &meter));
     let mut ranges: BTreeMap<usize, (usize, Vec<Range<usize>>)> = BTreeMap::new();
     for (output, len, range) in taken::all() {
@@ -94,11 +94,11 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     for (len, ranges) in ranges.into_values() {
         assert_eq!(coverage(len, ranges.into_iter()), vec![1; len]);
     }
-    assert!(readers.iter().all(|it| it.load(Ordering::Relaxed) == 0), "nobody reads any more");
+    assert!(readers.iter().all(|it| it.load(Ordering::Relaxed) == 0), "no thread reads any more");
     work.finish().0.into_iter().flatten().collect()
 }
 
-fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<ReduceInPlace<f32, Scaling>, String> {
+fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<impl Work<Output = Vec<f32>>, String> {
     all_reduce_scaled(values.into_iter().map(Scaled).collect(), scaling)
 }
 
@@ -128,9 +128,9 @@ fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
 
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
-    let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
-    let everybody = partition(Copies::to_all(everybody).expect("one length"), 3);
-    assert!(all_ones(everybody));
+    let all_members = exchanges([(LEN, Some(3 * LEN)); 3]);
+    let all_members = partition(Copies::to_all(all_members).expect("one length"), 3);
+    assert!(all_ones(all_members));
     let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
     let gathered = partition(Copies::to_all(root_only).expect("one length"), 1);
     let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
@@ -145,7 +145,7 @@ fn every_block_that_copies_takes_elements_of_its_own() {
     assert!(all_ones(partition(Copies::split(split, &counts), 3)));
 }
 
-/// What members of a reduce bring: the last is the root, and the second lends what it brings.
+/// The contributions to a reduce: the last is the root's, and the second is lent.
 fn at_root_two(len: usize) -> Vec<Exchange<u32>> {
     let ones = || vec![1; len];
     vec![
@@ -157,7 +157,7 @@ fn at_root_two(len: usize) -> Vec<Exchange<u32>> {
 
 #[test]
 fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
-    let reduced = partition(Reduce::new(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
+    let reduced = partition(reduce(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
     let left: Vec<usize> = reduced.iter().map(|it| it.source.len()).collect();
     assert_eq!(left, [0, 5, 0]);
     let mut members = exchanges([(6, Some(2)); 3]);
@@ -176,11 +176,12 @@ fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
 fn every_block_that_combines_takes_elements_of_its_own() {
     let values = || vec![vec![1_u32; LEN]; 3];
     let sum = Reduction::Sum;
-    let everybody = ReduceInPlace::new(values(), sum, Receivers::All).expect("one length");
-    assert_eq!(partition(everybody, 3), vec![vec![3; LEN]; 3]);
-    let root = ReduceInPlace::new(values(), sum, Receivers::Root(1)).expect("one length");
-    assert_eq!(partition(root, 3)[1], vec![3; LEN]);
-    let root_only = Reduce::new(at_root_two(LEN), sum, 2).expect("one length");
+    let all_members = all_reduce(values(), sum).expect("one length");
+    assert_eq!(partition(all_members, 3), vec![vec![3; LEN]; 3]);
+    let root = exchanges([(LEN, None), (0, Some(LEN)), (LEN, None)]);
+    let root = partition(reduce(root, sum, 1).expect("one length"), 3);
+    assert_eq!(root[1].target, Some(vec![2; LEN]));
+    let root_only = reduce(at_root_two(LEN), sum, 2).expect("one length");
     let reduced = partition(root_only, 3).into_iter().map(Option::from);
     assert_eq!(reduced.collect::<Vec<_>>(), [None, None, Some(vec![3; LEN])]);
     let parts = exchanges([(3 * LEN, Some(LEN)); 3]);
@@ -233,7 +234,7 @@ fn numbers(len: usize, dtype: DType) -> HostBuffer {
     numbers
 }
 
-/// What a member has of whole parameters.
+/// A member's shard of whole parameters.
 fn shard(layout: &UnitLayout, full: &[HostBuffer], member: usize) -> SharedBuffer {
     let mut shard = HostBuffer::zeros(full[0].dtype(), layout.shard_len()).expect("real");
     for piece in layout.pieces(member) {
@@ -264,7 +265,7 @@ fn gather_of_many(rows: usize, dtype: DType) -> bool {
     let work = UnitGather::new((0..MEMBERS).map(gather).collect());
     let work = work.expect("one layout");
     assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
-    let is_past_caches = work.is_past_caches();
+    let is_past_caches = work.is_past_caches;
     for targets in partition(work, 4 * MEMBERS) {
         let same = |(it, full): (&HostBuffer, &HostBuffer)| it.values() == full.values();
         assert!(targets.iter().zip(&full).all(same), "{rows} rows of {dtype}");
@@ -345,7 +346,7 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
         let outputs = partition(UnitReduce::new(reductions, scaling).expect("one layout"), 2);
         let sums: f32 = outputs.iter().flat_map(|reduced| &reduced.partial).sum();
         assert!((sums - 2.0 * len as f32).abs() < 0.5, "{sums}");
-        assert_eq!(Arc::strong_count(&layout), 1, "nobody holds the layout any more");
+        assert_eq!(Arc::strong_count(&layout), 1, "the layout is not held any more");
 
         let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
         assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
@@ -370,10 +371,10 @@ fn members_that_do_not_fit_are_no_work() {
     let problem = Copies::to_all(exchanges(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
     let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
-    assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());
+    assert!(all_reduce(uneven(), Reduction::Sum).is_err());
     let mut members = at_root_two(4);
     members[0].source = Source::Given(vec![1; 5]);
-    assert!(Reduce::new(members, Reduction::Sum, 2).is_err());
+    assert!(reduce(members, Reduction::Sum, 2).is_err());
     assert!(scaled(uneven(), Scaling::on(Wire::F32)).is_err());
     let parts = |lens: [(usize, usize); 2]| {
         let member = |(whole, part)| Exchange {

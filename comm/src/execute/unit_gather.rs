@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::runs::{Part, Run, put_together};
 use super::{
-    BLOCK_ELEMENTS, Buffers, LAYOUTS_DIFFER, Meter, Outputs, PAST_CACHES, Work, block_elements,
-    pieces_in, take_values,
+    BLOCK_ELEMENTS, Buffers, Cuts, LAYOUTS_DIFFER, Meter, Outputs, PAST_CACHES, Work,
+    block_elements, pieces_in, take_values,
 };
 use crate::bytes::values_mut;
 use crate::pattern::Pattern;
@@ -39,9 +39,10 @@ pub(crate) struct UnitGather {
     layout: Arc<UnitLayout>,
     /// How many shards, next to each other, share a block.
     neighbours: usize,
-    /// Elements of a block.
-    block_len: usize,
-    stores: Stores,
+    /// Of the shards.
+    cuts: Cuts,
+    /// Whether elements are best written past the caches.
+    pub(super) is_past_caches: bool,
 }
 
 /// Shorter runs are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
@@ -72,12 +73,12 @@ impl UnitGather {
         targets: Vec<Vec<HostBuffer>>,
     ) -> Self {
         let neighbours = neighbours(layout.shard_size(), layout.shard_len());
-        let block_len = block_elements(layout.shard_size() * layout.shard_len());
+        let len = layout.shard_len();
+        let cuts = Cuts { len, block_len: block_elements(layout.shard_size() * len) };
         let apart = |it: Vec<HostBuffer>| it.into_iter().map(DisjointBuffer::from).collect();
         let targets = targets.into_iter().map(apart).collect();
-        let stores = Stores::ThroughCaches;
-        let mut work = Self { shards, targets, layout, neighbours, block_len, stores };
-        work.stores = work.stores();
+        let mut work = Self { shards, targets, layout, neighbours, cuts, is_past_caches: false };
+        work.is_past_caches = work.bytes() > PAST_CACHES && work.run_len() >= LONG;
         work
     }
 
@@ -85,12 +86,6 @@ impl UnitGather {
     pub(super) fn filled(self) -> impl Iterator<Item = Vec<HostBuffer>> {
         let whole = |it: Vec<_>| it.into_iter().map(DisjointBuffer::into_buffer).collect();
         self.targets.into_iter().map(whole)
-    }
-
-    /// How elements are best written.
-    fn stores(&self) -> Stores {
-        let is_large = self.bytes() > PAST_CACHES && self.run_len() >= LONG;
-        if is_large { Stores::PastCaches } else { Stores::ThroughCaches }
     }
 
     /// How many elements are written one after the other, at the most.
@@ -110,22 +105,11 @@ impl UnitGather {
         [0..trainable, trainable..self.layout.shard_len()]
     }
 
-    #[cfg(test)]
-    pub(super) fn is_past_caches(&self) -> bool {
-        matches!(self.stores, Stores::PastCaches)
-    }
-
-    /// Into how many blocks each shard is cut.
-    fn cuts(&self) -> usize {
-        self.layout.shard_len().div_ceil(self.block_len)
-    }
-
     /// The shards of a block, and the range of each. The blocks cover all shards once.
     fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
-        let (first, start) =
-            (block / self.cuts() * self.neighbours, block % self.cuts() * self.block_len);
-        let end = self.shards.len().min(first + self.neighbours);
-        (first..end, start..self.layout.shard_len().min(start + self.block_len))
+        let (few, range) = self.cuts.block(block);
+        let first = few * self.neighbours;
+        (first..self.shards.len().min(first + self.neighbours), range)
     }
 
     /// The parts of a range of a shard: the parameter, the elements, and their range in the parameter.
@@ -142,9 +126,9 @@ impl UnitGather {
             let target = unsafe { take_values(&targets[param], range) };
             (target, source)
         });
-        match self.stores {
-            Stores::PastCaches => copy_all_past_caches(copies),
-            Stores::ThroughCaches => copies.for_each(|(target, source)| target.copy_from(source)),
+        match self.is_past_caches {
+            true => copy_all_past_caches(copies),
+            false => copies.for_each(|(target, source)| target.copy_from(source)),
         }
     }
 
@@ -152,7 +136,7 @@ impl UnitGather {
     ///
     /// A block of several shards has the whole of each: they are cut only where each is larger than a block.
     fn write_together(&self, from: &Range<usize>) {
-        assert_eq!(self.cuts(), 1, "shards that share a block are whole");
+        assert_eq!(self.cuts.each(), 1, "shards that share a block are whole");
         let regions = self.regions();
         let parts = regions
             .iter()
@@ -171,23 +155,16 @@ impl UnitGather {
     }
 }
 
-/// How elements are written.
-#[derive(Clone, Copy)]
-enum Stores {
-    PastCaches,
-    ThroughCaches,
-}
-
 impl Work for UnitGather {
     type Output = Vec<HostBuffer>;
 
     fn blocks(&self) -> usize {
-        self.shards.len().div_ceil(self.neighbours) * self.cuts()
+        self.shards.len().div_ceil(self.neighbours) * self.cuts.each()
     }
 
     fn bytes(&self) -> usize {
-        let of = |target: &DisjointBuffer| element_bytes(target) * target.len();
-        self.targets[0].iter().map(of).sum::<usize>() * self.targets.len()
+        let elements: usize = self.targets[0].iter().map(DisjointBuffer::len).sum();
+        elements * self.targets.len() * self.shards[0].dtype().size_bytes()
     }
 
     /// Reads the block once from memory, and writes it for every member while it is in the cache.
@@ -213,11 +190,4 @@ impl Work for UnitGather {
 fn neighbours(members: usize, shard_len: usize) -> usize {
     let fitting = BLOCK_ELEMENTS / shard_len.max(1);
     fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
-}
-
-fn element_bytes(buffer: &DisjointBuffer) -> usize {
-    match buffer {
-        DisjointBuffer::F32(_) => 4,
-        DisjointBuffer::F16(_) | DisjointBuffer::BF16(_) => 2,
-    }
 }

@@ -9,10 +9,12 @@ use hsdp_kernels::{
     read_once, settle, sum_contributions,
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
+use smallvec::SmallVec;
 
 use super::unit_buffers::{NonFiniteAt, Reduced};
 use super::{
-    Buffers, LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take,
+    Buffers, Cuts, LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in,
+    take,
 };
 use crate::Scaling;
 use crate::pattern::Pattern;
@@ -24,19 +26,6 @@ const STEP: usize = 1 << 10;
 
 /// The contribution of a parameter without a gradient.
 static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
-
-/// A few members, at most [`FUSED`]: the slots of those that are yet to lend, and what the others lend, in their order.
-struct Few<'a> {
-    slots: Range<usize>,
-    lent: [Values<'a>; FUSED],
-    count: usize,
-}
-
-impl Few<'_> {
-    fn of(slots: Range<usize>) -> Self {
-        Self { slots, lent: [Values::F32(&[]); FUSED], count: 0 }
-    }
-}
 
 /// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
 pub(crate) struct UnitReduceContribution {
@@ -70,8 +59,8 @@ pub(crate) struct UnitReduce {
     members: Vec<Member>,
     scaling: Scaling,
     layout: Arc<UnitLayout>,
-    /// Elements of a block.
-    block_len: usize,
+    /// Of the partials.
+    cuts: Cuts,
 }
 
 /// A member's gradients and partial, and the first element that is not finite.
@@ -81,20 +70,6 @@ struct Member {
     fold: Fold,
     /// The first element of the partial that was found not to be finite, and why.
     found: Mutex<Option<(usize, NonFiniteAt)>>,
-}
-
-impl From<UnitReduceContribution> for Member {
-    fn from(contribution: UnitReduceContribution) -> Self {
-        let UnitReduceContribution { gradients, partial, fold, .. } = contribution;
-        Self { gradients, partial: partial.into(), fold, found: Mutex::default() }
-    }
-}
-
-impl From<Member> for Reduced {
-    fn from(Member { partial, found, .. }: Member) -> Self {
-        let non_finite = found.into_inner().map(|(_, non_finite)| non_finite);
-        Self { partial: partial.into_vec(), non_finite }
-    }
 }
 
 impl UnitReduce {
@@ -108,24 +83,16 @@ impl UnitReduce {
         if members.iter().any(|member| member.layout != layout) {
             return Err(LAYOUTS_DIFFER.to_owned());
         }
-        let members: Vec<_> = members.into_iter().map(Member::from).collect();
-        let block_len = block_elements(members.len() * layout.trainable().shard_len);
-        Ok(Self { members, scaling, layout, block_len })
-    }
-
-    /// Into how many blocks each partial is cut.
-    fn cuts(&self) -> usize {
-        self.shard_len().div_ceil(self.block_len)
-    }
-
-    /// The owner of a block's partial, and a range of it. The blocks cover all partials once.
-    fn block(&self, block: usize) -> (usize, Range<usize>) {
-        let (owner, start) = (block / self.cuts(), block % self.cuts() * self.block_len);
-        (owner, start..self.shard_len().min(start + self.block_len))
-    }
-
-    fn shard_len(&self) -> usize {
-        self.layout.trainable().shard_len
+        let member = |UnitReduceContribution { gradients, partial, fold, .. }| Member {
+            gradients,
+            partial: DisjointVec::from(partial),
+            fold,
+            found: Mutex::default(),
+        };
+        let members: Vec<_> = members.into_iter().map(member).collect();
+        let len = layout.trainable().shard_len;
+        let cuts = Cuts { len, block_len: block_elements(members.len() * len) };
+        Ok(Self { members, scaling, layout, cuts })
     }
 
     /// The pieces of a shard that gradients have, which come before the frozen ones.
@@ -151,7 +118,7 @@ impl UnitReduce {
         let (scaling, fold) = (self.scaling, self.members[owner].fold);
         let mut first = None;
         if self.members.len() <= FUSED {
-            self.lend(Few::of(0..self.members.len()), gradient, meter, &mut |contributions| {
+            self.lend((0..self.members.len(), &[]), gradient, meter, &mut |contributions| {
                 first = sum_contributions(partial, contributions, scaling, fold);
             });
         } else {
@@ -171,22 +138,21 @@ impl UnitReduce {
         }
     }
 
-    /// Calls `act` while a few members lend their part of a gradient at once.
+    /// Calls `act` while a few members, at most [`FUSED`], lend their part of a gradient at once: those before `slots` have `lent` theirs.
     fn lend(
         &self,
-        Few { mut slots, lent, count }: Few<'_>,
+        (mut slots, lent): (Range<usize>, &[Values<'_>]),
         gradient: &Gradient,
         meter: &Meter<'_>,
         act: &mut dyn FnMut(&[Values<'_>]),
     ) {
         let Some(slot) = slots.next() else {
-            return act(&lent[..count]);
+            return act(lent);
         };
         let mut lend_rest = |values: Values<'_>| {
-            let mut lent = lent;
-            lent[count] = values;
-            let rest = Few { slots: slots.clone(), lent, count: count + 1 };
-            self.lend(rest, gradient, meter, act);
+            let lent = lent.iter().copied().chain([values]);
+            let lent: SmallVec<[Values<'_>; FUSED]> = lent.collect();
+            self.lend((slots.clone(), &lent), gradient, meter, act);
         };
         match &self.members[slot].gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
@@ -204,7 +170,7 @@ impl UnitReduce {
         for first in (0..self.members.len()).step_by(FUSED) {
             let fold = if first == 0 { Fold::Replace } else { Fold::Add };
             let few = first..self.members.len().min(first + FUSED);
-            self.lend(Few::of(few), gradient, meter, &mut |contributions| {
+            self.lend((few, &[]), gradient, meter, &mut |contributions| {
                 contribute_all(sum, contributions, pre, wire, fold);
             });
         }
@@ -240,12 +206,12 @@ impl Work for UnitReduce {
     type Output = Reduced;
 
     fn blocks(&self) -> usize {
-        self.members.len() * self.cuts()
+        self.members.len() * self.cuts.each()
     }
 
     fn bytes(&self) -> usize {
         // Most of the work is to read the gradients.
-        self.members[0].partial.len() * self.members.len().pow(2) * size_of::<f32>()
+        self.cuts.len * self.members.len().pow(2) * size_of::<f32>()
     }
 
     /// Gradients are lent by code of users.
@@ -255,7 +221,7 @@ impl Work for UnitReduce {
 
     /// Sums what belongs into a block of its owner's partial, and folds it in.
     fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (owner, range) = self.block(block);
+        let (owner, range) = self.cuts.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
         let (start, mut filled) = (range.start, 0);
@@ -270,7 +236,11 @@ impl Work for UnitReduce {
     }
 
     fn finish(self) -> Outputs<Reduced> {
-        self.members.into_iter().map(Reduced::from).collect()
+        let reduced = |Member { partial, found, .. }: Member| Reduced {
+            partial: partial.into_vec(),
+            non_finite: found.into_inner().map(|(_, non_finite)| non_finite),
+        };
+        self.members.into_iter().map(reduced).collect()
     }
 }
 

@@ -52,9 +52,7 @@ impl<T: Element> Transmit for Splits<T> {
                 Err(format!("member {slot} does not have one count for each of {members} members"))
             }
         };
-        let splits = (0..members).map(of).collect::<Result<Vec<_>, _>>()?;
-        let (send, receive): (Vec<_>, Vec<_>) = splits.into_iter().unzip();
-        check_pairs(&send, &receive)
+        check_pairs(&(0..members).map(of).collect::<Result<Vec<_>, _>>()?)
     }
 
     fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
@@ -133,14 +131,14 @@ pub(super) fn fill<T: Element>(
     (pattern, round): (&Pattern<'_>, u8),
     messages: &DataMessages,
 ) {
-    let own = pattern.slot();
+    let own = pattern.slot;
     if let Some(reduction) = pattern.combines(round) {
         let target = &mut target[pattern.takes(round, own)];
         let before = if source.is_empty() { target.to_vec() } else { Vec::new() };
         let given =
             if source.is_empty() { &before[..] } else { &source[pattern.gives(round, own)] };
         let part = |from| if from == own { given } else { messages.elements(from) };
-        return combine(reduction, target, &(0..pattern.members()).map(part).collect::<Vec<_>>());
+        return combine(reduction, target, &(0..pattern.members).map(part).collect::<Vec<_>>());
     }
     if !source.is_empty() {
         target[pattern.takes(round, own)].copy_from_slice(&source[pattern.gives(round, own)]);
