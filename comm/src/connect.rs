@@ -67,8 +67,7 @@ impl World {
             Some(split) => split,
             None => self.join_by_id(&device, group)?,
         };
-        let comm = (made, self.patience_of_issuing());
-        connected.add(own, (group.id(), group.ranks()), comm);
+        connected.add(own, (group.id(), group.ranks()), (made, self.patience_of_issuing()));
         Ok(())
     }
 
@@ -87,15 +86,16 @@ impl World {
         Error::NotConnected { rank: self.rank(), problem }
     }
 
-    /// The communicator of a group, split from that of all ranks; `None` if there is none any more, or it fails.
+    /// The communicator of a group, split from that of all ranks; `None` if that was given up, or if it fails.
     fn split(&self, group: &Group) -> Option<Communicator> {
-        let connected = &self.handle().nccl;
-        let mut all = connected.take_all()?;
-        let (colour, ended) = (group.ranks()[0].index(), || self.end().is_some());
-        let split = all.split_while(Some(colour), group.index(), &self.patience(&ended));
-        let split = split.ok().flatten().filter(|split| split.size() == group.size())?;
-        connected.put_all(all);
-        Some(split)
+        let all = self.handle().nccl.all()?;
+        let (mut all, color) = (all.lock(), group.ranks()[0].index());
+        let split = all.split(color, group.index()).ok();
+        let split = split.filter(|split| split.size() == group.size());
+        if split.is_none() {
+            all.give_up();
+        }
+        split
     }
 
     /// The communicator of a group by an id of its own, which its first member makes.
@@ -112,13 +112,13 @@ impl World {
         id: UniqueId,
         place: (usize, usize),
     ) -> Result<Communicator, Error> {
-        let ended = || self.end().is_some();
-        self.agreed(Communicator::join_while(device, id, place, &self.patience(&ended)))
+        self.agreed(Communicator::join(device, id, place, self.patience()))
     }
 
     /// Half of the world's: a rank that has failed waits for the others, which must have done so by then.
-    fn patience<'a>(&self, ended: &'a dyn Fn() -> bool) -> Patience<'a> {
-        Patience::until(self.deadline() / 2, ended)
+    fn patience(&self) -> Patience {
+        let status = Arc::clone(&self.handle().status);
+        Patience::until(self.deadline() / 2, move || status.world_end().is_some())
     }
 
     /// The time that a call may take to be issued. Among threads that is the host's own work. Processes may have to connect, to one
@@ -129,10 +129,10 @@ impl World {
 
     /// The ids of all ranks, by rank; an error on all ranks if one could not make its own.
     fn exchange_ids(&self, own: Result<UniqueId, NcclError>) -> Result<Vec<UniqueId>, Error> {
-        let words = own.as_ref().map_or([0; UniqueId::WORDS], UniqueId::words);
+        let UniqueId(words) = own.as_ref().copied().unwrap_or(UniqueId::NONE);
         self.agreed(own)?;
         let said = self.said_by_all(&words)?;
-        Ok(said.as_chunks().0.iter().map(UniqueId::of_words).collect())
+        Ok(said.as_chunks().0.iter().copied().map(UniqueId).collect())
     }
 
     /// This rank's result, if all ranks have theirs; the error of the first that has none, as far as it is known here.

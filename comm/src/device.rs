@@ -5,7 +5,7 @@
 //! ranks are processes, each member issues its own part by NCCL, in its call (`NCCL.md`, "Between processes"). Each
 //! member's part goes on that member's own streams. So an operation is
 //! complete, for [`Pending`](crate::Pending), when it is issued; what it writes carries the moment from which it can be read
-//! (`CUDA.md` of the kernels), and nobody waits on the host.
+//! (`CUDA.md` of the kernels), and no thread of the host waits.
 //!
 //! In reading order: `units` (the calls), `member` (what a member brings and gets), `work` (what is issued).
 

@@ -13,7 +13,7 @@ use crate::backend::thread::{Access, Lifeline, in_work};
 use crate::call::Call;
 use crate::engine::{Record, Status};
 use crate::fault::Injector;
-use crate::nccl::{Held, Link};
+use crate::nccl::{Carrier, Held};
 use crate::process::Process;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
@@ -269,10 +269,10 @@ impl RankHandle {
         self.record.epoch()
     }
 
-    /// Its link to the other members of a group on devices, if the group goes by NCCL.
-    pub(crate) fn link(&self, group: GroupId, step: u64) -> Option<Link> {
+    /// Its carrier to the other members of a group on devices, if the group goes by NCCL.
+    pub(crate) fn carrier(&self, group: GroupId, step: u64) -> Option<Carrier> {
         match &self.backend {
-            Backend::Local { core, .. } => self.nccl.link((core, self.rank), group, step),
+            Backend::Local { core, .. } => self.nccl.carrier((core, self.rank), group, step),
             Backend::Counting => None,
         }
     }

@@ -2,15 +2,15 @@
 //! ended.
 //!
 //! In reading order: `unique_id`, `patience` (bounded waits), `communicator` (making and aborting one), `transfer`,
-//! `collectives`, `connected` (the communicators of a rank), `link` (a member's part of an operation), `queue` (the calls of a
+//! `collectives`, `connected` (the communicators of a rank), `carrier` (a member's part of an operation), `queue` (the calls of a
 //! rank whose peers are processes), `drain` (those of a step that is given up), `watchdog` (a thread that watches the communicators). Without the
 //! feature `nccl`, `absent` is in their place. The module `connect` has the calls of a world.
 
+mod carrier;
 mod collectives;
 mod communicator;
 mod connected;
 mod drain;
-mod link;
 mod patience;
 mod queue;
 mod transfer;
@@ -19,9 +19,9 @@ mod watchdog;
 
 pub use crate::error::NcclError;
 
+pub(crate) use self::carrier::Carrier;
 pub use self::communicator::Communicator;
 pub(crate) use self::connected::{Held, OwnRank};
-pub(crate) use self::link::Link;
-pub(crate) use self::patience::Patience;
-pub(crate) use self::transfer::Transfer;
+pub use self::patience::Patience;
+pub use self::transfer::{Part, Transfer};
 pub use self::unique_id::UniqueId;

@@ -57,8 +57,6 @@ constants! {
     NCCL_UNIQUE_ID_BYTES: usize = 128;
     /// The value of an option that is left to NCCL.
     NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-    /// The color of a rank that joins no communicator of a split.
-    NCCL_SPLIT_NOCOLOR: c_int = -1;
     /// The second field of a struct of options, after its size. It had no name before.
     NCCL_API_MAGIC: c_uint = 0xcafe_beef, since(2, 29, 2);
 }

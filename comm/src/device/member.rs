@@ -9,7 +9,7 @@ use hsdp_sharding::{DType, Rank, UnitLayout};
 
 use super::units::DeviceReduced;
 use crate::execute::Buffers;
-use crate::nccl::Link;
+use crate::nccl::Carrier;
 use crate::pattern::Pattern;
 use crate::{Error, Op};
 
@@ -30,7 +30,7 @@ pub(crate) struct Place {
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
     /// `None` where the group does not go by NCCL.
-    pub(super) link: Option<Link>,
+    pub(super) carrier: Option<Carrier>,
 }
 
 /// The elements that a member brings, by operation.

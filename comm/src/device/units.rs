@@ -13,7 +13,8 @@ use crate::call::{Call, Described, Issuing};
 use crate::engine::Record;
 use crate::pattern::Pattern;
 use crate::rolling::called;
-use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
+use crate::units::scaled_sum;
+use crate::{Contribution, Error, Group, Op, Pending, Scaling, Tag};
 
 /// The buffer for a member's part of a reduction, on a device.
 #[derive(Debug)]
@@ -103,10 +104,7 @@ impl Group {
         self.check_gradients(&layout, &values)?;
         let (scaling, microbatch) = (self.effective(scaling), tag.microbatch);
         let place = self.place(op, tag, accumulator.partial.device())?;
-        let call = Call::new(op, tag)
-            .of(scaling.wire.dtype(), layout.trainable().len)
-            .reduction(Reduction::Sum)
-            .scaling(scaling);
+        let call = scaled_sum(op, tag, layout.trainable().len, scaling);
         let DeviceAccumulator { partial: output, fold, noted } = accumulator;
         let brought =
             Brought::Reduce(Gradients { layout, values, scaling, fold, noted, microbatch });
@@ -126,12 +124,11 @@ impl Group {
         values: DeviceBuffer,
         scaling: Scaling,
     ) -> Result<Pending<DeviceBuffer>, Error> {
-        let (op, len) = (Op::AllReduce, values.len());
+        let op = Op::AllReduce;
         self.check_is_f32(op, &values)?;
         let scaling = self.effective(scaling);
-        let wire = scaling.wire.dtype();
         let place = self.place(op, tag, values.device())?;
-        let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
+        let call = scaled_sum(op, tag, values.len(), scaling);
         let brought = Brought::AllReduce(scaling);
         self.issue_on_device(call, Member { place, brought, output: values, packed: None })
     }
@@ -142,7 +139,7 @@ impl Group {
         O: TryFrom<Issued, Error = Error>,
     {
         let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
-        if is_apart && member.place.link.is_none() {
+        if is_apart && member.place.carrier.is_none() {
             // A world that is over has no communicators any more.
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
@@ -171,7 +168,7 @@ impl Group {
     fn issue_at_once(&self, entry: EntryNumber, described: &Described, mut own: Member) -> Issued {
         let called = called(own.op() as u8, own.layout().map(|layout| &**layout));
         let issuing = Issuing { told: Arc::clone(&described.told), called, entry };
-        own.place.link.iter_mut().for_each(|link| link.issuing = Some(issuing.clone()));
+        own.place.carrier.iter_mut().for_each(|carrier| carrier.issuing = Some(issuing.clone()));
         let work = Issue::new(vec![own]).expect("one member agrees with itself");
         self.run_alone(described.meant(), work)
     }
@@ -181,8 +178,8 @@ impl Group {
         let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
-        let link = if self.size() > 1 { handle.link(self.id(), step) } else { None };
-        Ok(Place { rank, step, stream, link })
+        let carrier = if self.size() > 1 { handle.carrier(self.id(), step) } else { None };
+        Ok(Place { rank, step, stream, carrier })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {

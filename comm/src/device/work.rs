@@ -9,8 +9,8 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_sharding::{DType, balanced};
 
 use super::member::{Brought, Issued, Member};
-use crate::execute::{Meter, Outputs, Work};
-use crate::nccl::{Link, Transfer};
+use crate::execute::{LAYOUTS_DIFFER, Meter, Outputs, Work};
+use crate::nccl::{Carrier, Transfer};
 use crate::sync::Mutex;
 use crate::{Error, Op};
 
@@ -23,7 +23,7 @@ pub(super) struct Issue {
     /// By slot. A member is packed under its lock.
     members: Vec<Mutex<Member>>,
     /// The ways of all members, if they go by NCCL.
-    links: Vec<Link>,
+    carriers: Vec<Carrier>,
 }
 
 impl Issue {
@@ -32,17 +32,17 @@ impl Issue {
     pub(super) fn new(members: Vec<Member>) -> Result<Self, String> {
         let first = &members[0];
         if members.iter().any(|member| member.layout() != first.layout()) {
-            return Err("ranks have different layouts of one unit".to_owned());
+            return Err(LAYOUTS_DIFFER.to_owned());
         }
         let (op, len) = (first.op(), first.output.len());
         if let Some(other) = members.iter().find(|member| member.output.len() != len) {
             return Err(format!("member 0 brings {len} elements, another {}", other.output.len()));
         }
-        let links: Vec<_> = members.iter().filter_map(|it| it.place.link.clone()).collect();
-        if ![0, members.len()].contains(&links.len()) {
-            return Err(format!("{} of {} ranks go by NCCL", links.len(), members.len()));
+        let carriers: Vec<_> = members.iter().filter_map(|it| it.place.carrier.clone()).collect();
+        if ![0, members.len()].contains(&carriers.len()) {
+            return Err(format!("{} of {} ranks go by NCCL", carriers.len(), members.len()));
         }
-        Ok(Self { op, members: members.into_iter().map(Mutex::new).collect(), links })
+        Ok(Self { op, members: members.into_iter().map(Mutex::new).collect(), carriers })
     }
 }
 
@@ -51,11 +51,6 @@ impl Work for Issue {
 
     fn blocks(&self) -> usize {
         if self.op == Op::AllGather { 0 } else { self.members.len() }
-    }
-
-    /// To issue is little work, wherever it is done.
-    fn bytes(&self) -> usize {
-        0
     }
 
     /// Gradients on the host are lent by code of users.
@@ -71,24 +66,24 @@ impl Work for Issue {
     /// All members get their outputs, or all the first error: a part that failed is one that others were to read.
     fn finish(self) -> Outputs<Issued> {
         let mut members: Vec<_> = self.members.into_iter().map(Mutex::into_inner).collect();
-        let issued = issue(&mut members, &self.links);
+        let issued = issue(&mut members, &self.carriers);
         let output = |member: Member| Issued(issued.clone().map(|()| member.into_output()));
         members.into_iter().map(output).collect()
     }
 }
 
-fn issue(members: &mut [Member], links: &[Link]) -> Result<(), Error> {
+fn issue(members: &mut [Member], carriers: &[Carrier]) -> Result<(), Error> {
     let packed = members.iter_mut().map(|member| {
         let packed = member.packed.take().transpose();
         packed.map_err(|error| member.failed(error))
     });
     let wires: Vec<_> = packed.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     match members[0].op() {
-        Op::AllGather if links.is_empty() => each(members, place_all(members)),
-        Op::AllGather => gather_by_nccl(members, links),
-        Op::ReduceScatter if links.is_empty() => sum_shards(members, &wires),
-        _ if links.is_empty() => sum_owned(members, &wires),
-        op => sum_by_nccl(members, (op, links), wires),
+        Op::AllGather if carriers.is_empty() => each(members, place_all(members)),
+        Op::AllGather => gather_by_nccl(members, carriers),
+        Op::ReduceScatter if carriers.is_empty() => sum_shards(members, &wires),
+        _ if carriers.is_empty() => sum_owned(members, &wires),
+        op => sum_by_nccl(members, (op, carriers), wires),
     }
 }
 
@@ -129,7 +124,7 @@ fn place_all(
 }
 
 /// Both regions, each from where it lies in the shards to where it lies in the whole.
-fn gather_by_nccl(members: &mut [Member], links: &[Link]) -> Result<(), Error> {
+fn gather_by_nccl(members: &mut [Member], carriers: &[Carrier]) -> Result<(), Error> {
     let Some(layout) = members[0].layout().cloned() else { return Ok(()) };
     let mut from = 0;
     for region in [layout.trainable(), layout.frozen()] {
@@ -139,7 +134,7 @@ fn gather_by_nccl(members: &mut [Member], links: &[Link]) -> Result<(), Error> {
             continue;
         }
         let part = |member| gathered(member, (own.clone(), region.range()));
-        Link::carry(links, Op::AllGather, members.iter_mut().filter_map(part).collect())?;
+        Carrier::carry(carriers, Op::AllGather, members.iter_mut().filter_map(part).collect())?;
     }
     Ok(())
 }
@@ -159,7 +154,7 @@ fn sum_shards(members: &mut [Member], wires: &[DeviceBuffer]) -> Result<(), Erro
     })
 }
 
-/// Each member sums what it owns of what all have packed, and copies it to everybody.
+/// Each member sums the slice that it owns of the packed elements, and copies it to all.
 fn sum_owned(members: &mut [Member], wires: &[DeviceBuffer]) -> Result<(), Error> {
     let wires: Vec<&DeviceBuffer> = wires.iter().collect();
     for owner in 0..members.len() {
@@ -194,7 +189,7 @@ fn sum_of_owner(
 /// NCCL sums what members have packed, in the dtype of the wire; what each gets of it goes into its output.
 fn sum_by_nccl(
     members: &mut [Member],
-    (op, links): (Op, &[Link]),
+    (op, carriers): (Op, &[Carrier]),
     mut wires: Vec<DeviceBuffer>,
 ) -> Result<(), Error> {
     let mut shards = Vec::new();
@@ -203,26 +198,13 @@ fn sum_by_nccl(
             let shard = member.room(wire.dtype(), member.output.len(), "a sum on the wire");
             shards.push(shard.map_err(|error| member.failed(error))?);
         }
+        let pairs = wires.iter().zip(&mut shards);
+        let transfers = pairs.map(|(wire, shard)| Transfer::whole(Some(wire), shard));
+        Carrier::carry(carriers, op, transfers.collect())?;
+    } else {
+        let in_place = wires.iter_mut().map(|wire| Transfer::whole(None, wire));
+        Carrier::carry(carriers, op, in_place.collect())?;
     }
-    let whole = |buffer: &DeviceBuffer| 0..buffer.len();
-    let transfers = match op {
-        Op::ReduceScatter => wires
-            .iter()
-            .zip(&mut shards)
-            .map(|(wire, shard)| {
-                let to = whole(shard);
-                Transfer { from: Some((wire, whole(wire))), to: (shard, to) }
-            })
-            .collect(),
-        _ => wires
-            .iter_mut()
-            .map(|wire| {
-                let all = whole(wire);
-                Transfer { from: None, to: (wire, all) }
-            })
-            .collect(),
-    };
-    Link::carry(links, op, transfers)?;
     let sums = if op == Op::ReduceScatter { &shards } else { &wires };
-    each(members, |slot, member| member.sum(&[&sums[slot]], whole(&sums[slot])))
+    each(members, |slot, member| member.sum(&[&sums[slot]], 0..sums[slot].len()))
 }

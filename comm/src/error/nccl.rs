@@ -85,7 +85,7 @@ pub enum NcclError {
     Device(#[from] CudaError),
 }
 
-/// What NCCL says of a status, and of its last error.
+/// The texts of NCCL about a status, and about its last error.
 pub(crate) fn texts(nccl: &Nccl, comm: ncclComm_t, status: ncclResult_t) -> (String, String) {
     // SAFETY: NC-4, any number is a status.
     let meaning = unsafe { (nccl.functions().ncclGetErrorString)(status) };

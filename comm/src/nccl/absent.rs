@@ -13,7 +13,7 @@ use crate::{Error, GroupId, Op};
 
 /// There is none.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
+pub(crate) struct Carrier {
     pub(crate) issuing: Option<Issuing>,
     never: Never,
 }
@@ -21,32 +21,30 @@ pub(crate) struct Link {
 #[derive(Clone, Debug)]
 enum Never {}
 
-impl Link {
-    pub(crate) fn carry(links: &[Self], _: Op, _: Vec<Transfer<'_>>) -> Result<(), Error> {
-        match links[0].never {}
+impl Carrier {
+    pub(crate) fn carry(carriers: &[Self], _: Op, _: Vec<Transfer<'_>>) -> Result<(), Error> {
+        match carriers[0].never {}
     }
 }
 
 /// The communicators of a rank, which has none.
 #[derive(Debug, Default)]
-pub(crate) struct Held(());
+pub(crate) struct Held;
 
+#[expect(
+    clippy::unused_self,
+    reason = "the calls are those of the communicators that a rank has with NCCL"
+)]
 impl Held {
-    pub(crate) fn link(&self, _: (&Arc<Access>, Rank), _: GroupId, _: u64) -> Option<Link> {
-        let Self(()) = self;
+    pub(crate) fn carrier(&self, _: (&Arc<Access>, Rank), _: GroupId, _: u64) -> Option<Carrier> {
         None
     }
 
     pub(crate) fn await_drained(&self, _: (&Arc<Access>, Rank)) -> Result<(), Error> {
-        let Self(()) = self;
         Ok(())
     }
 
-    pub(crate) fn leave(&self, _: &Access, _: Rank) {
-        let Self(()) = self;
-    }
+    pub(crate) fn leave(&self, _: &Access, _: Rank) {}
 
-    pub(crate) fn give_up(&self) {
-        let Self(()) = self;
-    }
+    pub(crate) fn give_up(&self) {}
 }

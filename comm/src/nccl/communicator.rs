@@ -1,14 +1,11 @@
 //! A communicator, from its making to its end.
 
-use std::cell::Cell;
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_kernels::cuda::{Device, Stream};
-use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t};
+use hsdp_kernels::cuda::Device;
+use nccl_sys::{Nccl, ncclComm, ncclComm_t, ncclResult_t};
 
 use super::NcclError;
 use super::patience::Patience;
@@ -22,6 +19,7 @@ const LOOK: Duration = Duration::from_micros(50);
 ///
 /// Every operation is **collective**: all ranks issue the same operations in the same order. Dropping it aborts the
 /// communicator; [`close`](Self::close) ends it in order.
+#[derive(Debug)]
 pub struct Communicator {
     pub(super) nccl: &'static Nccl,
     /// There until it is given up.
@@ -29,22 +27,19 @@ pub struct Communicator {
     pub(super) device: Device,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// For how long it may take to issue something, too.
-    pub(super) patience: Duration,
-    /// Whether it is of no use to wait for it any more.
-    ended: Box<dyn Fn() -> bool + Send>,
-    /// NCCL's communicators are used by one thread at a time.
-    not_sync: PhantomData<Cell<()>>,
+    /// Of each call that may be in progress for some time.
+    pub(super) patience: Patience,
 }
 
-#[derive(Clone, Copy)]
+/// A pointer, so it is not `Sync`: a communicator is used by one thread at a time.
+#[derive(Clone, Copy, Debug)]
 struct Raw(ncclComm_t);
 
-/// A place for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for it any more. So a place is
-/// never given back; it is 8 bytes for each communicator that is made.
-struct Place(&'static AtomicPtr<ncclComm>);
+/// The memory for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for it any more. So it is
+/// never freed: 8 bytes for each communicator that is made.
+struct HandleCell(&'static AtomicPtr<ncclComm>);
 
-impl Place {
+impl HandleCell {
     fn new() -> Self {
         Self(Box::leak(Box::new(AtomicPtr::new(std::ptr::null_mut()))))
     }
@@ -53,9 +48,10 @@ impl Place {
         self.0.as_ptr()
     }
 
-    /// The handle that was written so far.
-    fn handle(&self) -> ncclComm_t {
-        self.0.load(Ordering::Acquire)
+    /// The handle, if it was written so far.
+    fn taken(&self) -> Option<Raw> {
+        let raw = self.0.load(Ordering::Acquire);
+        (!raw.is_null()).then_some(Raw(raw))
     }
 }
 
@@ -63,128 +59,75 @@ impl Place {
 unsafe impl Send for Raw {}
 
 impl Communicator {
-    /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`. **Collective.**
+    /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`. **Collective.** Its later calls
+    /// have the same patience.
     ///
     /// # Errors
-    /// [`NcclError::Late`] if not all ranks have joined after `patience`; [`NcclError::Missing`] if NCCL cannot be loaded;
+    /// [`NcclError::Late`] if not all ranks have joined in time; [`NcclError::Missing`] if NCCL cannot be loaded;
     /// [`NcclError::Refused`]; [`NcclError::Device`].
     pub fn join(
         device: &Device,
         id: UniqueId,
-        place: (usize, usize),
-        patience: Duration,
-    ) -> Result<Self, NcclError> {
-        Self::join_while(device, id, place, &Patience::of(patience))
-    }
-
-    /// The same, with a patience that may end early.
-    pub(crate) fn join_while(
-        device: &Device,
-        id: UniqueId,
         (rank, size): (usize, usize),
-        patience: &Patience<'_>,
+        patience: Patience,
     ) -> Result<Self, NcclError> {
         let nccl = load()?;
         device.make_current()?;
         let (number, count) = (of(rank), of(size));
         let mut config = nccl.config();
         config.blocking = 0;
-        let place = Place::new();
-        // SAFETY: NC-4, it writes a handle to its place, now or later, and reads id and config before it returns.
+        let cell = HandleCell::new();
+        // SAFETY: NC-4, it writes a handle to its cell, now or later, and reads id and config before it returns.
         let status = unsafe {
             (nccl.functions().ncclCommInitRankConfig)(
-                place.address(),
+                cell.address(),
                 count,
                 id.raw(),
                 number,
                 &raw mut config,
             )
         };
-        let joined = Self::made(nccl, place.handle(), device, ((rank, size), patience.limit));
-        joined.settle("join", status, patience)?;
+        let (raw, device) = (cell.taken(), device.clone());
+        let joined = Self { nccl, raw, device, rank, size, patience };
+        joined.settle("join", status, Instant::now())?;
         Ok(joined)
     }
 
     /// Splits the communicator: all ranks with the same color get a communicator of their own, ordered by `key` and
-    /// rank. Ranks without a color get `None`. **Collective** over this communicator.
+    /// rank. **Collective** over this communicator.
     ///
     /// # Errors
-    /// [`NcclError::Late`] after `patience`, [`NcclError::Refused`], [`NcclError::GivenUp`], [`NcclError::Device`]. If
+    /// [`NcclError::Late`], [`NcclError::Refused`], [`NcclError::GivenUp`], [`NcclError::Device`]. If
     /// NCCL does not complete the split, this communicator is aborted.
-    pub fn split(
-        &mut self,
-        color: Option<usize>,
-        key: usize,
-        patience: Duration,
-    ) -> Result<Option<Self>, NcclError> {
-        self.split_while(color, key, &Patience::of(patience))
-    }
-
-    /// The same, with a patience that may end early.
-    pub(crate) fn split_while(
-        &mut self,
-        color: Option<usize>,
-        key: usize,
-        patience: &Patience<'_>,
-    ) -> Result<Option<Self>, NcclError> {
+    pub fn split(&mut self, color: usize, key: usize) -> Result<Self, NcclError> {
         let raw = self.raw("split")?;
         self.device.make_current()?;
         let mut config = self.nccl.config();
         config.blocking = 0;
-        let place = Place::new();
-        let number = color.map_or(NCCL_SPLIT_NOCOLOR, of);
-        // SAFETY: NC-4, the parent lives; a handle is written to its place, now or later, or null for no color.
+        let cell = HandleCell::new();
+        // SAFETY: NC-4, the parent lives; a handle is written to its cell, now or later.
         let status = unsafe {
             (self.nccl.functions().ncclCommSplit)(
                 raw,
-                number,
+                of(color),
                 of(key),
-                place.address(),
+                cell.address(),
                 &raw mut config,
             )
         };
-        if let Err(error) = self.settle("split", status, patience) {
-            // Neither it nor what was split off can be used: NCCL is in the midst of it.
+        if let Err(error) = self.settle("split", status, Instant::now()) {
+            // Neither it nor the new one can be used: NCCL is in the midst of it.
             self.give_up();
             return Err(error);
         }
-        if color.is_none() {
-            return Ok(None);
-        }
-        let of_nobody = ((0, 0), patience.limit);
-        let mut split = Self::made(self.nccl, place.handle(), &self.device, of_nobody);
-        split.settle("split", ncclResult_t::ncclInProgress, patience)?;
-        let functions = split.nccl.functions();
+        let (nccl, raw) = (self.nccl, cell.taken());
+        let (device, patience) = (self.device.clone(), self.patience.clone());
+        let mut split = Self { nccl, raw, device, rank: 0, size: 0, patience };
+        split.settle("split", ncclResult_t::ncclInProgress, Instant::now())?;
+        let functions = nccl.functions();
         split.rank = split.asked("rank", functions.ncclCommUserRank)?;
         split.size = split.asked("size", functions.ncclCommCount)?;
-        Ok(Some(split))
-    }
-
-    fn made(
-        nccl: &'static Nccl,
-        raw: ncclComm_t,
-        device: &Device,
-        ((rank, size), patience): ((usize, usize), Duration),
-    ) -> Self {
-        let raw = (!raw.is_null()).then_some(Raw(raw));
-        let device = device.clone();
-        let ended = Box::new(|| false);
-        Self { nccl, raw, device, rank, size, patience, ended, not_sync: PhantomData }
-    }
-
-    /// The same, whose operations may take so long to be issued, and which is waited for until it has `ended`.
-    pub(super) fn waiting(
-        mut self,
-        patience: Duration,
-        ended: impl Fn() -> bool + Send + 'static,
-    ) -> Self {
-        (self.patience, self.ended) = (patience, Box::new(ended));
-        self
-    }
-
-    /// Whether it is of no use to wait for it any more.
-    pub(super) fn is_over(&self) -> bool {
-        (self.ended)()
+        Ok(split)
     }
 
     /// This rank's number in the communicator.
@@ -199,47 +142,18 @@ impl Communicator {
         self.size
     }
 
-    /// Waits until all work that was issued on `stream` is done, and NCCL reports no error of this communicator. Aborts the
-    /// communicator on an error.
+    /// Waits until all issued operations are done, for `limit` at most, and destroys the communicator. **Collective.** After an error,
+    /// its drop aborts it.
     ///
     /// # Errors
-    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`] with the error that NCCL reports; [`NcclError::GivenUp`];
-    /// [`NcclError::Device`].
-    pub fn wait(&mut self, stream: &Stream, patience: Duration) -> Result<(), NcclError> {
-        let (moment, began) = (stream.moment()?, Instant::now());
-        loop {
-            let outcome = self.state("wait").and_then(|_| Ok(moment.has_come()?));
-            match outcome {
-                Ok(true) => return Ok(()),
-                Ok(false) if began.elapsed() < patience => look_later(),
-                Ok(false) => {
-                    self.give_up();
-                    return Err(self.late("wait", began));
-                }
-                Err(error) => {
-                    self.give_up();
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    /// Waits until all issued operations are done, and destroys the communicator. **Collective.**
-    ///
-    /// # Errors
-    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`]; [`NcclError::GivenUp`]; [`NcclError::Device`]. The
-    /// communicator is aborted then.
-    pub fn close(mut self, patience: Duration) -> Result<(), NcclError> {
-        self.finish(patience)
-    }
-
-    /// The same, of a communicator that others may still look at. After an error, it is aborted by its drop.
-    pub(super) fn finish(&mut self, patience: Duration) -> Result<(), NcclError> {
+    /// [`NcclError::Late`] after `limit`; [`NcclError::Refused`]; [`NcclError::GivenUp`]; [`NcclError::Device`].
+    pub fn close(&mut self, limit: Duration) -> Result<(), NcclError> {
         let raw = self.raw("close")?;
         self.device.make_current()?;
+        self.patience.limit = limit;
         // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
-        self.settle("close", status, &Patience::until(patience, &self.ended))?;
+        self.settle("close", status, Instant::now())?;
         self.raw = None;
         // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
         let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };
@@ -260,7 +174,7 @@ impl Communicator {
             if device.make_current().is_err() {
                 return;
             }
-            // SAFETY: NC-4, nobody else has the handle any more: it was taken.
+            // SAFETY: NC-4, this thread alone has the handle: it was taken.
             let status = unsafe { abort(raw.0) };
             if status != ncclResult_t::ncclSuccess {
                 tracing::warn!(%status, "NCCL could not abort a communicator");
@@ -279,22 +193,22 @@ impl Communicator {
         self.raw.map(|raw| raw.0).ok_or(given_up)
     }
 
-    /// Waits until a call that may be in progress is not any more.
+    /// Waits until a call that began at `began`, and may be in progress, is not any more.
     pub(super) fn settle(
         &self,
         operation: &'static str,
         status: ncclResult_t,
-        patience: &Patience<'_>,
+        began: Instant,
     ) -> Result<(), NcclError> {
-        let began = Instant::now();
         match status {
             ncclResult_t::ncclSuccess => return Ok(()),
             ncclResult_t::ncclInProgress => {}
             status => return Err(self.refused(operation, status)),
         }
         while self.state(operation)? == ncclResult_t::ncclInProgress {
-            if patience.is_over(began) {
-                return Err(self.late(operation, began));
+            if self.patience.is_over(began) {
+                let (rank, size, waited_ms) = (self.rank, self.size, began.elapsed().as_millis());
+                return Err(NcclError::Late { operation, rank, size, waited_ms });
             }
             look_later();
         }
@@ -339,26 +253,11 @@ impl Communicator {
         let raw = self.raw.map_or(std::ptr::null_mut(), |raw| raw.0);
         refused(self.nccl, raw, (operation, self.rank, self.size), status)
     }
-
-    fn late(&self, operation: &'static str, began: Instant) -> NcclError {
-        let waited_ms = began.elapsed().as_millis();
-        NcclError::Late { operation, rank: self.rank, size: self.size, waited_ms }
-    }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.give_up();
-    }
-}
-
-impl fmt::Debug for Communicator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator")
-            .field("rank", &self.rank)
-            .field("size", &self.size)
-            .field("device", &self.device)
-            .finish_non_exhaustive()
     }
 }
 

@@ -11,9 +11,10 @@ use hsdp_kernels::cuda::{Device, Stream};
 use hsdp_sharding::Rank;
 
 use super::NcclError;
+use super::carrier::Carrier;
 use super::communicator::Communicator;
 use super::drain::tell;
-use super::link::Link;
+use super::patience::Patience;
 use super::queue::Queue;
 use super::watchdog;
 use crate::backend::thread::Access;
@@ -65,17 +66,16 @@ pub(super) struct Member {
     pub(super) ranks: Vec<Rank>,
 }
 
-/// The groups of a rank.
-pub(super) type Members = Vec<(GroupId, Member)>;
+/// A rank's part in each of its groups, in an order that all ranks share: they are closed in it.
+pub(super) type Groups = BTreeMap<GroupId, Member>;
 
 #[derive(Debug)]
 struct Communicators {
     /// For all calls of the rank: they run in the order in which it issues them.
     stream: Arc<Stream>,
-    /// Of all ranks, to split others from; `None` when a split has failed.
-    all: Option<Communicator>,
-    /// In an order that all ranks share: they are closed in it.
-    groups: BTreeMap<GroupId, Member>,
+    /// Of all ranks, to split others from; given up when a split has failed.
+    all: SharedCommunicator,
+    groups: Groups,
     deadline: Duration,
     /// `None` where all ranks are threads. Other processes may need this rank's part in what was issued.
     queue: Option<Arc<Queue>>,
@@ -93,12 +93,14 @@ impl Connected {
         all: Communicator,
         stream: Stream,
     ) -> Result<(), NcclError> {
+        let stream = Arc::new(stream);
+        let queue = || Arc::new(Queue::new(access, rank, Arc::clone(&stream)));
         let communicators = Communicators {
-            stream: Arc::new(stream),
-            all: Some(all),
+            queue: access.endpoint().map(|_| queue()),
+            stream,
+            all: Arc::new(Mutex::new(all)),
             groups: BTreeMap::new(),
             deadline: access.options().deadline,
-            queue: access.endpoint().map(|_| Arc::new(Queue::new(access, rank))),
         };
         let before = self.held.lock().replace(communicators);
         match before {
@@ -125,15 +127,8 @@ impl Connected {
     }
 
     /// The communicator of all ranks, out of the lock: a split takes long, and the watchdog needs the lock.
-    pub(crate) fn take_all(&self) -> Option<Communicator> {
-        self.held.lock().as_mut()?.all.take()
-    }
-
-    /// Puts the communicator of all ranks back.
-    pub(crate) fn put_all(&self, all: Communicator) {
-        if let Some(communicators) = self.held.lock().as_mut() {
-            communicators.all = Some(all);
-        }
+    pub(crate) fn all(&self) -> Option<SharedCommunicator> {
+        self.held.lock().as_ref().map(|communicators| Arc::clone(&communicators.all))
     }
 
     /// Adds the communicator of a group. Its calls may take `patience` to be issued, and no longer than until the world ends, or a
@@ -142,7 +137,7 @@ impl Connected {
         &self,
         (access, rank): OwnRank<'_>,
         (group, ranks): (GroupId, &[Rank]),
-        (comm, patience): (Communicator, Duration),
+        (mut comm, patience): (Communicator, Duration),
     ) {
         let (over, status) = (Arc::clone(&self.over), Arc::clone(access.status()));
         // A communicator may be closed after its world, and is not to keep it.
@@ -152,8 +147,8 @@ impl Connected {
                 || status.check_world().is_err()
                 || access.upgrade().is_some_and(|access| has_lost_a_member(&access, rank, group))
         };
-        let comm = Arc::new(Mutex::new(comm.waiting(patience, ended)));
-        let member = Member { comm, ranks: ranks.to_vec() };
+        comm.patience = Patience::until(patience, ended);
+        let member = Member { comm: Arc::new(Mutex::new(comm)), ranks: ranks.to_vec() };
         if let Some(communicators) = self.held.lock().as_mut() {
             communicators.groups.insert(group, member);
         }
@@ -171,18 +166,18 @@ fn has_lost_a_member(access: &Access, rank: Rank, group: GroupId) -> bool {
 
 /// # Using them
 impl Connected {
-    /// The link of a call of a group, if the group goes by NCCL.
-    pub(crate) fn link(
+    /// The carrier of a call of a group, if the group goes by NCCL.
+    pub(crate) fn carrier(
         &self,
         (access, rank): OwnRank<'_>,
         group: GroupId,
         step: u64,
-    ) -> Option<Link> {
+    ) -> Option<Carrier> {
         let held = self.held.lock();
         let Communicators { stream, groups, queue, .. } = held.as_ref()?;
         let comm = Arc::clone(&groups.get(&group)?.comm);
         let (stream, access, queue) = (Arc::clone(stream), Arc::clone(access), queue.clone());
-        Some(Link { rank, step, comm, stream, access, queue, issuing: None })
+        Some(Carrier { rank, step, comm, stream, access, queue, issuing: None })
     }
 
     /// Waits until the steps that the rank has given up are drained.
@@ -191,27 +186,23 @@ impl Connected {
     /// The end of its epoch or of the world, also by the deadline of this wait.
     pub(crate) fn await_drained(&self, (access, rank): OwnRank<'_>) -> Result<(), Error> {
         match self.queue() {
-            Some((queue, _)) => queue.await_drained(access, access.record(rank).epoch()),
+            Some(queue) => queue.await_drained(access, access.record(rank).epoch()),
             None => Ok(()),
         }
     }
 
     /// The groups of this rank; `None` while one is being connected.
-    pub(super) fn members(&self) -> Option<Members> {
+    pub(super) fn groups(&self) -> Option<Groups> {
         let _connecting = self.connecting.try_lock()?;
         self.known()
     }
 
-    fn known(&self) -> Option<Members> {
-        let held = self.held.lock();
-        let groups = held.as_ref()?.groups.iter();
-        Some(groups.map(|(group, member)| (*group, member.clone())).collect())
+    fn known(&self) -> Option<Groups> {
+        self.held.lock().as_ref().map(|held| held.groups.clone())
     }
 
-    pub(super) fn queue(&self) -> Option<(Arc<Queue>, Arc<Stream>)> {
-        let held = self.held.lock();
-        let Communicators { stream, queue, .. } = held.as_ref()?;
-        Some((Arc::clone(queue.as_ref()?), Arc::clone(stream)))
+    pub(super) fn queue(&self) -> Option<Arc<Queue>> {
+        self.held.lock().as_ref()?.queue.clone()
     }
 
     /// The members of a group.
@@ -223,9 +214,9 @@ impl Connected {
 
     /// NCCL's report of the calls that were issued. A communicator on which a thread issues is left alone.
     pub(super) fn check(&self) -> Result<(), NcclError> {
-        let members = self.known().unwrap_or_default();
-        let comms = members.iter().filter_map(|(_, member)| member.comm.try_lock());
-        comms.into_iter().try_for_each(|comm| comm.health())
+        let groups = self.known().unwrap_or_default();
+        let mut comms = groups.values().filter_map(|member| member.comm.try_lock());
+        comms.try_for_each(|comm| comm.health())
     }
 }
 
@@ -236,38 +227,38 @@ impl Connected {
         if access.record(rank).has_left() {
             return;
         }
-        let (queue, endpoint, members) = (self.queue(), access.endpoint(), self.known());
-        if let (Some((queue, _)), Some(endpoint), Some(members)) = (queue, endpoint, members) {
-            let calls = queue.last_calls(access.record(rank), &members);
-            let _told = tell((endpoint, rank, ALL_EPOCHS), calls, &members);
+        let (queue, endpoint, groups) = (self.queue(), access.endpoint(), self.known());
+        if let (Some(queue), Some(endpoint), Some(groups)) = (queue, endpoint, groups) {
+            let calls = queue.last_calls(access.record(rank), &groups);
+            let _told = tell((endpoint, rank, ALL_EPOCHS), calls, &groups);
         }
     }
 
     /// Aborts the communicators of all groups, which are not used any more. A thread that issues on one stops.
     pub(super) fn abort(&self) {
         self.over.store(true, Ordering::Relaxed);
-        let members = self.known().unwrap_or_default();
-        members.iter().for_each(|(_, member)| member.comm.lock().give_up());
+        let groups = self.known().unwrap_or_default();
+        groups.values().for_each(|member| member.comm.lock().give_up());
     }
 
     /// Gives all communicators up at once: the other ranks do not come any more. A thread that issues on one stops.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
-        let Some(mut communicators) = self.held.lock().take() else { return };
-        communicators.give_up();
+        let held = self.held.lock().take();
+        held.iter().for_each(Communicators::give_up);
     }
 }
 
 impl Communicators {
-    fn give_up(&mut self) {
-        self.all.iter_mut().for_each(Communicator::give_up);
+    fn give_up(&self) {
+        self.all.lock().give_up();
         self.groups.values().for_each(|member| member.comm.lock().give_up());
     }
 
     /// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
     /// until what it has issued is done, as it stays until its messages are sent. Calls of a step that was given up may never be done:
     /// then the communicators are aborted, and a watchdog in the midst of a call is told by `over` to stop.
-    fn close(mut self, over: &AtomicBool) {
+    fn close(self, over: &AtomicBool) {
         if self.queue.as_ref().is_some_and(|queue| queue.owed().is_some()) {
             over.store(true, Ordering::Relaxed);
             self.give_up();
@@ -284,14 +275,14 @@ impl Communicators {
     }
 
     /// Closes one after the other, up to the deadline.
-    fn close_here(mut self) {
+    fn close_here(self) {
         let began = Instant::now();
-        let close = |comm: &mut Communicator| {
-            if let Err(error) = comm.finish(self.deadline.saturating_sub(began.elapsed())) {
+        let close = |comm: &SharedCommunicator| {
+            if let Err(error) = comm.lock().close(self.deadline.saturating_sub(began.elapsed())) {
                 tracing::debug!(%error, "a communicator was aborted");
             }
         };
-        self.groups.values().for_each(|member| close(&mut member.comm.lock()));
-        self.all.iter_mut().for_each(close);
+        self.groups.values().for_each(|member| close(&member.comm));
+        close(&self.all);
     }
 }

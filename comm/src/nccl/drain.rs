@@ -6,8 +6,7 @@ use hsdp_kernels::cuda::{DeviceBuffer, Stream};
 use hsdp_sharding::{DType, Rank};
 
 use super::NcclError;
-use super::collectives::issue_together;
-use super::connected::{Connected, Member, Members};
+use super::connected::{Connected, Groups, Member};
 use super::queue::Queue;
 use super::transfer::Transfer;
 use crate::Op;
@@ -27,7 +26,6 @@ pub(super) struct Drained<'a> {
     pub(super) access: &'a Access,
     pub(super) connected: &'a Connected,
     pub(super) queue: &'a Queue,
-    pub(super) stream: &'a Stream,
 }
 
 impl Drain {
@@ -39,9 +37,9 @@ impl Drain {
         let (Some(epoch), Some(endpoint)) = (of.queue.owed(), of.access.endpoint()) else {
             return Ok(());
         };
-        let Some(members) = of.connected.members() else { return Ok(()) };
+        let Some(groups) = of.connected.groups() else { return Ok(()) };
         let own = of.access.record(of.rank);
-        let tell = || tell((endpoint, of.rank, epoch), of.queue.calls(own, &members), &members);
+        let tell = || tell((endpoint, of.rank, epoch), of.queue.calls(own, &groups), &groups);
         let (own, peers) = self.told.get_or_insert_with(tell);
         let missing = endpoint.drains().missing(epoch, peers);
         let has_left = |rank: &&Rank| of.access.record(**rank).has_left();
@@ -55,7 +53,7 @@ impl Drain {
         // A thread of the rank that is in the midst of a call is not waited for: the watchdog looks again.
         let Some(turn) = of.queue.try_turn().filter(|_| is_complete) else { return Ok(()) };
         let others = endpoint.drains().take(epoch);
-        of.fill_up(&members, own.owed(&others.iter().collect::<Vec<_>>())?)?;
+        of.fill_up(&groups, own.owed(&others.iter().collect::<Vec<_>>())?)?;
         drop(turn);
         of.queue.has_drained();
         self.told = None;
@@ -67,9 +65,9 @@ impl Drain {
 pub(super) fn tell(
     (endpoint, rank, epoch): (&Endpoint, Rank, u64),
     calls: Calls,
-    members: &Members,
+    groups: &Groups,
 ) -> (Calls, BTreeSet<Rank>) {
-    let ranks = members.iter().flat_map(|(_, member)| member.ranks.iter().copied());
+    let ranks = groups.values().flat_map(|member| member.ranks.iter().copied());
     let peers: BTreeSet<_> = ranks.filter(|other| *other != rank).collect();
     endpoint.tell_calls(epoch, &calls, peers.iter().copied().collect());
     (calls, peers)
@@ -77,10 +75,10 @@ pub(super) fn tell(
 
 impl Drained<'_> {
     /// Makes the calls that others have made, in a turn.
-    fn fill_up(&self, members: &Members, owed: Vec<DeviceCall>) -> Result<(), String> {
+    fn fill_up(&self, groups: &Groups, owed: Vec<DeviceCall>) -> Result<(), String> {
         for call in owed {
-            let member = members.iter().find(|(group, _)| *group == call.group);
-            let (_, member) = member
+            let member = groups
+                .get(&call.group)
                 .ok_or("a step that was given up is not drained: its communicators are gone")?;
             let wire = call.wire;
             self.queue.adopt(self.access, call);
@@ -90,9 +88,9 @@ impl Drained<'_> {
         Ok(())
     }
 
-    /// Makes one call, of zeros, whose result nobody reads.
+    /// Makes one call, of zeros, whose result is not read.
     fn fill(&self, member: &Member, wire: Wire) -> Result<(), NcclError> {
-        let (comm, stream) = (member.comm.lock(), self.stream);
+        let (comm, stream) = (member.comm.lock(), &self.queue.stream);
         let Wire { op, dtype, count } = wire;
         let zeros = |len| zeros(stream, dtype, len);
         // There is no memory for a length that has no number.
@@ -102,12 +100,8 @@ impl Drained<'_> {
             _ => Some(zeros(of(Op::ReduceScatter))?),
         };
         let mut output = zeros(of(Op::AllGather))?;
-        let from = input.as_ref().map(|input| (input, 0..input.len()));
-        let all = 0..output.len();
-        let call = comm.prepare(op, stream, Transfer { from, to: (&mut output, all) })?;
-        issue_together(vec![call]).map_err(|it| *it.error)?;
-        self.queue.issued(stream.moment()?);
-        Ok(())
+        comm.issue(op, stream, Transfer::whole(input.as_ref(), &mut output))?;
+        Ok(self.queue.issued()?)
     }
 }
 

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_kernels::cuda::Moment;
+use hsdp_flight::{EntryNumber, FlightState};
+use hsdp_kernels::cuda::{CudaError, Moment, Stream};
 use hsdp_sharding::Rank;
 
-use super::connected::Members;
+use super::connected::Groups;
 use crate::backend::thread::Access;
 use crate::call::Issuing;
 use crate::engine::{Alarm, Clock, Record, Status, from_now};
@@ -16,7 +17,6 @@ use crate::remote::{Calls, DeviceCall, Place, Wire};
 use crate::rolling::Entry;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{AbortReason, Descriptor, Error, GroupId};
-use hsdp_flight::{EntryNumber, FlightState};
 
 /// The most calls of a rank that are not done.
 const MOST: usize = 64;
@@ -29,6 +29,7 @@ const LOOK: Duration = Duration::from_micros(200);
 pub(super) struct Queue {
     rank: Rank,
     status: Arc<Status>,
+    pub(super) stream: Arc<Stream>,
     /// Held while a call is made: it may be in progress for some time.
     turn: Mutex<()>,
     state: Mutex<State>,
@@ -59,21 +60,18 @@ struct Call {
     done: Option<Moment>,
 }
 
-/// The oldest call that is not known to be done.
-pub(super) struct Head {
-    /// The group, and its number there.
-    pub(super) call: (GroupId, u64),
-    pub(super) descriptor: Option<Arc<Descriptor>>,
-}
+/// The group of a call, and its number there.
+pub(super) type CallKey = (GroupId, u64);
 
 impl Queue {
-    pub(super) fn new(access: &Access, rank: Rank) -> Self {
+    pub(super) fn new(access: &Access, rank: Rank, stream: Arc<Stream>) -> Self {
         let epoch = access.record(rank).epoch();
         let state = State { drained: epoch, next: (epoch, 0), ..State::default() };
         let status = Arc::clone(access.status());
         Self {
             rank,
             status,
+            stream,
             turn: Mutex::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -90,12 +88,11 @@ impl Queue {
         access: &Access,
         descriptor: &Arc<Descriptor>,
     ) -> Result<MutexGuard<'_, ()>, Error> {
-        let (rank, epoch) = (self.rank, descriptor.epoch);
-        let wait = Waiting { access, rank, epoch, descriptor };
+        let epoch = descriptor.epoch;
         // A thread that drains makes calls, too.
-        self.wait(&wait, |state| state.drained >= epoch)?;
+        self.wait(access, (epoch, descriptor), |state| state.drained >= epoch)?;
         let turn = self.turn.lock();
-        self.wait(&wait, |state| state.calls.len() < MOST)?;
+        self.wait(access, (epoch, descriptor), |state| state.calls.len() < MOST)?;
         Ok(turn)
     }
 
@@ -111,16 +108,21 @@ impl Queue {
     pub(super) fn await_drained(&self, access: &Access, epoch: u64) -> Result<(), Error> {
         // A rank that has issued nothing has connected nothing.
         let Some(descriptor) = &access.record(self.rank).last() else { return Ok(()) };
-        let wait = Waiting { access, rank: self.rank, epoch, descriptor };
-        self.wait(&wait, |state| state.drained >= epoch)
+        self.wait(access, (epoch, descriptor), |state| state.drained >= epoch)
     }
 
-    fn wait(&self, wait: &Waiting<'_>, is_over: impl Fn(&State) -> bool) -> Result<(), Error> {
-        let mut clock = Clock::start(wait.access.options());
+    /// Waits until `is_over`, or until an epoch is over. The operation is one that cannot be issued meanwhile, or that was issued last.
+    fn wait(
+        &self,
+        access: &Access,
+        (epoch, operation): (u64, &Arc<Descriptor>),
+        is_over: impl Fn(&State) -> bool,
+    ) -> Result<(), Error> {
+        let mut clock = Clock::start(access.options());
         loop {
             let mut state = self.state.lock();
-            state.forget_done(wait.access.record(self.rank));
-            self.status.check(wait.epoch)?;
+            state.forget_done(access.record(self.rank));
+            self.status.check(epoch)?;
             let (left, alarm) = (state.left, clock.alarm());
             if left.is_none() && is_over(&state) {
                 return Ok(());
@@ -132,12 +134,30 @@ impl Queue {
             let missing = state.awaited.clone();
             drop(state);
             match (left, alarm) {
-                (Some(rank), _) => return Err(wait.access.end(wait.left(rank))),
-                (None, Alarm::Deadline) => return Err(wait.end_late(missing)),
-                (None, Alarm::Late(lateness)) => wait.warn(lateness),
+                (Some(rank), _) => return Err(access.end(left_before(access, rank, operation))),
+                (None, Alarm::Deadline) => return Err(self.end_late(access, operation, missing)),
+                (None, Alarm::Late(lateness)) => warn_late((self.rank, operation), None, lateness),
                 (None, Alarm::None(_) | Alarm::Circle) => {}
             }
         }
+    }
+
+    /// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
+    /// the device waiting.
+    fn end_late(&self, access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
+        if let (true, Some(wait)) = (missing.is_empty(), access.record(self.rank).device_wait()) {
+            access.end_late_on_device(self.rank, &wait);
+            if let Some(end) = access.status().world_end() {
+                return end;
+            }
+        }
+        let (operation, deadline) = (Arc::clone(awaited), access.options().deadline);
+        let (awaited, culprit) = (Arc::clone(awaited), missing.first().copied());
+        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+        access.end(match culprit {
+            Some(rank) => access.ended_by(rank, reason),
+            None => Error::WorkFailed { operation, reason },
+        })
     }
 
     /// The error that says that a rank has left without the last call of this one, if one has; or without its calls of a step that was
@@ -148,8 +168,7 @@ impl Queue {
             (state.left, state.calls.back().map(|it| (it.call.group, it.call.index)))
         };
         let rank = left.or_else(|| access.endpoint()?.drains().left_before(last?))?;
-        let wait = Waiting { access, rank: self.rank, epoch: descriptor.epoch, descriptor };
-        Some(wait.left(rank))
+        Some(left_before(access, rank, descriptor))
     }
 
     /// Counts a call, which is made now.
@@ -178,20 +197,25 @@ impl Queue {
         state.calls.push_back(Call { call, issuing: None, done: None });
     }
 
-    /// The last call is on the stream, and will be done at this moment.
-    pub(super) fn issued(&self, moment: Moment) {
+    /// The last call is on the stream.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub(super) fn issued(&self) -> Result<(), CudaError> {
+        let done = Some(self.stream.moment()?);
         if let Some(last) = self.state.lock().calls.back_mut() {
-            last.done = Some(moment);
+            last.done = done;
         }
+        Ok(())
     }
 
-    /// The oldest call that is not done.
-    pub(super) fn head(&self, record: &Record) -> Option<Head> {
+    /// The oldest call that is not done, and its operation, if this rank was asked for it.
+    pub(super) fn head(&self, record: &Record) -> Option<(CallKey, Option<Arc<Descriptor>>)> {
         let mut state = self.state.lock();
         state.forget_done(record);
         let Call { call, issuing, .. } = state.calls.front()?;
         let descriptor = issuing.as_ref().map(|(descriptor, _)| Arc::clone(descriptor));
-        Some(Head { call: (call.group, call.index), descriptor })
+        Some(((call.group, call.index), descriptor))
     }
 
     /// The epoch that is over and not drained, if there is one.
@@ -206,17 +230,17 @@ impl Queue {
     }
 
     /// The calls of this rank, of an epoch that is over: it makes no more of them.
-    pub(super) fn calls(&self, record: &Record, members: &Members) -> Calls {
+    pub(super) fn calls(&self, record: &Record, groups: &Groups) -> Calls {
         let state = self.state.lock();
-        let counts = members.iter().map(|(group, _)| (*group, record.rolling.count(*group)));
+        let counts = groups.keys().map(|group| (*group, record.rolling.count(*group)));
         let unfinished = state.calls.iter().map(|call| call.call.clone()).collect();
         Calls { counts: counts.collect(), unfinished }
     }
 
     /// The calls of this rank, which leaves: without those that may never be done, if it owes a drain.
-    pub(super) fn last_calls(&self, record: &Record, members: &Members) -> Calls {
+    pub(super) fn last_calls(&self, record: &Record, groups: &Groups) -> Calls {
         self.state.lock().forget_done(record);
-        let calls = self.calls(record, members);
+        let calls = self.calls(record, groups);
         if self.owed().is_some() { calls.done() } else { calls }
     }
 
@@ -258,44 +282,16 @@ impl State {
     }
 }
 
-/// A wait of a thread of the rank.
-struct Waiting<'a> {
-    access: &'a Access,
-    rank: Rank,
-    /// The wait is over with this epoch.
-    epoch: u64,
-    /// The operation that cannot be issued meanwhile, or that was issued last.
-    descriptor: &'a Arc<Descriptor>,
+/// The error that says that a rank has left without an operation that others wait for.
+pub(super) fn left_before(access: &Access, rank: Rank, awaited: &Arc<Descriptor>) -> Error {
+    access.ended_by(rank, AbortReason::Left { awaited: Arc::clone(awaited) })
 }
 
-impl Waiting<'_> {
-    /// The error that says that a rank has left.
-    fn left(&self, rank: Rank) -> Error {
-        let awaited = Arc::clone(self.descriptor);
-        self.access.ended_by(rank, AbortReason::Left { awaited })
-    }
-
-    /// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
-    /// the device waiting.
-    fn end_late(&self, missing: Vec<Rank>) -> Error {
-        let Self { access, rank, descriptor, .. } = *self;
-        if let (true, Some(wait)) = (missing.is_empty(), access.record(rank).device_wait()) {
-            access.end_late_on_device(rank, &wait);
-            if let Some(end) = access.status().world_end() {
-                return end;
-            }
-        }
-        let (awaited, deadline) = (Arc::clone(descriptor), access.options().deadline);
-        let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
-        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
-        access.end(match culprit {
-            Some(rank) => access.ended_by(rank, reason),
-            None => Error::WorkFailed { operation, reason },
-        })
-    }
-
-    fn warn(&self, lateness: Duration) {
-        let (rank, operation) = (self.rank.get(), self.descriptor);
-        tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
-    }
+pub(super) fn warn_late(
+    (rank, operation): (Rank, &Descriptor),
+    culprit: Option<Rank>,
+    lateness: Duration,
+) {
+    let (rank, culprit) = (rank.get(), culprit.map(Rank::get));
+    tracing::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
 }

@@ -5,12 +5,22 @@ use std::ops::Range;
 use hsdp_kernels::cuda::DeviceBuffer;
 
 /// Some elements of a buffer.
-pub(crate) type Part<'a> = (&'a DeviceBuffer, Range<usize>);
+pub type Part<'a> = (&'a DeviceBuffer, Range<usize>);
 
 /// The buffers that a member's part of a call reads and writes.
 #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL reads it"))]
-pub(crate) struct Transfer<'a> {
+#[derive(Debug)]
+pub struct Transfer<'a> {
     /// The buffer that is read; `None` where it is the one that is written.
-    pub(crate) from: Option<Part<'a>>,
-    pub(crate) to: (&'a mut DeviceBuffer, Range<usize>),
+    pub from: Option<Part<'a>>,
+    /// The buffer that is written.
+    pub to: (&'a mut DeviceBuffer, Range<usize>),
+}
+
+impl<'a> Transfer<'a> {
+    /// Of all elements of these buffers.
+    pub fn whole(from: Option<&'a DeviceBuffer>, to: &'a mut DeviceBuffer) -> Self {
+        let all = 0..to.len();
+        Self { from: from.map(|from| (from, 0..from.len())), to: (to, all) }
+    }
 }

@@ -9,25 +9,14 @@ use super::communicator::{load, refused};
 
 /// The id by which the ranks of a communicator find each other. One rank makes it, and the program sends it to the others.
 #[derive(Clone, Copy)]
-pub struct UniqueId(ncclUniqueId);
+pub struct UniqueId(pub(crate) [u64; 16]);
 
 impl UniqueId {
-    pub(super) fn raw(self) -> ncclUniqueId {
-        self.0
-    }
-
     /// In place of an id, of ranks that make none.
-    pub(crate) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
+    pub(crate) const NONE: Self = Self([0; 16]);
 
-    /// The number of its words.
-    pub(crate) const WORDS: usize = 16;
-
-    pub(crate) fn words(&self) -> [u64; Self::WORDS] {
-        bytemuck::cast(self.0.internal)
-    }
-
-    pub(crate) fn of_words(words: &[u64; Self::WORDS]) -> Self {
-        Self(ncclUniqueId { internal: bytemuck::cast(*words) })
+    pub(super) fn raw(self) -> ncclUniqueId {
+        ncclUniqueId { internal: bytemuck::cast(self.0) }
     }
 
     /// Makes a new id.
@@ -36,11 +25,11 @@ impl UniqueId {
     /// [`NcclError::Missing`] if NCCL cannot be loaded; [`NcclError::Refused`].
     pub fn new() -> Result<Self, NcclError> {
         let nccl = load()?;
-        let mut id = ncclUniqueId { internal: [0; 128] };
+        let mut id = Self::NONE.raw();
         // SAFETY: NC-4, it writes an id to where it is told to.
         let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
         match status {
-            ncclResult_t::ncclSuccess => Ok(Self(id)),
+            ncclResult_t::ncclSuccess => Ok(Self(bytemuck::cast(id.internal))),
             status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
         }
     }

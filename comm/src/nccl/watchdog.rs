@@ -9,12 +9,12 @@ use hsdp_sharding::Rank;
 use super::NcclError;
 use super::connected::{Connected, OwnRank};
 use super::drain::{Drain, Drained};
-use super::queue::Queue;
+use super::queue::{CallKey, Queue, left_before, warn_late};
+use crate::Descriptor;
 use crate::backend::thread::Access;
 use crate::engine::judge::Members;
 use crate::engine::{Alarm, Clock, Status};
 use crate::remote::Urgency;
-use crate::{AbortReason, Descriptor, GroupId};
 
 /// The watchdog's rest between two looks.
 const REST: Duration = Duration::from_millis(50);
@@ -78,30 +78,29 @@ impl Watch {
     /// The error that ends the world.
     fn look(&mut self, connected: &Connected, access: &Access) -> Result<(), String> {
         let queue = connected.queue();
-        if queue.as_ref().is_none_or(|(queue, _)| !queue.has_failed()) {
+        if queue.as_ref().is_none_or(|queue| !queue.has_failed()) {
             let healthy = connected.check();
             healthy.map_err(|error| format!("NCCL reports an error: {error}"))?;
         }
-        let Some((queue, stream)) = queue else { return Ok(()) };
+        let Some(queue) = queue else { return Ok(()) };
         self.look_at_head(&queue, (connected, access));
         if self.status.world_end().is_some() {
             return Ok(());
         }
-        let (queue, stream, rank) = (&queue, &stream, self.rank);
-        self.drain.go_on(&Drained { rank, access, connected, queue, stream })
+        self.drain.go_on(&Drained { rank: self.rank, access, connected, queue: &queue })
     }
 
     /// The oldest call is waited for, whatever the rank itself does meanwhile.
     fn look_at_head(&mut self, queue: &Queue, (connected, access): (&Connected, &Access)) {
         let record = access.record(self.rank);
         let head = queue.head(record);
-        let call = head.as_ref().map(|head| head.call);
+        let call = head.as_ref().map(|(call, _)| *call);
         if self.stall.as_ref().map(|stall| stall.call) != call {
             if let Some(stall) = self.stall.take() {
                 stall.end((access, self.rank));
             }
             // A call that was drained has none of its own: this rank was not asked for it.
-            let operation = head.and_then(|head| head.descriptor.or_else(|| record.last()));
+            let operation = head.and_then(|(_, descriptor)| descriptor.or_else(|| record.last()));
             let clock = || Clock::stall(access.options());
             let begins = |(call, operation)| Stall { call, operation, clock: clock() };
             self.stall = call.zip(operation).map(begins);
@@ -110,8 +109,7 @@ impl Watch {
         let (rank, Some(stall)) = (self.rank, &mut self.stall) else { return };
         let left = access.endpoint().and_then(|endpoint| endpoint.drains().left_before(stall.call));
         if let Some(left) = left {
-            let awaited = Arc::clone(&stall.operation);
-            access.end(access.ended_by(left, AbortReason::Left { awaited }));
+            access.end(left_before(access, left, &stall.operation));
             return;
         }
         let others = connected.ranks(stall.call.0).into_iter().filter(|other| *other != rank);
@@ -121,8 +119,7 @@ impl Watch {
 
 /// A device that waits in a call of NCCL.
 struct Stall {
-    /// The group, and the number of the call there.
-    call: (GroupId, u64),
+    call: CallKey,
     operation: Arc<Descriptor>,
     clock: Clock,
 }
@@ -141,8 +138,7 @@ impl Stall {
             Alarm::Circle => endpoint.report(self.urgency(access), key),
             Alarm::Late(lateness) => {
                 endpoint.report(Urgency::Late, key);
-                let (rank, culprit) = (rank.get(), endpoint.culprit(key).map(Rank::get));
-                tracing::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+                warn_late((rank, operation), endpoint.culprit(key), lateness);
             }
             Alarm::Deadline => access.end_late_on_device(rank, &wait),
         }

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::nccl::{Communicator, NcclError, UniqueId};
-use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_comm::Op;
+use hsdp_comm::nccl::{Communicator, NcclError, Patience, Transfer, UniqueId};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream};
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::DType;
 
@@ -18,7 +19,8 @@ fn run<T: Send>(ranks: usize, rank: impl Fn(Communicator, Stream) -> T + Sync) -
     thread::scope(|scope| {
         let start = |number| {
             scope.spawn(move || {
-                let joined = Communicator::join(&device(), id, (number, ranks), PATIENCE);
+                let patience = Patience::until(PATIENCE, || false);
+                let joined = Communicator::join(&device(), id, (number, ranks), patience);
                 rank(joined.expect("joined"), stream())
             })
         };
@@ -42,6 +44,14 @@ fn contribution(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|index| ((index * 7 + rank * 3) % 16) as f32).collect()
 }
 
+fn all_reduce(
+    comm: &Communicator,
+    stream: &Stream,
+    values: &mut DeviceBuffer,
+) -> Result<(), NcclError> {
+    comm.issue(Op::AllReduce, stream, Transfer::whole(None, values))
+}
+
 fn sum(ranks: usize, range: Range<usize>, len: usize) -> Vec<f32> {
     let mut sum = vec![0.0; len];
     for rank in 0..ranks {
@@ -62,8 +72,9 @@ fn shards_are_gathered_in_the_order_of_ranks() {
             let mut full = empty(dtype, 64 + ranks * len);
             full.fill(&stream, 0).expect("filled");
             let to = (&mut full, 64..64 + ranks * len);
-            comm.all_gather(&stream, (&own, 0..len), to).expect("issued");
-            comm.wait(&stream, PATIENCE).expect("gathered");
+            let transfer = Transfer { from: Some((&own, 0..len)), to };
+            comm.issue(Op::AllGather, &stream, transfer).expect("issued");
+            stream.wait("a gather", PATIENCE).expect("gathered");
             let full = download(&stream, &full);
             comm.close(PATIENCE).expect("closed");
             full
@@ -91,10 +102,11 @@ fn sums_are_scattered_and_given_to_all() {
             let rank = comm.rank();
             let input = upload(&stream, cast(dtype, &contribution(rank, len)).values());
             let mut scattered = empty(dtype, part);
-            comm.reduce_scatter(&stream, (&input, 0..len), &mut scattered).expect("issued");
+            let transfer = Transfer::whole(Some(&input), &mut scattered);
+            comm.issue(Op::ReduceScatter, &stream, transfer).expect("issued");
             let mut all = upload(&stream, cast(dtype, &contribution(rank, len)).values());
-            comm.all_reduce(&stream, &mut all).expect("issued");
-            comm.wait(&stream, PATIENCE).expect("reduced");
+            all_reduce(&comm, &stream, &mut all).expect("issued");
+            stream.wait("both", PATIENCE).expect("reduced");
             let own = rank * part..(rank + 1) * part;
             let expected = cast(dtype, &sum(ranks, own, len));
             let found = download(&stream, &scattered);
@@ -112,21 +124,19 @@ fn sums_are_scattered_and_given_to_all() {
 fn groups_are_split_and_reduce_apart_from_each_other() {
     let found = run(4, |mut comm, stream| {
         let rank = comm.rank();
-        let mut row = comm.split(Some(rank / 2), rank, PATIENCE).expect("split").expect("a row");
-        let mut column =
-            comm.split(Some(rank % 2), rank, PATIENCE).expect("split").expect("a column");
-        let none = comm.split((rank == 0).then_some(0), 0, PATIENCE).expect("split");
-        assert_eq!(none.map(|it| it.size()), (rank == 0).then_some(1));
+        let row = comm.split(rank / 2, rank).expect("a row");
+        let column = comm.split(rank % 2, rank).expect("a column");
+        let first_alone = comm.split(usize::from(rank > 0), 0).expect("split");
+        assert_eq!(first_alone.size(), if rank == 0 { 1 } else { 3 });
         assert_eq!(
             [(row.rank(), row.size()), (column.rank(), column.size())],
             [(rank % 2, 2), (rank / 2, 2)]
         );
         let mut value = upload(&stream, Values::F32(&[[1.0, 10.0, 100.0, 1000.0][rank]; 32]));
-        row.all_reduce(&stream, &mut value).expect("issued");
-        column.all_reduce(&stream, &mut value).expect("issued");
-        for comm in [&mut row, &mut column] {
-            comm.wait(&stream, PATIENCE).expect("reduced");
+        for comm in [&row, &column] {
+            all_reduce(comm, &stream, &mut value).expect("issued");
         }
+        stream.wait("both", PATIENCE).expect("reduced");
         download(&stream, &value).values().to_f32()[31]
     });
     assert_eq!(found, [1111.0; 4]);
@@ -135,10 +145,12 @@ fn groups_are_split_and_reduce_apart_from_each_other() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_never_comes_is_late_and_holds_up_nobody_for_ever() {
-    let (id, patience) = (UniqueId::new().expect("an id"), Duration::from_millis(300));
+    let id = UniqueId::new().expect("an id");
+    let patience = Patience::until(Duration::from_millis(300), || false);
     let began = Instant::now();
     let late = Communicator::join(&device(), id, (0, 2), patience).expect_err("there is no other");
     assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(matches!(late, NcclError::Late { .. }), "{late}");
     let text = late.to_string();
     assert!(text.starts_with("join of rank 0 of 2 was not done in 3"), "{text}");
 }
@@ -152,10 +164,11 @@ fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on
         if comm.rank() == 1 {
             return None;
         }
-        comm.all_reduce(&stream, &mut value).expect("issued");
-        let late = comm.wait(&stream, Duration::from_millis(300)).expect_err("nobody comes");
-        assert!(matches!(late, NcclError::Late { .. }), "{late}");
-        let again = comm.all_reduce(&stream, &mut value).expect_err("it was given up");
+        all_reduce(&comm, &stream, &mut value).expect("issued");
+        let late = stream.wait("the sum", Duration::from_millis(300)).expect_err("nobody comes");
+        assert!(matches!(late, CudaError::Late { .. }), "{late}");
+        comm.give_up();
+        let again = all_reduce(&comm, &stream, &mut value).expect_err("it was given up");
         assert_eq!(again.to_string(), "all_reduce of rank 0 of 2: the communicator was aborted");
         stream.wait("what was issued", PATIENCE).expect("the stream goes on");
         Some(())
@@ -166,14 +179,19 @@ fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on
 #[test]
 #[ignore = "needs a CUDA device"]
 fn buffers_that_do_not_fit_are_refused_before_nccl_sees_them() {
-    run(1, |mut comm, stream| {
+    run(1, |comm, stream| {
         let (long, mut short) = (empty(DType::F32, 64), empty(DType::F32, 32));
         let mut other = empty(DType::BF16, 64);
+        let mut issue = |op, from, to| {
+            let to: &mut DeviceBuffer = if to == DType::F32 { &mut short } else { &mut other };
+            let all = 0..to.len();
+            comm.issue(op, &stream, Transfer { from: Some((&long, from)), to: (to, all) })
+        };
         let refused = [
-            comm.all_gather(&stream, (&long, 0..64), (&mut short, 0..32)),
-            comm.all_gather(&stream, (&long, 8..72), (&mut short, 0..32)),
-            comm.all_gather(&stream, (&long, 0..64), (&mut other, 0..64)),
-            comm.reduce_scatter(&stream, (&long, 0..48), &mut short),
+            issue(Op::AllGather, 0..64, DType::F32),
+            issue(Op::AllGather, 8..72, DType::F32),
+            issue(Op::AllGather, 0..64, DType::BF16),
+            issue(Op::ReduceScatter, 0..48, DType::F32),
         ];
         let said = refused.map(|it| it.expect_err("it does not fit").to_string());
         let expected = [

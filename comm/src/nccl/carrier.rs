@@ -16,7 +16,7 @@ use crate::{Error, Op};
 
 /// A member's way to the others.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
+pub(crate) struct Carrier {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) comm: SharedCommunicator,
@@ -28,37 +28,37 @@ pub(crate) struct Link {
     pub(crate) issuing: Option<Issuing>,
 }
 
-impl Link {
+impl Carrier {
     /// Makes one call of NCCL of all members that are in this process: together, or this rank's own in its turn.
     ///
     /// # Errors
     /// Of this call alone, which was not made. One that NCCL refuses in the midst of it ends the world.
-    pub(crate) fn carry(links: &[Self], op: Op, transfers: Vec<Transfer<'_>>) -> Result<(), Error> {
-        let own = &links[0];
+    pub(crate) fn carry(
+        carriers: &[Self],
+        op: Op,
+        transfers: Vec<Transfer<'_>>,
+    ) -> Result<(), Error> {
+        let own = &carriers[0];
         let queued = own.queue.as_ref().zip(own.issuing.as_ref());
         let turn = queued.map(|(queue, issuing)| queue.begin(&own.access, &issuing.told));
         let turn = turn.transpose()?;
-        let mut held: Vec<_> = links.iter().map(|link| link.comm.lock()).collect();
-        let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(links.len());
-        for ((link, comm), transfer) in links.iter().zip(&held).zip(transfers) {
-            let call = comm.prepare(op, &link.stream, transfer);
-            calls.push(call.map_err(|error| link.refused(op, error))?);
+        let mut held: Vec<_> = carriers.iter().map(|carrier| carrier.comm.lock()).collect();
+        let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(carriers.len());
+        for ((carrier, comm), transfer) in carriers.iter().zip(&held).zip(transfers) {
+            let call = comm.prepare(op, &carrier.stream, transfer);
+            calls.push(call.map_err(|error| carrier.refused(op, error))?);
         }
         if let Some((queue, issuing)) = queued {
             queue.note(&own.access, issuing, calls[0].wire)?;
         }
-        let issued = issue_together(calls).and_then(|()| {
-            if let Some((queue, _)) = queued {
-                queue.issued(own.stream.moment()?);
-            }
-            Ok(())
-        });
+        let issued = issue_together(calls)
+            .and_then(|()| Ok(queued.map_or(Ok(()), |(queue, _)| queue.issued())?));
         issued.map_err(|NotIssued { slot, error }| {
             // No rank knows how many of the calls are done.
             held.iter_mut().for_each(|comm| comm.give_up());
             // The end is waited for: no other thread is to wait for a communicator meanwhile.
             drop((held, turn));
-            links[slot].end(op, *error)
+            carriers[slot].end(op, *error)
         })
     }
 
