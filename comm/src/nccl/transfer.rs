@@ -8,7 +8,6 @@ use hsdp_kernels::cuda::DeviceBuffer;
 pub type Part<'a> = (&'a DeviceBuffer, Range<usize>);
 
 /// The buffers that a member's part of a call reads and writes.
-#[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL reads it"))]
 #[derive(Debug)]
 pub struct Transfer<'a> {
     /// The buffer that is read; `None` where it is the one that is written.
