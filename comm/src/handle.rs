@@ -269,7 +269,7 @@ impl RankHandle {
         self.record.epoch()
     }
 
-    /// Its carrier to the other members of a group on devices, if the group goes by NCCL.
+    /// Its carrier of a call of a group on devices, if the group goes by NCCL.
     pub(crate) fn carrier(&self, group: GroupId, step: u64) -> Option<Carrier> {
         match &self.backend {
             Backend::Local { core, .. } => self.nccl.carrier((core, self.rank), group, step),

@@ -22,7 +22,7 @@ pub(super) struct Issue {
     op: Op,
     /// By slot. A member is packed under its lock.
     members: Vec<Mutex<Member>>,
-    /// The ways of all members, if they go by NCCL.
+    /// Of all members, if they go by NCCL.
     carriers: Vec<Carrier>,
 }
 

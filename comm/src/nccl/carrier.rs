@@ -14,7 +14,7 @@ use crate::backend::thread::Access;
 use crate::call::Issuing;
 use crate::{Error, Op};
 
-/// A member's way to the others.
+/// A member's means to have NCCL move the elements of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Carrier {
     pub(super) rank: Rank,
