@@ -6,8 +6,7 @@ use hsdp_flight::EntryNumber;
 use hsdp_kernels::Element;
 use hsdp_sharding::{DType, Rank};
 
-use crate::site::Site;
-use crate::{Counts, Descriptor, Op, Reduction, Scaling, Tag};
+use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Tag};
 
 /// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it stands.
 #[derive(Clone, Debug)]
@@ -61,10 +60,13 @@ impl Call {
         self.counts.total().saturating_mul(self.dtype.map_or(0, DType::size_bytes))
     }
 
-    /// Its descriptor, as a number of the sequence of `site`.
-    pub(crate) fn described(self, site: &Site, epoch: u64, sequence: u64) -> Descriptor {
+    /// Its descriptor, as a number of the sequence of a group.
+    pub(crate) fn described(
+        self,
+        (group, channel): (GroupId, Channel),
+        (epoch, sequence): (u64, u64),
+    ) -> Descriptor {
         let Self { op, tag, dtype, counts, reduction, root, peer, scaling } = self;
-        let (group, channel) = (site.id, site.channel);
         Descriptor {
             group,
             channel,
@@ -110,19 +112,6 @@ pub(crate) struct Issuing {
 
 /// The first barrier of a group, for tests.
 #[cfg(test)]
-pub(crate) fn barrier_of(group: crate::GroupId) -> Descriptor {
-    Descriptor {
-        group,
-        channel: crate::Channel::User,
-        epoch: 0,
-        sequence: 0,
-        op: Op::Barrier,
-        reduction: None,
-        dtype: None,
-        counts: Counts::Each(0),
-        root: None,
-        peer: None,
-        scaling: None,
-        tag: Tag::default(),
-    }
+pub(crate) fn barrier_of(group: GroupId) -> Descriptor {
+    Call::new(Op::Barrier, Tag::default()).described((group, Channel::User), (0, 0))
 }

@@ -73,9 +73,10 @@ impl World {
 
     /// This rank, where its operations on devices can go by NCCL.
     fn own_rank(&self) -> Result<OwnRank<'_>, Error> {
-        let Some(access) = self.handle().access() else {
+        let access = &self.handle().core;
+        if self.handle().is_counting {
             return Err(self.keeps_off("it only counts operations, and has no other ranks"));
-        };
+        }
         match access.options().between {
             Between::Messages => Err(self.keeps_off("its ranks are threads that share no memory")),
             Between::Memory => Ok((access, self.rank())),

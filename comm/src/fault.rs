@@ -12,7 +12,7 @@ use std::time::Duration;
 use half::f16;
 use hsdp_sharding::{Rank, UnitId};
 
-pub(crate) use self::injector::{Injector, Moment};
+pub(crate) use self::injector::Injector;
 use crate::{Error, Stage};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.

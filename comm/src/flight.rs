@@ -7,20 +7,10 @@ use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
 use crate::engine::{Record, Status};
+use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The record of rank `rank` of `size`.
-pub(crate) fn record_of(
-    (rank, size): (Rank, usize),
-    record: &Record,
-    status: &Status,
-) -> FlightRecord {
-    let end = status.world_end().map(|end| end.to_string());
-    let taken = record.flight.record(rank, size);
-    FlightRecord { step: record.step(), epoch: record.epoch(), end, ..taken }
-}
-
-/// The writer of the record of a rank whose world has ended early: it outlives the rank.
+/// A rank's record, and its writer if the world ends early: it outlives the rank.
 #[derive(Debug)]
 pub(crate) struct Dump {
     folder: Option<Arc<Path>>,
@@ -32,14 +22,17 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    pub(crate) fn of(
-        (rank, size): (Rank, usize),
-        record: &Arc<Record>,
-        status: &Arc<Status>,
-        folder: Option<Arc<Path>>,
-    ) -> Self {
+    pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
+        let RankHandle { rank, size, ref record, ref status, .. } = *handle;
         let (record, status) = (Arc::clone(record), Arc::clone(status));
         Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
+    }
+
+    /// The record as it is now.
+    pub(crate) fn record(&self) -> FlightRecord {
+        let end = self.status.world_end().map(|end| end.to_string());
+        let taken = self.record.flight.record(self.rank, self.size);
+        FlightRecord { step: self.record.step(), epoch: self.record.epoch(), end, ..taken }
     }
 
     /// Writes the record if the world has ended early, once.
@@ -48,9 +41,8 @@ impl Dump {
         if self.status.world_end().is_none() || self.written.swap(true, Ordering::Relaxed) {
             return;
         }
-        let record = record_of((self.rank, self.size), &self.record, &self.status);
         let rank = self.rank.get();
-        match record.write_to(folder) {
+        match self.record().write_to(folder) {
             Ok(path) => tracing::info!(rank, path = %path.display(), "flight record written"),
             Err(error) => {
                 tracing::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");

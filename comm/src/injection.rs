@@ -11,7 +11,7 @@ use hsdp_kernels::GradientValues;
 
 use crate::Error;
 use crate::call::Call;
-use crate::fault::{Fault, FaultKind, Moment};
+use crate::fault::{Fault, FaultKind};
 use crate::handle::RankHandle;
 use crate::site::Site;
 
@@ -51,9 +51,8 @@ impl RankHandle {
             return Err(self.injected(call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
-        let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
-        let due = self.faults.due(moment, &call.tag, has_gradient);
+        let step = (self.record.step(), self.record.epoch());
+        let due = self.faults.due(step, &call.tag, gradients);
         for Fault { kind, .. } in due {
             self.commit(kind, site, &mut injected, gradients)?;
         }
@@ -101,7 +100,7 @@ impl RankHandle {
 
     /// Sleeps until the world ends, or no rank is left to end it.
     fn freeze(&self, call: &Call) -> Error {
-        let end = self.status.sleep(Duration::MAX, || self.is_last());
+        let end = self.status.sleep(Duration::MAX, || self.core.is_last(self.rank));
         let what = "frozen by an injected fault, until all others had left";
         end.unwrap_or_else(|| self.injected(call, what))
     }

@@ -13,7 +13,7 @@ use crate::backend::thread::{InBlock, Member, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
-
+use crate::handle::RankHandle;
 use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
 use crate::remote::Transmit;
@@ -27,8 +27,8 @@ const QUICK_BYTES: usize = 32 << 10;
 impl Group {
     /// Issues an operation of all members.
     ///
-    /// `assemble` makes the work of their contributions, in member order; it is the last one's that is called. What this
-    /// member makes of its output, which may say that it failed, is a matter of its own.
+    /// `assemble` makes the work of their contributions, in member order; that of the last member is called. Each member makes its result of
+    /// its own output, which may say that it failed.
     pub(crate) fn issue<D, W, O>(
         &self,
         call: Call,
@@ -44,26 +44,6 @@ impl Group {
         self.issue_by(call, contribution, assemble, |member, described, (own, _)| {
             Ok(Pending::issued::<D::Output>(Execution::begin(member, described, own)?))
         })
-    }
-
-    /// Issues an operation whose members must share memory: their contributions do not travel.
-    pub(crate) fn issue_here<D, W, O>(
-        &self,
-        call: Call,
-        contribution: D,
-        assemble: impl Assemble<D, W>,
-    ) -> Result<Pending<O>, Error>
-    where
-        D: Buffers,
-        W: Work<Output = D::Output>,
-        O: TryFrom<D::Output>,
-        Error: From<O::Error>,
-    {
-        let op = call.op;
-        if self.size() > 1 && self.handle().endpoint().is_some() {
-            return Err(self.apart(op));
-        }
-        self.issue_by(call, contribution, assemble, |_, _, _| Err(self.apart(op)))
     }
 
     pub(crate) fn apart(&self, op: Op) -> Error {
@@ -95,17 +75,16 @@ impl Group {
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.told.op;
-        let pending = if let Some(access) = self.handle().access() {
-            let member = Member { access, rank: self.rank(), site: &site, entry };
-            if access.endpoint().is_some() {
-                depart(member, described, (contribution, assemble))?
-            } else {
-                let called = (described.told, pattern);
-                Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
-            }
-        } else {
+        let RankHandle { rank, ref core, is_counting, .. } = **self.handle();
+        let member = Member { access: core, rank, site: &site, entry };
+        let pending = if is_counting {
             self.count_alone(op, contribution.pattern(pattern).received(), entry);
             imagined(contribution)?
+        } else if core.endpoint().is_some() {
+            depart(member, described, (contribution, assemble))?
+        } else {
+            let called = (described.told, pattern);
+            Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
         };
         self.handle().record.ledger.call(site.channel, op);
         Ok(pending)
@@ -130,17 +109,18 @@ impl Group {
             return Ok(None);
         };
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
-        let ticket = if let Some(access) = self.handle().access() {
-            let member = Member { access, rank: self.rank(), site: &site, entry };
-            Some(match access.endpoint().filter(|_| is_between_two) {
-                None => access.submit(member, described.told, contribution, assemble)?,
-                Some(_) => Execution::begin(member, described, contribution)?,
-            })
-        } else {
+        let RankHandle { rank, ref core, is_counting, .. } = **self.handle();
+        let member = Member { access: core, rank, site: &site, entry };
+        let ticket = if is_counting {
             let pattern = Pattern::of(described.meant(), &site.ranks, slot);
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None
+        } else {
+            Some(match core.endpoint().filter(|_| is_between_two) {
+                None => core.submit(member, described.told, contribution, assemble)?,
+                Some(_) => Execution::begin(member, described, contribution)?,
+            })
         };
         if is_between_two {
             self.handle().record.ledger.call(site.channel, op);
@@ -173,7 +153,8 @@ impl Group {
             return Vec::new();
         }
         let concerns = |absent: &&Rank| **absent == self.rank() || site.ranks.contains(absent);
-        self.handle().absent().iter().filter(concerns).copied().collect()
+        let absent = Arc::clone(&self.handle().absent.lock());
+        absent.iter().filter(concerns).copied().collect()
     }
 
     /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
@@ -188,17 +169,19 @@ impl Group {
         if matches!(manner, Manner::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
+        let group = (site.id, site.channel);
         let (told, entry) = match manner {
-            Manner::Skipped => (Arc::new(call.described(site, 0, 0)), None),
+            Manner::Skipped => (Arc::new(call.described(group, (0, 0))), None),
             _ => self.handle().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
         };
-        let meant = meant.map(|meant| Arc::new(meant.described(site, told.epoch, told.sequence)));
+        let number = (told.epoch, told.sequence);
+        let meant = meant.map(|meant| Arc::new(meant.described(group, number)));
         Ok((Described { told, meant }, entry))
     }
 
-    /// The barrier of a fault, for which no thread waits. Where there are no other ranks, there are no faults.
+    /// The barrier of a fault, for which no thread waits.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let Some(access) = self.handle().access() else { return Ok(()) };
+        let access = &self.handle().core;
         let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
         let member = Member { access, rank: self.rank(), site, entry };
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));

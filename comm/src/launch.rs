@@ -3,7 +3,6 @@
 use std::fmt::{self, Display};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 
@@ -12,7 +11,6 @@ use hsdp_sharding::Rank;
 
 use crate::engine::panic_message;
 use crate::flight::Dump;
-use crate::handle::RankHandle;
 use crate::world::{MOST_RANKS, check_size};
 use crate::{AbortReason, World, WorldOptions};
 
@@ -69,7 +67,7 @@ pub fn launch<T: Send>(
     }
     let folder = options.flight_dir.as_deref().map(Arc::from);
     let worlds = World::local(size, options);
-    let dump = |world: &World| dump_of(world, folder.clone());
+    let dump = |world: &World| Dump::of(world.handle(), folder.clone());
     let dumps: Vec<_> = worlds.iter().map(dump).collect();
     let returned = thread::scope(|scope| {
         let start = |(world, dump)| start(scope, world, dump, &rank);
@@ -147,7 +145,7 @@ pub(crate) fn run_one<T>(
     rank: impl FnOnce(World) -> T,
 ) -> Result<T, RankFailure> {
     let own = world.rank();
-    let dump = dump_of(&world, options.flight_dir.as_deref().map(Arc::from));
+    let dump = Dump::of(world.handle(), options.flight_dir.as_deref().map(Arc::from));
     run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
@@ -163,16 +161,10 @@ fn start<'scope, T: Send + 'scope>(
     builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
 }
 
-/// The writer of the record of a rank when its world has ended early.
-fn dump_of(world: &World, folder: Option<Arc<Path>>) -> Dump {
-    let RankHandle { rank, size, record, status, .. } = &**world.handle();
-    Dump::of((*rank, *size), record, status, folder)
-}
-
 /// One rank, from its first line to the moment from which others must not wait for it.
 fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Result<T, Arc<str>> {
     let handle = Arc::clone(world.handle());
-    handle.watch_this_thread();
+    let _ = handle.watched.set(thread::current().id());
     let returned = catch_unwind(AssertUnwindSafe(|| {
         memory::set_rank(world.rank());
         rank(world)

@@ -78,13 +78,13 @@
 //! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private, and their public
 //! items are re-exported here. In reading order:
 //!
-//! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (who gives what to whom);
+//! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (which member gives which elements to which member);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
 //! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
 //!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
-//!   settings that all ranks must share), `connect` (NCCL in a world);
+//!   settings that all ranks must share), `operations` (comparison of those that NCCL carries), `connect` (NCCL in a world);
 //! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).

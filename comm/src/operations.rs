@@ -44,18 +44,17 @@ impl World {
         let all = gathered(&self.world_group(Channel::Control), own)?;
         let words = all.as_chunks().0.iter();
         let words = words.map(|[low, high]| u128::from(*low) | u128::from(*high) << 64);
-        match (words.fold(0, u128::wrapping_add), self.handle().access()) {
-            // The other ranks of a counting world issue what this one does.
-            (0, _) | (_, None) => Ok(()),
-            (_, Some(access)) => {
-                let told = access.endpoint().map(|endpoint| endpoint.tell_difference());
-                if let Some(Err(silent)) = told {
-                    access.end_unjudged(silent);
-                }
-                let end = access.status().world_end();
-                Err(end.unwrap_or_else(|| access.end(find_difference(access.records()))))
-            }
+        // The other ranks of a counting world issue what this one does.
+        if words.fold(0, u128::wrapping_add) == 0 || self.handle().is_counting {
+            return Ok(());
         }
+        let access = &self.handle().core;
+        let told = access.endpoint().map(|endpoint| endpoint.tell_difference(access));
+        if let Some(Err(silent)) = told {
+            access.end_unjudged(silent);
+        }
+        let end = access.status().world_end();
+        Err(end.unwrap_or_else(|| access.end(find_difference(access.records()))))
     }
 }
 

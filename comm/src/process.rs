@@ -6,53 +6,27 @@
 
 use std::process;
 
-/// A process, at the moment when it was asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
-    pub(crate) id: u32,
-    /// The number of copies between this process and the one in which the count began; `None` where they are not counted.
-    copies: Option<u64>,
-}
-
-impl Process {
-    /// The one in which this is called.
-    pub(crate) fn this() -> Self {
-        Self { id: process::id(), copies: copies::count() }
-    }
-
-    /// Whether this is called in it, and not in a copy of it.
-    pub(crate) fn is_this(self) -> bool {
-        match self.copies {
-            Some(_) => self.copies == copies::count(),
-            None => self.id == process::id(),
-        }
-    }
-}
-
+/// A number that differs in a copy of the process: the copies between it and the process of the first call, or the number of the process if the
+/// system does not call back.
 #[cfg(all(unix, not(miri)))]
-mod copies {
+pub(crate) fn mark() -> u64 {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     static COPIES: AtomicU64 = AtomicU64::new(0);
-
-    /// The count of copies, which the first call begins; `None` if the system does not call back.
-    pub(super) fn count() -> Option<u64> {
-        static COUNTS: OnceLock<bool> = OnceLock::new();
-        // SAFETY: CO-3, the function that is called in a copy does only what is allowed there.
-        let begin = || unsafe { libc::pthread_atfork(None, None, Some(one_more)) } == 0;
-        COUNTS.get_or_init(begin).then(|| COPIES.load(Ordering::Relaxed))
-    }
+    static COUNTS: OnceLock<bool> = OnceLock::new();
 
     /// Called in a copy by its only thread, before the fork returns.
     extern "C" fn one_more() {
         COPIES.fetch_add(1, Ordering::Relaxed);
     }
+
+    // SAFETY: CO-3, the function that is called in a copy does only what is allowed there.
+    let begin = || unsafe { libc::pthread_atfork(None, None, Some(one_more)) } == 0;
+    if *COUNTS.get_or_init(begin) { COPIES.load(Ordering::Relaxed) } else { process::id().into() }
 }
 
 #[cfg(not(all(unix, not(miri))))]
-mod copies {
-    pub(super) fn count() -> Option<u64> {
-        None
-    }
+pub(crate) fn mark() -> u64 {
+    process::id().into()
 }

@@ -1,7 +1,6 @@
 //! A meeting point at which threads that a program has started itself become the ranks of one world. PROTOCOL.md,
 //! "Rendezvous".
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +28,7 @@ use crate::{Error, World, WorldOptions};
 ///     }
 /// });
 /// ```
+#[derive(Debug)]
 pub struct Rendezvous {
     deadline: Duration,
     size: usize,
@@ -36,18 +36,20 @@ pub struct Rendezvous {
     changed: Condvar,
 }
 
+#[derive(Debug)]
 struct Meeting {
-    /// The place of each rank.
-    places: Vec<Place>,
+    /// By rank.
+    claims: Vec<Claim>,
     missing: usize,
     /// The error because of which no rank gets a world here.
     failure: Option<Error>,
 }
 
-enum Place {
+#[derive(Debug)]
+enum Claim {
     Free(World),
     /// Taken by the thread of this name.
-    Claimed(Arc<str>),
+    Taken(Arc<str>),
 }
 
 impl Rendezvous {
@@ -58,8 +60,8 @@ impl Rendezvous {
         let deadline = options.deadline;
         let failure = check_size(size).and_then(|()| options.check(size)).err();
         let size_made = if failure.is_none() { size } else { 0 };
-        let places = World::local(size_made, options).into_iter().map(Place::Free).collect();
-        let meeting = Meeting { places, missing: size, failure };
+        let claims = World::local(size_made, options).into_iter().map(Claim::Free).collect();
+        let meeting = Meeting { claims, missing: size, failure };
         Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
     }
 
@@ -91,15 +93,15 @@ impl Rendezvous {
             return Err(error);
         }
         let bad_rank = Error::BadRank { rank, size: self.size };
-        let place = meeting.places.get_mut(rank.index()).ok_or(bad_rank)?;
+        let claim = meeting.claims.get_mut(rank.index()).ok_or(bad_rank)?;
         let claimant = name_of_this_thread();
-        match std::mem::replace(place, Place::Claimed(Arc::clone(&claimant))) {
-            Place::Free(world) => {
+        match std::mem::replace(claim, Claim::Taken(Arc::clone(&claimant))) {
+            Claim::Free(world) => {
                 meeting.missing -= 1;
                 Ok(world)
             }
-            Place::Claimed(first) => {
-                *place = Place::Claimed(Arc::clone(&first));
+            Claim::Taken(first) => {
+                *claim = Claim::Taken(Arc::clone(&first));
                 Err(Error::DuplicateRank { rank, first, second: claimant })
             }
         }
@@ -116,16 +118,16 @@ impl Rendezvous {
             if let Alarm::None(rest) = alarm {
                 self.changed.wait_until(&mut meeting, from_now(rest));
             } else {
-                meeting.failure = Some(self.incomplete(&meeting.places));
+                meeting.failure = Some(self.incomplete(&meeting.claims));
                 self.changed.notify_all();
             }
         }
     }
 
-    fn incomplete(&self, places: &[Place]) -> Error {
+    fn incomplete(&self, claims: &[Claim]) -> Error {
         let (mut arrived, mut missing) = (Vec::new(), Vec::new());
-        for (rank, place) in (0..).zip(places) {
-            let list = if matches!(place, Place::Free(_)) { &mut missing } else { &mut arrived };
+        for (rank, claim) in (0..).zip(claims) {
+            let list = if matches!(claim, Claim::Free(_)) { &mut missing } else { &mut arrived };
             list.push(rank);
         }
         Error::Incomplete { deadline: self.deadline, arrived, missing }
@@ -138,15 +140,5 @@ fn name_of_this_thread() -> Arc<str> {
     match thread.name() {
         Some(name) => format!("thread `{name}` ({:?})", thread.id()).into(),
         None => format!("a thread without a name ({:?})", thread.id()).into(),
-    }
-}
-
-impl fmt::Debug for Rendezvous {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing = self.meeting.lock().missing;
-        f.debug_struct("Rendezvous")
-            .field("size", &self.size)
-            .field("missing", &missing)
-            .finish_non_exhaustive()
     }
 }

@@ -22,13 +22,14 @@ pub(crate) struct Site {
 
 /// The numbers of the operations that this rank issues on one group.
 #[derive(Debug, Default)]
-pub(crate) struct Sequence(Mutex<Numbers>);
+pub(crate) struct Sequence(Mutex<Given>);
 
+/// The numbers that were given.
 #[derive(Debug, Default)]
-struct Numbers {
+struct Given {
     epoch: u64,
     next: u64,
-    /// Numbers below `next` that a fault took out of their order, the next to be given last.
+    /// Given below `next` that a fault took out of their order, the next to be given last.
     swapped: Vec<u64>,
 }
 
@@ -61,7 +62,7 @@ impl Sequence {
     }
 }
 
-impl Numbers {
+impl Given {
     fn go_on_to(&mut self, epoch: u64) {
         if self.epoch < epoch {
             *self = Self { epoch, ..Self::default() };

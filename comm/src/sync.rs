@@ -9,7 +9,7 @@ pub(crate) use self::model::*;
 #[cfg(not(shuttle))]
 pub(crate) use self::plain::*;
 
-/// What a program runs on.
+/// Those of a program.
 #[cfg(not(shuttle))]
 mod plain {
     use std::time::Instant;

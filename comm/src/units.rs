@@ -90,7 +90,11 @@ impl Group {
             self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        self.issue_here(call, SharedGatherContribution { layout, shard, holder }, SharedGather::new)
+        if self.size() > 1 && self.handle().endpoint().is_some() {
+            return Err(self.apart(op));
+        }
+        let contribution = SharedGatherContribution { layout, shard, holder };
+        self.issue_by(call, contribution, SharedGather::new, |_, _, _| Err(self.apart(op)))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of

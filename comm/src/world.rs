@@ -6,11 +6,12 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use crate::backend::thread::{Core, Lifeline};
-use crate::flight::record_of;
+use crate::flight::Dump;
 use crate::handle::RankHandle;
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
+use crate::sync::atomic::Ordering;
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
 /// The most ranks of a world in one process, as many as the control plane has.
@@ -65,14 +66,11 @@ impl World {
 
     /// Ends the world for the ranks of this process.
     fn end_here(&self, error: &Error) {
-        if let Some(core) = self.handle.access() {
-            core.end_here(error.clone(), &[]);
-        }
+        self.handle.core.end_here(error.clone(), &[]);
     }
 
     fn together(size: usize, options: WorldOptions) -> Vec<Self> {
-        let core = Core::new(size, options);
-        let lifeline = Lifeline::new(core);
+        let lifeline = Arc::new(Lifeline(Core::new(size, options)));
         let handle = |rank| RankHandle::local(Arc::clone(&lifeline), Rank::new(rank));
         (0..size).map(|rank| Self { handle: Arc::new(handle(rank)) }).collect()
     }
@@ -135,14 +133,14 @@ impl World {
             let reason = AbortReason::Unreachable { problem: problem.into() };
             core.end(core.ended_by(rank, reason));
         }
-        Self { handle: Arc::new(RankHandle::local(Lifeline::new(core), rank)) }
+        Self { handle: Arc::new(RankHandle::local(Arc::new(Lifeline(core)), rank)) }
     }
 
     /// Compares with the other processes what all must have in common, where they share no memory; **collective**. Without all of them
     /// there is no world: it is over, so that its end waits for none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let Some(core) = self.handle.access() else { return Ok(()) };
+        let core = &self.handle.core;
         let Some(endpoint) = core.endpoint() else { return Ok(()) };
         let greeted = endpoint.greet(core.options().deadline);
         greeted.inspect_err(|error| {
@@ -189,14 +187,13 @@ impl World {
     /// The longest time that a rank waits for one operation: [`WorldOptions::deadline`].
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        let default = || WorldOptions::default().deadline;
-        self.handle.access().map_or_else(default, |core| core.options().deadline)
+        self.handle.core.options().deadline
     }
 
     /// Whether all ranks are threads of this process that read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        self.handle.access().is_some_and(|core| core.endpoint().is_none())
+        !self.handle.is_counting && self.handle.endpoint().is_none()
     }
 
     /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
@@ -232,8 +229,7 @@ impl World {
     /// world has ended; [`explain`](crate::explain) compares the records of all ranks.
     #[must_use]
     pub fn flight_record(&self) -> FlightRecord {
-        let RankHandle { rank, size, record, status, .. } = &*self.handle;
-        record_of((*rank, *size), record, status)
+        Dump::of(&self.handle, None).record()
     }
 
     /// Sets the step that this rank is in. Errors name it.
@@ -251,7 +247,14 @@ impl World {
     /// **Collective** in the sense that all ranks must set the same list between the same two of their operations. The call
     /// waits for no rank; a rank with another list joins another barrier than the others.
     pub fn set_absent(&self, ranks: &[Rank]) {
-        self.handle.set_absent(ranks);
+        let mut absent = self.handle.absent.lock();
+        if ranks.is_empty() && absent.is_empty() {
+            return;
+        }
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        ranks.dedup();
+        *absent = ranks.into();
     }
 
     /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them, in this rank's first call; none in a
@@ -259,8 +262,10 @@ impl World {
     #[doc(hidden)]
     #[must_use]
     pub fn take_faults(&self) -> &[Fault] {
-        let core = self.handle.access().filter(|_| self.handle.takes_faults());
-        core.map_or(&[], |core| &core.options().faults)
+        if self.handle.faults_taken.swap(true, Ordering::Relaxed) {
+            return &[];
+        }
+        &self.handle.core.options().faults
     }
 
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
@@ -286,15 +291,24 @@ impl World {
     /// world follows. If the panic is caught, the rank's next call announces it. Threads that the program started itself
     /// announce it at once, since the world is not told of their panics.
     pub fn abort_step(&self, failure: StepFailure) {
-        self.handle.abort_step(self.epoch(), failure);
+        self.abort_step_of(self.epoch(), failure);
     }
 
     /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this rank is in another epoch:
     /// the step has ended, and the rank's present step is another.
     pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
-        if epoch == self.epoch() {
-            self.handle.abort_step(epoch, failure);
+        // A rank that has left says nothing any more: the others were told that it has left.
+        if epoch != self.epoch() || self.handle.record.has_left() {
+            return;
         }
+        let StepFailure { step, reason } = failure;
+        let error = Error::StepAborted { rank: self.rank(), step, reason: reason.into() };
+        if self.handle.falls() {
+            // The others would begin the step again, only to hear of the end of the world.
+            self.handle.withheld.lock().get_or_insert((epoch, error));
+            return;
+        }
+        self.handle.core.end_epoch(epoch, error);
     }
 
     /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the rank is in now. In an
@@ -302,7 +316,14 @@ impl World {
     ///
     /// Ranks need not call it together: operations of the new epoch wait for the ranks that come later.
     pub fn next_epoch(&self) -> u64 {
-        self.handle.next_epoch()
+        let RankHandle { record, status, core, .. } = &*self.handle;
+        self.handle.announce_withheld();
+        let epoch = record.epoch();
+        if status.is_aborted(epoch) {
+            record.advance_epoch(epoch);
+            core.forget_old_epochs();
+        }
+        record.epoch()
     }
 
     /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank. Where they do not,

@@ -16,16 +16,16 @@ pub(crate) type Arrivals = PerMember<Option<Arc<Descriptor>>>;
 /// Members that have arrived, and their contributions.
 pub(super) struct Gathering {
     pub(super) arrivals: Arrivals,
-    pub(super) missing: usize,
+    missing: usize,
     /// [`Contributions`] of the type that the first member brings.
     contributions: Option<Box<dyn Any + Send>>,
+    /// The first difference between two of them. Every later member is told of it, until the end of the world fails the operation:
+    /// none is ever the last.
+    pub(super) difference: Option<Difference>,
 }
 
 /// Contributions of type `D` to work of type `W`, by slot.
-struct Contributions<D, W> {
-    by_slot: Vec<Option<D>>,
-    work: PhantomData<fn() -> W>,
-}
+type Contributions<D, W> = (Vec<Option<D>>, PhantomData<fn() -> W>);
 
 /// The difference between two members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,24 +58,25 @@ impl Operation {
         contribution: D,
     ) -> Arrived<D> {
         let (mut state, mut contribution) = (self.state.lock(), Some(contribution));
+        let mut useless = None;
         let arrived = match &mut state.phase {
             Phase::Failed(error) => Arrived::Refused(Error::clone(error)),
-            Phase::Differing { arrivals, difference } => {
-                arrivals[slot] = Some(Arc::clone(descriptor));
-                Arrived::Differs(*difference)
-            }
             Phase::Gathering(gathering) => {
-                let difference = gathering.put::<D, W>((slot, descriptor), &mut contribution);
-                if difference.is_some() || gathering.missing == 0 {
-                    return end_gathering::<D, W>(state, difference, contribution);
+                gathering.put::<D, W>((slot, descriptor), &mut contribution);
+                match gathering.difference {
+                    Some(difference) => {
+                        useless = gathering.contributions.take();
+                        Arrived::Differs(difference)
+                    }
+                    None if gathering.missing == 0 => return end_gathering::<D, W>(state),
+                    None => Arrived::Waiting,
                 }
-                Arrived::Waiting
             }
             _ => unreachable!("a member arrives once, before the work"),
         };
         drop(state);
-        // A contribution that was not taken is dropped without the lock.
-        contribution.into_iter().for_each(discard);
+        // Contributions are the users': those that are of no use are dropped without the lock.
+        discard((useless, contribution));
         arrived
     }
 
@@ -86,8 +87,8 @@ impl Operation {
         contribution: D,
     ) {
         let (mut gathering, mut contribution) =
-            (Gathering::new(self.ranks().len()), Some(contribution));
-        let _ = gathering.put::<D, W>((slot, descriptor), &mut contribution);
+            (Gathering::new(self.ranks.len()), Some(contribution));
+        gathering.put::<D, W>((slot, descriptor), &mut contribution);
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Running) {
             state.phase = Phase::Gathering(gathering);
@@ -98,64 +99,50 @@ impl Operation {
     }
 }
 
-/// Ends the gathering: all have arrived, or two of them differ, and the contribution of the last was not taken.
-fn end_gathering<D: Send + 'static, W: 'static>(
-    mut state: MutexGuard<'_, State>,
-    difference: Option<Difference>,
-    left: Option<D>,
-) -> Arrived<D> {
+/// All have arrived: takes their contributions.
+fn end_gathering<D: Send + 'static, W: 'static>(mut state: MutexGuard<'_, State>) -> Arrived<D> {
     let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
         unreachable!("it was gathering, and this thread has the lock")
     };
-    let Some(difference) = difference else {
-        drop(state);
-        let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D, W>>().ok());
-        let all = all.expect("the last member has put a contribution of this type");
-        let there = |contribution: Option<D>| contribution.expect("no member is missing");
-        let contributions = all.by_slot.into_iter().map(there).collect();
-        return Arrived::Last(contributions, gathering.arrivals);
-    };
-    let arrivals = gathering.arrivals.clone();
-    state.phase = Phase::Differing { arrivals, difference };
     drop(state);
-    // Contributions are the users': they are dropped without the lock.
-    discard((gathering, left));
-    Arrived::Differs(difference)
+    let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D, W>>().ok());
+    let (by_slot, _) = *all.expect("the last member has put a contribution of this type");
+    let there = |contribution: Option<D>| contribution.expect("no member is missing");
+    Arrived::Last(by_slot.into_iter().map(there).collect(), gathering.arrivals)
 }
 
 impl Gathering {
     pub(super) fn new(members: usize) -> Self {
         let arrivals = (0..members).map(|_| None).collect();
-        Self { arrivals, missing: members, contributions: None }
+        Self { arrivals, missing: members, contributions: None, difference: None }
     }
 
-    /// Puts a contribution into its slot, unless its member differs from the first that has arrived; it is left in
+    /// Puts a contribution into its slot, unless its member, or one before it, differs from the first that has arrived: it is left in
     /// `contribution` then.
-    pub(super) fn put<D: Send + 'static, W: 'static>(
+    fn put<D: Send + 'static, W: 'static>(
         &mut self,
         (slot, descriptor): (usize, &Arc<Descriptor>),
         contribution: &mut Option<D>,
-    ) -> Option<Difference> {
+    ) {
+        let members = self.arrivals.len();
         let first = self.arrivals.iter().flatten().next();
         let agrees = first.is_none_or(|first| first.agrees_with(descriptor));
         self.missing -= 1;
         self.arrivals[slot] = Some(Arc::clone(descriptor));
-        if !agrees {
-            return Some(Difference::Descriptor);
+        if self.difference.is_none() && !agrees {
+            self.difference = Some(Difference::Descriptor);
         }
-        let members = self.arrivals.len();
-        let all = self.contributions.get_or_insert_with(|| Contributions::<D, W>::none(members));
-        let Some(all) = all.downcast_mut::<Contributions<D, W>>() else {
-            return Some(Difference::Work);
-        };
-        all.by_slot[slot] = contribution.take();
-        None
-    }
-}
-
-impl<D: Send + 'static, W: 'static> Contributions<D, W> {
-    fn none(members: usize) -> Box<dyn Any + Send> {
-        let by_slot: Vec<Option<D>> = (0..members).map(|_| None).collect();
-        Box::new(Self { by_slot, work: PhantomData })
+        if self.difference.is_some() {
+            return;
+        }
+        let all =
+            self.contributions.get_or_insert_with(|| Box::new(Contributions::<D, W>::default()));
+        match all.downcast_mut::<Contributions<D, W>>() {
+            Some((by_slot, _)) => {
+                by_slot.resize_with(members, || None);
+                by_slot[slot] = contribution.take();
+            }
+            None => self.difference = Some(Difference::Work),
+        }
     }
 }

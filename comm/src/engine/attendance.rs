@@ -38,7 +38,7 @@ impl Operation {
     /// The members that have arrived, and those that are missing; `None` once the work has begun or the operation is settled.
     pub(crate) fn attendance(&self) -> Option<Attendance> {
         let state = self.state.lock();
-        Some(Attendance::of(self.ranks(), state.phase.arrivals()?))
+        Some(Attendance::of(&self.ranks, state.phase.arrivals()?))
     }
 
     /// The descriptor of `rank`, and the members that are missing; `None` if `rank` has not arrived, or no member is missing, or
@@ -46,9 +46,12 @@ impl Operation {
     pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
         let state = self.state.lock();
         let Phase::Gathering(gathering) = &state.phase else { return None };
-        let slots = self.ranks().iter().zip(&gathering.arrivals);
+        if gathering.difference.is_some() {
+            return None;
+        }
+        let slots = self.ranks.iter().zip(&gathering.arrivals);
         let own = slots.filter(|(member, _)| **member == rank).find_map(|(_, own)| own.clone())?;
-        Some((own, Attendance::of(self.ranks(), &gathering.arrivals).missing))
+        Some((own, Attendance::of(&self.ranks, &gathering.arrivals).missing))
     }
 
     /// The first descriptor of a member that has arrived; `None` if there is none, or the work has begun.

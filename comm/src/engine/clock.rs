@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::options::WorldOptions;
 use crate::sync;
 
-/// Longer than anybody waits; a moment this far away can be named on every machine.
+/// Longer than any thread waits; every machine can name a moment that is so far away.
 pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A thread that looks this much later than planned was kept from looking.

@@ -123,9 +123,12 @@ pub(crate) fn culprit(look: &Look, rank: Rank, wait: &Wait) -> Option<Rank> {
     let (mut reached, mut followed) = (vec![(rank, wait)], 0);
     while let Some((rank, wait)) = reached.get(followed).copied() {
         followed += 1;
-        let Wait::Members(members) = wait else {
-            culprits.extend(wait.reading());
-            continue;
+        let members = match wait {
+            Wait::Members(members) => members,
+            Wait::Work(reading) => {
+                culprits.extend(*reading);
+                continue;
+            }
         };
         for other in edges(look, rank, members) {
             let waits = look.get(&other).map_or(&[][..], |state| &state.waits);
@@ -146,8 +149,8 @@ pub(crate) fn reached(waits: &[Wait], state: impl Fn(Rank) -> RankState) -> Look
     let mut look = Look::new();
     let mut awaited: Vec<Rank> = waits.iter().flat_map(Wait::missing).copied().collect();
     while let Some(rank) = awaited.pop() {
-        if let Entry::Vacant(place) = look.entry(rank) {
-            let state = place.insert(state(rank));
+        if let Entry::Vacant(entry) = look.entry(rank) {
+            let state = entry.insert(state(rank));
             awaited.extend(state.waits.iter().flat_map(Wait::missing));
         }
     }

@@ -9,15 +9,16 @@ use std::time::Instant;
 
 use hsdp_flight::{Ending, Origin};
 use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
-use super::arrival::{Arrivals, Difference, Gathering};
+use super::arrival::{Arrivals, Gathering};
 use super::outputs::{Outputs, PerMember, discard};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error, GroupId};
 
 /// The identity of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) group: GroupId,
     pub(crate) epoch: u64,
@@ -35,8 +36,6 @@ impl From<&Descriptor> for Key {
 pub(super) enum Phase {
     /// Members arrive, each in its slot.
     Gathering(Gathering),
-    /// Two of them differ. Every later member is told so, until the end of the world fails the operation: none is ever the last.
-    Differing { arrivals: Arrivals, difference: Difference },
     /// All have arrived. The last of them took the contributions, and blocks are run.
     Running,
     /// The blocks are done, and the outputs are kept back: the channel is slow.
@@ -51,9 +50,7 @@ impl Phase {
     /// The descriptors of the members that have arrived, while members are missing or differ.
     pub(super) fn arrivals(&self) -> Option<&Arrivals> {
         match self {
-            Self::Gathering(Gathering { arrivals, .. }) | Self::Differing { arrivals, .. } => {
-                Some(arrivals)
-            }
+            Self::Gathering(Gathering { arrivals, .. }) => Some(arrivals),
             _ => None,
         }
     }
@@ -61,19 +58,19 @@ impl Phase {
 
 /// One operation of one group.
 pub(crate) struct Operation {
-    key: Key,
+    pub(crate) key: Key,
     /// The members, by slot.
-    ranks: Arc<[Rank]>,
+    pub(crate) ranks: Arc<[Rank]>,
     /// The moment from which its end is timed.
     origin: Origin,
     /// Written when the phase is `Done` or `Failed`, so that a look at it needs no lock.
-    ending: Arc<Ending>,
+    pub(crate) ending: Arc<Ending>,
     pub(super) state: Mutex<State>,
     changed: Condvar,
     /// When its outputs are published, if they are held back: written when they are.
     due: OnceLock<Instant>,
-    /// By slot: the threads that are reading the contribution of its member.
-    readers: PerMember<AtomicUsize>,
+    /// By slot: the number of threads that are in the code that lends its member's contribution.
+    pub(crate) readers: PerMember<AtomicUsize>,
 }
 
 pub(super) struct State {
@@ -99,18 +96,6 @@ impl Operation {
         }
     }
 
-    pub(crate) fn key(&self) -> Key {
-        self.key
-    }
-
-    pub(crate) fn ranks(&self) -> &Arc<[Rank]> {
-        &self.ranks
-    }
-
-    pub(crate) fn ending(&self) -> &Arc<Ending> {
-        &self.ending
-    }
-
     pub(crate) fn is_settled(&self) -> bool {
         self.ending.is_written() || self.settle_if_due()
     }
@@ -126,11 +111,6 @@ impl Operation {
             other => state.phase = other,
         }
         true
-    }
-
-    /// By slot: the number of threads that are in the code that lends its member's contribution.
-    pub(crate) fn readers(&self) -> &[AtomicUsize] {
-        &self.readers
     }
 
     /// The first member, in slot order, whose code is lending its contribution.
@@ -245,10 +225,6 @@ impl Operation {
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation")
-            .field("key", &self.key)
-            .field("ranks", &self.ranks)
-            .field("settled", &self.is_settled())
-            .finish_non_exhaustive()
+        write!(f, "Operation({:?})", self.key)
     }
 }

@@ -63,7 +63,7 @@ impl Shared {
     /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
     pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
         let end = self.status.end_world(error);
-        for operation in self.table.drain(None) {
+        for operation in self.table.take_out(None) {
             operation.fail_gathering(&end);
         }
         doomed.iter().for_each(|operation| operation.fail(&end));
@@ -73,7 +73,7 @@ impl Shared {
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
     pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
         if let Err(end) = self.status.check(epoch) {
-            self.table.remove(operation.key());
+            self.table.remove(operation.key);
             operation.fail_gathering(&end);
         }
     }
@@ -88,8 +88,10 @@ impl Shared {
     pub(crate) fn state(&self, rank: Rank) -> RankState {
         let record = self.record(rank);
         let epoch = record.epoch();
-        let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| {
-            operation.wait_of(rank, is_of_issuer)
+        let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| match operation.wait_of(rank)
+        {
+            Wait::Members(members) => Wait::Members(Members { is_of_issuer, ..members }),
+            work => work,
         };
         let on_device = record.device_wait().map(Wait::Members);
         RankState {
@@ -105,12 +107,13 @@ impl Shared {
 }
 
 impl Operation {
-    /// The wait of `rank` for this operation. Members that differ end it by themselves, like work.
-    pub(crate) fn wait_of(&self, rank: Rank, is_of_issuer: bool) -> Wait {
+    /// The wait of a thread of `rank` for this operation, which need not be its only issuer. Members that differ end it by themselves, like
+    /// work.
+    pub(crate) fn wait_of(&self, rank: Rank) -> Wait {
         match self.gathering(rank) {
             None => Wait::Work(self.lender()),
             Some((operation, missing)) => {
-                Wait::Members(Members { operation, index: None, missing, is_of_issuer })
+                Wait::Members(Members { operation, index: None, missing, is_of_issuer: false })
             }
         }
     }

@@ -21,15 +21,15 @@ pub(crate) struct Status {
 #[derive(Debug, Default)]
 struct Ends {
     world: Option<Error>,
+    /// By epoch. Of those that every rank has left behind, the last is kept, and stands for all of them.
     epochs: BTreeMap<u64, Error>,
-    /// The last epoch that every rank has left behind, and how it ended: what is before it, too, is over.
-    past: Option<(u64, Error)>,
 }
 
 impl Ends {
+    /// The end of an epoch, by which those before it are over, too.
     fn of(&self, epoch: u64) -> Option<&Error> {
-        let past = self.past.as_ref().filter(|(last, _)| epoch <= *last).map(|(_, end)| end);
-        self.world.as_ref().or(past).or_else(|| self.epochs.get(&epoch))
+        let of_epoch = || self.epochs.range(epoch..).next().map(|(_, end)| end);
+        self.world.as_ref().or_else(of_epoch)
     }
 }
 
@@ -75,7 +75,7 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Sleeps for so long, or until the world ends, or something is `over` that somebody [rings](Self::ring) for. What
+    /// Sleeps for so long, or until the world ends, or something is `over` for which a thread [rings](Self::ring). Returns the error that
     /// ended the world, if it has ended.
     pub(crate) fn sleep(&self, time: Duration, over: impl Fn() -> bool) -> Option<Error> {
         let until = from_now(time);
@@ -92,25 +92,18 @@ impl Status {
     /// epoch behind, or if the world is over: a rank that hears of that gives its step up, which all others know.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) -> Error {
         let mut ends = self.ends.lock();
-        if let Some(end) = &ends.world {
+        if let Some(end) = ends.of(epoch) {
             return end.clone();
         }
-        if let Some((_, end)) = ends.past.as_ref().filter(|(last, _)| epoch <= *last) {
-            return end.clone();
-        }
-        let end = ends.epochs.entry(epoch).or_insert(error).clone();
+        ends.epochs.insert(epoch, error.clone());
         self.raised.store(true, Ordering::Release);
-        end
+        error
     }
 
     /// Forgets how the epochs before `epoch` ended, which every rank has left behind, except for the last.
     pub(crate) fn forget_before(&self, epoch: u64) {
         let mut ends = self.ends.lock();
-        let kept = ends.epochs.split_off(&epoch);
-        let forgotten = std::mem::replace(&mut ends.epochs, kept);
-        // Ranks forget at once and in any order: what is past never becomes less.
-        let past = forgotten.into_iter().next_back().into_iter().chain(ends.past.take());
-        ends.past = past.max_by_key(|(epoch, _)| *epoch);
+        ends.epochs = ends.epochs.split_off(&epoch.saturating_sub(1));
     }
 }
 

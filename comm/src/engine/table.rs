@@ -25,7 +25,7 @@ impl Table {
     ) -> Result<Arc<Operation>, Error> {
         match self.0.lock().entry(key) {
             Entry::Occupied(found) => Ok(Arc::clone(found.get())),
-            Entry::Vacant(place) => Ok(Arc::clone(place.insert(make()?))),
+            Entry::Vacant(entry) => Ok(Arc::clone(entry.insert(make()?))),
         }
     }
 
@@ -36,7 +36,7 @@ impl Table {
     }
 
     /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error may name the first of them.
-    pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
+    pub(crate) fn take_out(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
         let mut operations = self.0.lock();
         let of_epoch = |key: &Key, _: &mut _| epoch.is_none_or(|epoch| key.epoch == epoch);
         operations.extract_if(.., of_epoch).map(|(_, operation)| operation).collect()

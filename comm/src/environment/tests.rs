@@ -1,6 +1,6 @@
 use super::*;
 
-/// What an environment of these variables says.
+/// The place that an environment of these variables gives.
 fn told(variables: &[(&str, &str)]) -> Result<Option<Launched>, String> {
     let variable = |name: &'static str| {
         let set = variables.iter().find(|(variable, _)| *variable == name);

@@ -1,5 +1,9 @@
 //! The faults that are due at a call.
 
+use std::sync::Arc;
+
+use hsdp_kernels::GradientValues;
+
 use super::{Fault, FaultKind, FaultPlace};
 use crate::Tag;
 use crate::sync::Mutex;
@@ -16,17 +20,11 @@ pub(crate) struct Injector {
 struct Progress {
     /// The faults that have not fired.
     armed: Vec<Fault>,
-    moment: Moment,
-    /// Its calls since `moment` began.
+    /// The step and the epoch of its last call.
+    step: (u64, u64),
+    /// Its calls in that step, and in no other epoch.
     calls: u64,
     left: bool,
-}
-
-/// Calls are counted from 0 in each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moment {
-    pub(crate) step: u64,
-    pub(crate) epoch: u64,
 }
 
 impl Injector {
@@ -40,17 +38,24 @@ impl Injector {
         !self.has_faults
     }
 
-    /// Counts a call, and takes the faults that are due at it, in the order in which they were given. A value that is
-    /// not finite is due only where there is a gradient.
-    pub(crate) fn due(&self, moment: Moment, tag: &Tag, has_gradient: bool) -> Vec<Fault> {
+    /// Counts a call in a step of an epoch, and takes the faults that are due at it, in the order in which they were given. A value that is
+    /// not finite is due only where a gradient has elements.
+    pub(crate) fn due(
+        &self,
+        step: (u64, u64),
+        tag: &Tag,
+        gradients: &[Option<Arc<dyn GradientValues>>],
+    ) -> Vec<Fault> {
         let mut progress = self.progress.lock();
-        if progress.moment != moment {
-            (progress.moment, progress.calls) = (moment, 0);
+        if progress.step != step {
+            (progress.step, progress.calls) = (step, 0);
         }
         let number = progress.calls;
         progress.calls += 1;
+        let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let is_due = |fault: &mut Fault| {
-            fault.step == moment.step && is_due(fault, (number, tag), has_gradient)
+            let can_be = has_gradient || !matches!(fault.kind, FaultKind::NonFinite(_));
+            can_be && fault.step == step.0 && is_at(fault, (number, tag))
         };
         progress.armed.extract_if(.., is_due).collect()
     }
@@ -71,13 +76,12 @@ impl Injector {
 }
 
 /// Whether a fault is at the `number`-th call of a step. A value that is not finite waits for a gradient, from its call on.
-fn is_due(fault: &Fault, (number, tag): (u64, &Tag), has_gradient: bool) -> bool {
+fn is_at(fault: &Fault, (number, tag): (u64, &Tag)) -> bool {
     let is_non_finite = matches!(fault.kind, FaultKind::NonFinite(_));
-    let is_there = match fault.place {
+    match fault.place {
         FaultPlace::Unit(unit) => tag.unit == Some(unit),
         FaultPlace::Stage(stage) => tag.stage == stage,
         FaultPlace::UnitStage(unit, stage) => tag.unit == Some(unit) && tag.stage == stage,
         FaultPlace::Call(call) => call == number || is_non_finite && call < number,
-    };
-    is_there && (has_gradient || !is_non_finite)
+    }
 }

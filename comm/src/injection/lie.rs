@@ -23,8 +23,8 @@ pub(super) fn tell(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank])
             call.dtype = call.dtype.or(Some(DType::F32));
         }
         FaultKind::WrongRoot => {
-            let place = call.root.and_then(|root| ranks.iter().position(|rank| *rank == root));
-            call.root = Some(place.map_or(rank, |place| ranks[(place + 1) % ranks.len()]));
+            let slot = call.root.and_then(|root| ranks.iter().position(|rank| *rank == root));
+            call.root = Some(slot.map_or(rank, |slot| ranks[(slot + 1) % ranks.len()]));
         }
         _ => {}
     }

@@ -1,5 +1,6 @@
 //! The threads of a world, and the state that its ranks share.
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +17,6 @@ use crate::sync::thread;
 use hsdp_flight::EntryNumber;
 
 /// The threads of a world: workers, ranks that wait, and the endpoint that stands for ranks of other processes.
-#[derive(Debug)]
 pub(crate) struct Core {
     shared: Arc<Shared>,
     pub(super) queue: Queue,
@@ -30,11 +30,11 @@ pub(crate) struct Core {
 
 /// A rank's own handle of what all share: its operations count themselves here, and not where all ranks would count.
 #[derive(Debug)]
-pub(crate) struct Access(Arc<Core>);
+pub(crate) struct Access(pub(crate) Arc<Core>);
 
 /// Held by every rank: when the last one goes, the workers are joined.
 #[derive(Debug)]
-pub(crate) struct Lifeline(Arc<Core>);
+pub(crate) struct Lifeline(pub(crate) Arc<Core>);
 
 /// A member that issues an operation.
 pub(crate) struct Member<'a> {
@@ -74,6 +74,12 @@ impl Core {
     }
 }
 
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Core({} ranks)", self.records().len())
+    }
+}
+
 impl Deref for Core {
     type Target = Arc<Shared>;
 
@@ -82,26 +88,10 @@ impl Deref for Core {
     }
 }
 
-impl Access {
-    pub(crate) fn new(core: &Arc<Core>) -> Arc<Self> {
-        Arc::new(Self(Arc::clone(core)))
-    }
-}
-
 impl Deref for Access {
     type Target = Arc<Core>;
 
     fn deref(&self) -> &Arc<Core> {
-        &self.0
-    }
-}
-
-impl Lifeline {
-    pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
-        Arc::new(Self(core))
-    }
-
-    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0
     }
 }

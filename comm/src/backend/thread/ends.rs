@@ -15,10 +15,8 @@ impl Core {
     /// Ends the world since `rank` cannot go on, unless it is over.
     #[cfg(feature = "nccl")]
     pub(crate) fn end_requested(&self, rank: Rank, reason: &str) {
-        if self.status().world_end().is_none() {
-            let reason = AbortReason::Requested { reason: reason.into() };
-            self.end(self.ended_by(rank, reason));
-        }
+        let reason = AbortReason::Requested { reason: reason.into() };
+        self.end(self.ended_by(rank, reason));
     }
 
     /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
@@ -62,7 +60,7 @@ impl Core {
             return endpoint.end_epoch(epoch, error);
         }
         let end = self.status().end_epoch(epoch, error);
-        for operation in self.table.drain(Some(epoch)) {
+        for operation in self.table.take_out(Some(epoch)) {
             operation.fail_gathering(&end);
         }
     }
@@ -92,7 +90,7 @@ impl Core {
         awaited: &Arc<Descriptor>,
     ) -> Result<(), Error> {
         let left = |rank: &Rank| self.record(*rank).has_left();
-        if !operation.ranks().iter().any(left) {
+        if !operation.ranks.iter().any(left) {
             return Ok(());
         }
         let Some(there) = operation.attendance() else { return Ok(()) };
@@ -157,7 +155,7 @@ impl Core {
                 None => Wanted::Missing(self.record(*rank).last()),
             },
         };
-        let rows = operation.ranks().iter().zip(wanted).map(row).collect();
+        let rows = operation.ranks.iter().zip(wanted).map(row).collect();
         let end =
             self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
         self.fail_at_end(operation);
@@ -172,14 +170,14 @@ impl Core {
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
     ) {
-        if operation.is_settled() || self.has_all_after_all(operation) {
+        if operation.is_settled() {
             return;
         }
-        let attendance = operation.attendance();
-        let Some(judged) = self.judge_late(waiter, operation, descriptor) else { return };
+        let judged = self.judge_late(waiter, operation, descriptor);
+        let Some((attendance, judged)) = judged else { return };
         let working = attendance.is_none();
         let Attendance { arrived, missing } = attendance.unwrap_or_else(|| Attendance {
-            arrived: operation.ranks().to_vec(),
+            arrived: operation.ranks.to_vec(),
             missing: Vec::new(),
         });
         let culprit = match judged {
@@ -196,20 +194,22 @@ impl Core {
         }
     }
 
-    /// The rank that keeps `operation` from ending, or the rank whose comparer is silent; `None` if messages of all members have come before the
-    /// verdict.
+    /// The members that are missing at `operation`, and the rank that keeps it from ending, or the rank whose comparer is silent; `None` if
+    /// none is missing any more when messages are in that were on their way, or the world has ended since they do not arrive.
     fn judge_late(
         &self,
         waiter: Rank,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
-    ) -> Option<Result<Option<Rank>, Rank>> {
-        let is_gathering = operation.attendance().is_some();
-        let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else {
-            return Some(Ok(self.culprit(waiter, operation)));
+    ) -> Option<(Option<Attendance>, Result<Option<Rank>, Rank>)> {
+        let attendance = operation.attendance();
+        let Some(endpoint) = self.endpoint().filter(|_| attendance.is_some()) else {
+            return Some((attendance, Ok(self.culprit(waiter, operation))));
         };
+        endpoint.await_forwarder();
+        let attendance = Some(operation.attendance()?);
         let judged = endpoint.await_culprit(WaitKey::new(descriptor, None));
-        operation.attendance().map(|_| judged)
+        operation.attendance().map(|_| (attendance, judged))
     }
 
     /// Ends the world because the comparer of a rank is silent.
@@ -232,14 +232,5 @@ impl Core {
         let (awaited, deadline) = (Arc::clone(&wait.operation), self.options().deadline);
         let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, &wait.operation, reason));
-    }
-
-    /// Whether an operation that misses members misses none when the messages are in that were on their way, or the world has ended
-    /// since none arrive.
-    fn has_all_after_all(&self, operation: &Operation) -> bool {
-        let is_gathering = operation.attendance().is_some();
-        let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else { return false };
-        endpoint.await_forwarder();
-        operation.attendance().is_none()
     }
 }

@@ -29,7 +29,7 @@ impl Core {
         });
         let submitted = operation.and_then(|operation| {
             // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
-            flight.ends_with(member.entry, operation.ending());
+            flight.ends_with(member.entry, &operation.ending);
             self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
             Ok(operation)
         });
@@ -61,10 +61,10 @@ impl Core {
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
-                self.table.remove(operation.key());
+                self.table.remove(operation.key);
                 let work = || assemble(contributions);
                 let running = self.assemble(operation, descriptor, arrivals, work)?;
-                let rank = operation.ranks()[slot];
+                let rank = operation.ranks[slot];
                 running.into_iter().for_each(|running| self.launch(running, rank));
                 Ok(())
             }
@@ -84,7 +84,7 @@ impl Core {
         contribution: D,
     ) {
         operation.gather_again::<D, W>((slot, descriptor), contribution);
-        let entered = self.table.enter(operation.key(), || {
+        let entered = self.table.enter(operation.key, || {
             self.status().check_world()?;
             Ok(Arc::clone(operation))
         });
@@ -104,7 +104,7 @@ impl Core {
         // Contributions that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(work)) => {
-                let due = self.links.carry(descriptor, operation.ranks());
+                let due = self.links.carry(descriptor, &operation.ranks);
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
                 let (blocks, work) = (work.blocks(), Box::new(work));
                 Ok(Some(Running { operation, descriptor, work, blocks, due }))

@@ -5,9 +5,7 @@
 //! operation has failed.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
-use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,15 +24,8 @@ pub(super) struct Queue {
     /// The number of entries: to see that there are none needs no lock.
     length: AtomicUsize,
     changed: Condvar,
-    crew: Mutex<Crew>,
-}
-
-/// The worker threads.
-#[derive(Default)]
-struct Crew {
-    /// Their number, once they were asked for.
-    size: Option<usize>,
-    threads: Vec<JoinHandle<()>>,
+    /// The worker threads, once they were asked for.
+    crew: Mutex<Option<Vec<JoinHandle<()>>>>,
 }
 
 #[derive(Default)]
@@ -50,15 +41,15 @@ impl Queue {
     /// where the system gives no more threads.
     pub(super) fn workers(&self, core: &Arc<Core>, wanted: usize) -> usize {
         let mut crew = self.crew.lock();
-        if let Some(size) = crew.size {
-            return size;
+        if let Some(threads) = &*crew {
+            return threads.len();
         }
         let started = (0..wanted).map(|index| start_worker(core, index));
         let mut refused = None;
-        crew.threads
-            .extend(started.map_while(|thread| thread.map_err(|it| refused = Some(it)).ok()));
-        let size = crew.threads.len();
-        crew.size = Some(size);
+        let threads = started.map_while(|thread| thread.map_err(|it| refused = Some(it)).ok());
+        let threads: Vec<_> = threads.collect();
+        let size = threads.len();
+        *crew = Some(threads);
         // A subscriber to warnings may do what it likes: it is called without the lock.
         drop(crew);
         if let Some(error) = refused {
@@ -121,7 +112,7 @@ impl Queue {
     /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for longer than
     /// `patience` is left behind.
     pub(super) fn close(&self, patience: Duration) {
-        let threads = mem::take(&mut self.crew.lock().threads);
+        let threads = self.crew.lock().replace(Vec::new()).unwrap_or_default();
         // A contribution may own the last handle of the world, and a worker may drop it: it cannot join itself.
         let own = thread::current().id();
         let (own, others): (Vec<_>, Vec<_>) =
@@ -177,15 +168,7 @@ fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
     Builder::new().name(format!("hsdp-worker-{index}")).spawn(work)
 }
 
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let length = self.length.load(Ordering::Relaxed);
-        f.debug_struct("Queue").field("length", &length).finish_non_exhaustive()
-    }
-}
-
 /// Work in the queue.
-#[derive(Debug)]
 pub(super) struct Queued {
     pub(super) running: Running,
     pub(super) unclaimed: Unclaimed,
@@ -205,7 +188,6 @@ const CLAIMS_OF_A_THREAD: usize = 4;
 /// The blocks that are not claimed.
 ///
 /// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
-#[derive(Debug)]
 pub(super) struct Unclaimed {
     next: AtomicUsize,
     blocks: usize,

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,7 +105,7 @@ pub(super) struct Running {
 impl Running {
     /// Runs a block that was claimed.
     pub(super) fn run(&self, block: usize, core: &Core) -> Result<(), WorkPanic> {
-        let (ranks, readers) = (self.operation.ranks(), self.operation.readers());
+        let (ranks, readers) = (&self.operation.ranks, &self.operation.readers);
         let meter = Meter::new(core.records(), ranks, &self.descriptor, readers);
         let in_block = InBlock::enter();
         let ran = catch_unwind(AssertUnwindSafe(|| self.work.run(block, &meter)));
@@ -140,11 +139,5 @@ impl Running {
         let Descriptor { op, channel, tag, .. } = &*self.descriptor;
         let unit = tag.unit.map(|unit| unit.get());
         tracing::trace_span!("blocks", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch)
-    }
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("operation", &self.operation).finish_non_exhaustive()
     }
 }

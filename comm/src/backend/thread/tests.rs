@@ -67,7 +67,7 @@ impl Work for Listing {
     }
 }
 
-/// What a member takes out.
+/// The output that a member takes.
 fn taken(operation: &Operation, slot: usize) -> Result<(Vec<usize>, usize), Error> {
     operation.take(slot)
 }
@@ -131,19 +131,19 @@ fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
     operation.fail_gathering(&aborted(1));
     assert!(!operation.is_settled());
     complete(&operation, last);
-    // What comes too late changes nothing.
+    // An end that comes too late changes nothing.
     operation.fail(&aborted(1));
     assert_eq!(taken(&operation, 1), Ok((ALL.to_vec(), 1)));
 }
 
 #[test]
-fn whoever_comes_to_a_failed_operation_is_refused() {
+fn a_member_that_comes_to_a_failed_operation_is_refused() {
     let operation = operation();
     assert!(matches!(arrive(&operation, 0, 5), Arrived::Waiting));
     operation.fail_gathering(&aborted(1));
     assert!(matches!(arrive(&operation, 1, 5), Arrived::Refused(error) if error == aborted(1)));
     assert_eq!(operation.take::<()>(0), Err(aborted(1)));
-    // Nobody sleeps on what is settled.
+    // No thread sleeps on an operation that is settled.
     operation.sleep_until(Instant::now() + Duration::from_secs(60));
 }
 
@@ -162,7 +162,7 @@ fn members_that_disagree_are_told_at_once() {
 }
 
 #[test]
-fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
+fn a_member_that_comes_after_others_that_disagree_is_told_so_too_and_never_the_last() {
     // The second is preempted before it ends the world.
     for data_header in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
         let operation = operation();
@@ -175,7 +175,7 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
             arrive(&operation, 2, data_header[2]),
             Arrived::Differs(Difference::Descriptor)
         ));
-        assert_eq!(counts(&operation), data_header.map(Some), "the table lists everybody");
+        assert_eq!(counts(&operation), data_header.map(Some), "the table lists all");
         assert!(!operation.is_settled());
         operation.fail_gathering(&aborted(1));
         assert_eq!(operation.failure(), Some(aborted(1)));
@@ -230,7 +230,7 @@ fn a_moment_of_any_distance_can_be_named() {
     assert!(from_now(second) > Instant::now());
     assert!(from_now(ever) > from_now(second));
     let due = |late, deadline| Clock::start(&options(late, deadline)).alarm();
-    assert_eq!(due(ever, ever), due(second, ever), "whoever waits looks now and then");
+    assert_eq!(due(ever, ever), due(second, ever), "a thread that waits looks now and then");
     let soon = Duration::from_millis(100);
     assert!(matches!(due(soon, ever), Alarm::None(left) if left <= soon));
     assert!(matches!(due(Duration::ZERO, ever), Alarm::Late(_)));
@@ -288,7 +288,7 @@ fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
     let core = core();
     // 0 waits for 1 and 2; 1 waits for 2, elsewhere.
     let (first, second) = (gathering(&[0]), gathering(&[0, 1]));
-    assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for nobody");
+    assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for no rank");
     let waits = core.record(Rank::new(1)).block_on(&second);
     assert_eq!(culprit(&core, &first), Some(2));
     drop(waits);
@@ -300,7 +300,7 @@ fn ranks_that_wait_in_a_circle_are_named_by_the_lowest() {
     let core = core();
     let [zero, one, two] =
         [&[0, 1], &[1, 2], &[0, 2]].map(|arrived: &[usize; 2]| gathering(arrived));
-    // 0 waits for 2, who waits for 1, who waits for 0.
+    // 0 waits for 2, which waits for 1, which waits for 0.
     let waits = |rank, operation| core.record(Rank::new(rank)).block_on(operation);
     let _circle = [waits(0, &zero), waits(1, &one), waits(2, &two)];
     for operation in [&zero, &one, &two] {
@@ -315,7 +315,7 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     let hanging = gathering(&[0, 1]);
     assert!(matches!(arrive(&hanging, 2, 5), Arrived::Last(..)));
     assert_eq!(culprit(&core, &hanging), None, "nothing is being read");
-    hanging.readers()[2].fetch_add(1, Ordering::Relaxed);
+    hanging.readers[2].fetch_add(1, Ordering::Relaxed);
     assert_eq!(culprit(&core, &hanging), Some(2));
     // Rank 1 runs a block of it, and so does not come to another operation.
     let _runs = core.record(Rank::new(1)).block_on(&hanging);

@@ -1,7 +1,6 @@
 //! A member waits for its output: it helps while there is work, stays awake for a moment, then sleeps.
 //! PROTOCOL.md, "Waiting".
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,40 +57,24 @@ impl Ticket {
             let Descriptor { op, channel, tag, .. } = &*self.descriptor;
             let unit = tag.unit.map(|unit| unit.get());
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
-            span.in_scope(|| self.await_settled());
+            span.in_scope(|| self.until_settled());
         }
         self.core.record(self.rank).flight.close(self.entry);
         self.operation.take(self.slot)
     }
 
-    /// Waits for the operation.
-    fn await_settled(&self) {
-        let (operation, descriptor) = (&self.operation, &self.descriptor);
-        Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
-    }
-}
-
-/// A rank that waits for an operation.
-struct Waiting<'a> {
-    core: &'a Access,
-    rank: Rank,
-    operation: &'a Arc<Operation>,
-    descriptor: &'a Arc<Descriptor>,
-}
-
-impl Waiting<'_> {
     fn until_settled(&self) {
-        let mut wakefulness = Wakefulness::of(self.core);
+        let mut wakefulness = Wakefulness::of(&self.core);
         let mut clock = Clock::start(self.core.options());
         let mut late = Vec::new();
-        let _blocked = self.core.record(self.rank).block_on(self.operation);
+        let _blocked = self.core.record(self.rank).block_on(&self.operation);
         while !self.operation.is_settled() {
             match clock.alarm() {
                 Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
                 Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
                 Alarm::Circle => self.stall(),
                 // If members came in at the last moment, their work is waited for once more.
-                Alarm::Deadline => self.core.end_late(self.rank, self.operation, self.descriptor),
+                Alarm::Deadline => self.core.end_late(self.rank, &self.operation, &self.descriptor),
             }
         }
         if !late.is_empty() && self.operation.failure().is_none() {
@@ -103,13 +86,13 @@ impl Waiting<'_> {
     }
 
     fn key(&self) -> WaitKey {
-        WaitKey::new(self.descriptor, None)
+        WaitKey::new(&self.descriptor, None)
     }
 
     /// Has the judge look whether ranks wait for each other.
     fn stall(&self) {
         match self.core.endpoint() {
-            None => self.core.end_if_circle(self.rank, self.operation),
+            None => self.core.end_if_circle(self.rank),
             Some(_) if self.operation.attendance().is_none() => {}
             Some(endpoint) => endpoint.report(Urgency::Stalled, self.key()),
         }
@@ -121,13 +104,13 @@ impl Waiting<'_> {
             endpoint.report(Urgency::Late, self.key());
             endpoint.culprit(self.key())
         });
-        judged.or_else(|| self.core.culprit(self.rank, self.operation))
+        judged.or_else(|| self.core.culprit(self.rank, &self.operation))
     }
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
     fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
-        if let Some(running) = self.core.queue.pick(self.operation) {
-            self.core.help(running, Some(self.operation));
+        if let Some(running) = self.core.queue.pick(&self.operation) {
+            self.core.help(running, Some(&self.operation));
             clock.has_worked();
         } else if self.core.endpoint().is_some_and(|endpoint| endpoint.hear()) {
             clock.has_worked();
@@ -135,7 +118,7 @@ impl Waiting<'_> {
             let is_left_alone =
                 self.core.endpoint().is_some_and(|endpoint| endpoint.is_left_alone());
             let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
-            self.core.sleep_on(self.operation, from_now(rest));
+            self.core.sleep_on(&self.operation, from_now(rest));
         }
     }
 
@@ -147,7 +130,7 @@ impl Waiting<'_> {
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
         let culprit = self.culprit().map(Rank::get);
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
+            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
         if missing.is_empty() {
             tracing::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
@@ -159,18 +142,8 @@ impl Waiting<'_> {
     /// Reports that late members have arrived, and how late they were.
     fn welcome(&self, late: &[u32], lateness: Duration) {
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
+            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
         tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have arrived");
-    }
-}
-
-impl fmt::Debug for Ticket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ticket")
-            .field("rank", &self.rank)
-            .field("descriptor", &self.descriptor)
-            .field("settled", &self.is_settled())
-            .finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::Issued;
+use crate::engine::Key;
 use crate::{Descriptor, GroupId};
 
 /// The state of a rank at one moment.
@@ -65,10 +66,9 @@ pub(crate) struct Members {
 /// The identity of a rank's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct WaitKey {
-    pub(crate) group: GroupId,
-    pub(crate) epoch: u64,
-    pub(crate) sequence: u64,
-    pub(crate) index: Option<u64>,
+    operation: Key,
+    /// The index of the call among those of the group, if a device waits for NCCL.
+    index: Option<u64>,
 }
 
 impl RankState {
@@ -109,13 +109,6 @@ impl Wait {
     pub(super) fn missing(&self) -> &[Rank] {
         self.members().map_or(&[], |members| &members.missing)
     }
-
-    pub(super) fn reading(&self) -> Option<Rank> {
-        match self {
-            Self::Members(_) => None,
-            Self::Work(reading) => *reading,
-        }
-    }
 }
 
 impl Members {
@@ -132,7 +125,6 @@ impl Members {
 impl WaitKey {
     /// A wait for an operation, or for its call of NCCL with this index.
     pub(crate) fn new(operation: &Descriptor, index: Option<u64>) -> Self {
-        let Descriptor { group, epoch, sequence, .. } = *operation;
-        Self { group, epoch, sequence, index }
+        Self { operation: operation.into(), index }
     }
 }

@@ -26,7 +26,7 @@ fn enter(table: &Table, key: Key) -> Arc<Operation> {
 fn run(table: &Table, operation: &Operation) {
     for slot in 0..3 {
         if let last @ Arrived::Last(..) = arrive(operation, slot, 5) {
-            table.remove(operation.key());
+            table.remove(operation.key);
             complete(operation, last);
         }
     }
@@ -42,10 +42,10 @@ fn only_a_member_that_makes_an_operation_is_asked_whether_it_may() {
     assert!(Arc::ptr_eq(&made, &found));
     let refused = table.enter(key(1, 0), || Err(aborted(1)));
     assert_eq!(refused.map(drop).expect_err("refused"), aborted(1));
-    assert_eq!(table.drain(Some(1)).len(), 0);
+    assert_eq!(table.take_out(Some(1)).len(), 0);
     assert_eq!(table.snapshot().len(), 1);
-    assert_eq!(table.drain(Some(0)).len(), 1);
-    assert_eq!(table.drain(None).len(), 0);
+    assert_eq!(table.take_out(Some(0)).len(), 1);
+    assert_eq!(table.take_out(None).len(), 0);
 }
 
 #[test]
@@ -64,25 +64,25 @@ fn operations_are_found_however_many_gather_at_once() {
     let table = Table::default();
     let keys = (0..2).flat_map(|epoch| (0..20).map(move |sequence| key(epoch, sequence)));
     let made: Vec<_> = keys.map(|key| enter(&table, key)).collect();
-    assert!(made.iter().all(|made| Arc::ptr_eq(&enter(&table, made.key()), made)));
+    assert!(made.iter().all(|made| Arc::ptr_eq(&enter(&table, made.key), made)));
     assert_eq!(table.snapshot().len(), made.len());
     made[7..12].iter().for_each(|operation| run(&table, operation));
     assert_eq!(table.snapshot().len(), made.len() - 5);
-    assert_eq!(table.drain(Some(1)).len(), 20);
-    assert_eq!(table.drain(None).len(), 15);
+    assert_eq!(table.take_out(Some(1)).len(), 20);
+    assert_eq!(table.take_out(None).len(), 15);
 }
 
 #[test]
 fn an_operation_that_gathers_again_is_found_again() {
     let table = Table::default();
     let operation = enter(&table, key(0, 0));
-    table.remove(operation.key());
+    table.remove(operation.key);
     assert_eq!(table.snapshot().len(), 0);
-    table.enter(operation.key(), || Ok(Arc::clone(&operation))).expect("admitted");
+    table.enter(operation.key, || Ok(Arc::clone(&operation))).expect("admitted");
     assert!(Arc::ptr_eq(&enter(&table, key(0, 0)), &operation));
     assert_eq!(Arc::strong_count(&operation), 2, "it is there once");
-    table.remove(operation.key());
-    assert!(table.enter(operation.key(), || Err(aborted(1))).is_err());
+    table.remove(operation.key);
+    assert!(table.enter(operation.key, || Err(aborted(1))).is_err());
     assert_eq!(table.snapshot().len(), 0);
 }
 
@@ -95,14 +95,14 @@ fn a_table_gives_operations_in_the_order_of_their_keys() {
         .into_iter()
         .flat_map(|group| (0..10).rev().map(move |epoch| Key { group, epoch, sequence: 0 }));
     let mut made: Vec<_> = keys.map(|key| enter(&table, key)).collect();
-    made.sort_by_key(|operation| operation.key());
+    made.sort_by_key(|operation| operation.key);
     let are_made = |listed: Vec<Arc<Operation>>| {
         listed.len() == 20 && listed.iter().zip(&made).all(|(it, other)| Arc::ptr_eq(it, other))
     };
     assert!(are_made(table.snapshot()));
-    assert!(are_made(table.drain(None)));
+    assert!(are_made(table.take_out(None)));
     let (first, others) = made.split_first().expect("there are some");
-    let again = enter(&table, first.key());
+    let again = enter(&table, first.key);
     let are_out = !Arc::ptr_eq(&again, first) && others.iter().all(|it| !it.is_settled());
     assert!(are_out, "they were taken out");
 }
