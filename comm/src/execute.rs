@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
-use hsdp_sharding::{ByteCount, Piece, Rank};
+use hsdp_sharding::{Piece, Rank};
 
 pub(crate) use self::buffers::Buffers;
 pub(crate) use self::copy::Copies;
@@ -40,10 +40,9 @@ pub(crate) use self::shared_gather::{SharedGather, SharedGatherContribution};
 pub use self::unit_buffers::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherContribution};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceContribution};
-use crate::engine::{Operation, Record};
+use crate::engine::Operation;
 pub(crate) use crate::engine::{Outputs, PerMember};
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::{Channel, Descriptor, Op};
 
 /// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to it.
 const BLOCK_ELEMENTS: usize = 8 << 10;
@@ -106,12 +105,9 @@ pub(crate) trait Assemble<D, W>: FnOnce(Vec<D>) -> Result<W, String> {}
 
 impl<D, W, F: FnOnce(Vec<D>) -> Result<W, String>> Assemble<D, W> for F {}
 
-/// Counts the bytes that blocks receive from other ranks, and notes the member whose contribution they read.
+/// Notes the member whose contribution a block reads.
 pub(crate) struct Meter<'a> {
-    records: &'a [Arc<Record>],
     ranks: &'a [Rank],
-    channel: Channel,
-    op: Op,
     /// By slot: the threads that are reading its contribution.
     readers: &'a [AtomicUsize],
     /// The slot whose contribution this block is reading.
@@ -119,30 +115,13 @@ pub(crate) struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    pub(crate) fn new(
-        records: &'a [Arc<Record>],
-        ranks: &'a [Rank],
-        descriptor: &Descriptor,
-        readers: &'a [AtomicUsize],
-    ) -> Self {
-        let Descriptor { channel, op, .. } = *descriptor;
-        // Elements that are sent count where they arrive.
-        let op = if op == Op::Send { Op::Recv } else { op };
-        Self { records, ranks, channel, op, readers, reading: Cell::new(None) }
+    pub(crate) fn new(ranks: &'a [Rank], readers: &'a [AtomicUsize]) -> Self {
+        Self { ranks, readers, reading: Cell::new(None) }
     }
 
     /// The rank of the member in `slot`.
     pub(crate) fn rank(&self, slot: usize) -> Rank {
         self.ranks[slot]
-    }
-
-    /// The member in slot `to` has read `count` elements of `size` bytes that the member in slot `from` owns.
-    pub(crate) fn received(&self, to: usize, from: usize, count: usize, size: usize) {
-        let [to, from] = [self.ranks[to], self.ranks[from]];
-        if to != from {
-            let bytes = ByteCount::of(count * size);
-            self.records[to.index()].ledger.received(self.channel, self.op, bytes);
-        }
     }
 
     /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names this member, or another that lends

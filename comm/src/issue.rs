@@ -111,16 +111,17 @@ impl Group {
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
         let RankHandle { rank, ref core, is_counting, .. } = **self.handle();
         let member = Member { access: core, rank, site: &site, entry };
+        let pattern = Pattern::of(described.meant(), &site.ranks, slot);
         let ticket = if is_counting {
-            let pattern = Pattern::of(described.meant(), &site.ranks, slot);
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None
+        } else if !is_between_two {
+            Some(core.submit(member, described.told, contribution, assemble)?)
+        } else if core.endpoint().is_some() {
+            Some(Execution::begin(member, described, contribution)?)
         } else {
-            Some(match core.endpoint().filter(|_| is_between_two) {
-                None => core.submit(member, described.told, contribution, assemble)?,
-                Some(_) => Execution::begin(member, described, contribution)?,
-            })
+            Some(meet(member, (described.told, pattern), contribution, assemble)?)
         };
         if is_between_two {
             self.handle().record.ledger.call(site.channel, op);
@@ -206,7 +207,7 @@ impl Group {
             self.bad_count(descriptor.op, "a group of one", descriptor.counts.total(), expected)
         })?;
         let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
-        let output = self.run_alone(descriptor, work);
+        let output = self.run_alone(work);
         match is_quick {
             true => flight.settle_at_once(entry, FlightState::Complete),
             false => flight.settle(entry, FlightState::Complete),
@@ -214,9 +215,9 @@ impl Group {
         Ok(output)
     }
 
-    pub(crate) fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
+    pub(crate) fn run_alone<W: Work>(&self, work: W) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
-        let meter = Meter::new(&[], &ranks, descriptor, &readers);
+        let meter = Meter::new(&ranks, &readers);
         let in_block = InBlock::enter();
         (0..work.blocks()).for_each(|block| work.run(block, &meter));
         drop(in_block);
@@ -233,7 +234,10 @@ fn meet<D: Buffers, W: Work>(
 ) -> Result<Ticket, Error> {
     let (access, ranks) = (member.access, &member.site.ranks);
     let Descriptor { channel, op, .. } = *told;
-    access.submit(member, told, contribution, |contributions: Vec<D>| {
+    // Elements that are sent count where they arrive.
+    let op = if op == Op::Send { Op::Recv } else { op };
+    access.submit(member, told, contribution, |mut contributions: Vec<D>| {
+        D::introduce(&mut contributions);
         for (slot, contribution) in contributions.iter().enumerate() {
             let received = contribution.pattern(pattern.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.

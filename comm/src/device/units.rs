@@ -170,7 +170,7 @@ impl Group {
         let issuing = Issuing { told: Arc::clone(&described.told), called, entry };
         own.place.carrier.iter_mut().for_each(|carrier| carrier.issuing = Some(issuing.clone()));
         let work = Issue::new(vec![own]).expect("one member agrees with itself");
-        self.run_alone(described.meant(), work)
+        self.run_alone(work)
     }
 
     /// The place of this member, and its stream.

@@ -17,6 +17,13 @@ pub(crate) trait Buffers: Send + 'static {
         plain
     }
 
+    /// Has contributions take in what only all of them together say.
+    fn introduce(_all: &mut [Self])
+    where
+        Self: Sized,
+    {
+    }
+
     /// The gradients that the member brings, for a fault to poison; none of most operations.
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
         &mut []

@@ -9,7 +9,7 @@ use crate::pattern::Pattern;
 pub(crate) struct Handing<T> {
     /// The slot of the member that gets it, if any does.
     pub(crate) destination: Option<usize>,
-    /// The slot of the member that gives to this one, once that is known: only where members share no memory.
+    /// The slot of the member that gives to this one, once that is known.
     pub(crate) giver: Option<usize>,
     pub(crate) values: Vec<T>,
 }
@@ -19,6 +19,14 @@ impl<T: Element> Buffers for Handing<T> {
 
     fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
         plain.permuted(self.destination, self.giver)
+    }
+
+    fn introduce(all: &mut [Self]) {
+        for from in 0..all.len() {
+            if let Some(to) = all[from].destination {
+                all[to].giver = Some(from);
+            }
+        }
     }
 
     fn imagined(self, pattern: &Pattern<'_>) -> Vec<T> {
@@ -61,16 +69,10 @@ impl<T: Element> Work for Handover<T> {
     type Output = Vec<T>;
 
     fn blocks(&self) -> usize {
-        1
+        0
     }
 
-    fn run(&self, _block: usize, meter: &Meter<'_>) {
-        for (to, from) in self.sources.iter().enumerate() {
-            if let Some(from) = *from {
-                meter.received(to, from, self.values[from].len(), size_of::<T>());
-            }
-        }
-    }
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
     fn finish(mut self) -> Outputs<Vec<T>> {
         let take = |source: &Option<usize>| match *source {

@@ -6,8 +6,7 @@ use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
 use super::*;
-use crate::call::barrier_of;
-use crate::{GroupId, Reduction, Scaling};
+use crate::{Reduction, Scaling};
 
 /// How often each of `len` elements is covered.
 fn coverage(len: usize, ranges: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
@@ -81,8 +80,7 @@ pub(super) mod taken {
 fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     let ranks: Vec<Rank> = vec![Rank::new(0); 40];
     let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
-    let descriptor = descriptor();
-    let meter = Meter::new(&[], &ranks, &descriptor, &readers);
+    let meter = Meter::new(&ranks, &readers);
     drop(taken::all());
     // Backwards: the order of blocks does not matter.
     (0..work.blocks()).rev().for_each(|block| work.run(block, &meter));
@@ -105,10 +103,6 @@ fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<impl Work<Output = 
 fn assert_all_ones(full: &[Vec<HostBuffer>]) {
     let buffers = full.iter().flat_map(|targets| targets.iter());
     assert!(buffers.flat_map(|it| it.values().to_f32()).all(|it| it == 1.0));
-}
-
-fn descriptor() -> Descriptor {
-    barrier_of(GroupId::of(&[], Channel::User))
 }
 
 /// Elements of several blocks, of any type; no number of members divides them.

@@ -81,7 +81,7 @@ impl Core {
         let _blocked = running.work.calls_users().then(|| self.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
-        let ran = (0..running.blocks).try_for_each(|block| running.run(block, self));
+        let ran = (0..running.blocks).try_for_each(|block| running.run(block));
         let completed = match ran {
             Ok(()) => running.complete(),
             Err(panic) => {
@@ -106,7 +106,7 @@ impl Core {
             };
             // Claimed blocks are run, unless the operation has failed: no member would get anything of it.
             let mut blocks = blocks.take_while(|_| !running.operation.is_settled());
-            if let Err(panic) = blocks.try_for_each(|block| running.run(block, self)) {
+            if let Err(panic) = blocks.try_for_each(|block| running.run(block)) {
                 queued.unclaimed.abandon();
                 self.end_panicked(&running.operation, panic);
             }

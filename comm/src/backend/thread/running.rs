@@ -9,7 +9,6 @@ use std::time::Instant;
 use hsdp_sharding::Rank;
 use tracing::Span;
 
-use super::core::Core;
 use crate::Descriptor;
 use crate::engine::{Operation, discard, panic_message};
 use crate::execute::{Meter, NextRound, Work};
@@ -104,9 +103,9 @@ pub(super) struct Running {
 
 impl Running {
     /// Runs a block that was claimed.
-    pub(super) fn run(&self, block: usize, core: &Core) -> Result<(), WorkPanic> {
+    pub(super) fn run(&self, block: usize) -> Result<(), WorkPanic> {
         let (ranks, readers) = (&self.operation.ranks, &self.operation.readers);
-        let meter = Meter::new(core.records(), ranks, &self.descriptor, readers);
+        let meter = Meter::new(ranks, readers);
         let in_block = InBlock::enter();
         let ran = catch_unwind(AssertUnwindSafe(|| self.work.run(block, &meter)));
         drop(in_block);
