@@ -35,20 +35,19 @@ fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
 /// The links of a world's slow channels.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    channels: Box<[SlowChannel]>,
     /// By group: until when its link is taken.
     taken: Mutex<HashMap<GroupId, Instant>>,
 }
 
 impl Links {
-    pub(crate) fn new(channels: &[SlowChannel]) -> Self {
-        Self { channels: channels.into(), taken: Mutex::default() }
-    }
-
-    /// When an operation whose last member has just come is through; `None` if its channel is not slow.
-    pub(crate) fn carry(&self, descriptor: &Descriptor, ranks: &[Rank]) -> Option<Instant> {
-        let mut channels = self.channels.iter();
-        let channel = channels.find(|slow| slow.channel == descriptor.channel)?;
+    /// When an operation whose last member has just come is through; `None` if its channel is none of those that are `slow`.
+    pub(crate) fn carry(
+        &self,
+        slow: &[SlowChannel],
+        descriptor: &Descriptor,
+        ranks: &[Rank],
+    ) -> Option<Instant> {
+        let channel = slow.iter().find(|slow| slow.channel == descriptor.channel)?;
         let time = time_of(channel, descriptor, ranks);
         let now = sync::now();
         let mut taken = self.taken.lock();

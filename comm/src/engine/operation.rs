@@ -38,9 +38,7 @@ pub(super) enum Phase {
     Gathering(Gathering),
     /// All have arrived. The last of them took the contributions, and blocks are run.
     Running,
-    /// The blocks are done, and the outputs are kept back: the channel is slow.
-    Held(Box<dyn Any + Send>),
-    /// The outputs wait for their members.
+    /// The outputs wait for their members; until it is due, they are held back, and the operation has no end.
     Done(Box<dyn Any + Send>),
     /// It ended early, for all members alike.
     Failed(Box<Error>),
@@ -63,7 +61,7 @@ pub(crate) struct Operation {
     pub(crate) ranks: Arc<[Rank]>,
     /// The moment from which its end is timed.
     origin: Origin,
-    /// Written when the phase is `Done` or `Failed`, so that a look at it needs no lock.
+    /// Written when members can take their outputs or the error, so that a look at it needs no lock.
     pub(crate) ending: Arc<Ending>,
     pub(super) state: Mutex<State>,
     changed: Condvar,
@@ -105,10 +103,10 @@ impl Operation {
         if self.due.get().is_none_or(|due| sync::now() < *due) {
             return false;
         }
-        let mut state = self.state.lock();
-        match mem::replace(&mut state.phase, Phase::Running) {
-            Phase::Held(outputs) => self.settle(state, Phase::Done(outputs)),
-            other => state.phase = other,
+        let state = self.state.lock();
+        if !self.ending.is_written() {
+            self.write_end(&state.phase);
+            self.changed.notify_all();
         }
         true
     }
@@ -129,19 +127,15 @@ impl Operation {
 
     /// The work is done: publishes the outputs, at `due` or now.
     pub(crate) fn succeed(&self, outputs: Box<dyn Any + Send>, due: Option<Instant>) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Running) {
             return;
         }
-        match due.filter(|due| sync::now() < *due) {
-            Some(due) => self.hold(state, outputs, due),
-            None => self.settle(state, Phase::Done(outputs)),
-        }
-    }
-
-    /// Holds the outputs back. No thread sleeps for it: members that wait sleep until then, and no longer.
-    fn hold(&self, mut state: MutexGuard<'_, State>, outputs: Box<dyn Any + Send>, due: Instant) {
-        state.phase = Phase::Held(outputs);
+        let Some(due) = due.filter(|due| sync::now() < *due) else {
+            return self.settle(state, Phase::Done(outputs));
+        };
+        // No thread sleeps for outputs that are held back: members that wait sleep until then, and no longer.
+        state.phase = Phase::Done(outputs);
         self.due.get_or_init(|| due);
         self.changed.notify_all();
     }
@@ -157,7 +151,7 @@ impl Operation {
     /// Ends the operation unless it is done: its work panicked, or missed the deadline.
     pub(crate) fn fail(&self, error: &Error) {
         let state = self.state.lock();
-        if !matches!(state.phase, Phase::Done(_) | Phase::Failed(_)) {
+        if !self.ending.is_written() {
             self.settle(state, Phase::Failed(Box::new(error.clone())));
         }
     }

@@ -47,11 +47,10 @@ pub(crate) struct Member<'a> {
 
 impl Core {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
-        let links = Links::new(&options.slow);
         Arc::new(Self {
             shared: Shared::new(size, options),
             queue: Queue::default(),
-            links,
+            links: Links::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             sleepers: AtomicUsize::new(0),
             endpoint: OnceLock::new(),

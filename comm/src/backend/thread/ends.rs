@@ -11,6 +11,9 @@ use crate::engine::{Arrivals, Attendance, Difference, Operation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 
+/// The rank that keeps an operation from ending, if one does; or the rank whose comparer is silent.
+type Judged = Result<Option<Rank>, Rank>;
+
 impl Core {
     /// Ends the world since `rank` cannot go on, unless it is over.
     #[cfg(feature = "nccl")]
@@ -194,14 +197,14 @@ impl Core {
         }
     }
 
-    /// The members that are missing at `operation`, and the rank that keeps it from ending, or the rank whose comparer is silent; `None` if
-    /// none is missing any more when messages are in that were on their way, or the world has ended since they do not arrive.
+    /// The members that are missing at `operation`, and the rank at fault; `None` if none is missing any more when messages are in that were
+    /// on their way, or the world has ended since they do not arrive.
     fn judge_late(
         &self,
         waiter: Rank,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
-    ) -> Option<(Option<Attendance>, Result<Option<Rank>, Rank>)> {
+    ) -> Option<(Option<Attendance>, Judged)> {
         let attendance = operation.attendance();
         let Some(endpoint) = self.endpoint().filter(|_| attendance.is_some()) else {
             return Some((attendance, Ok(self.culprit(waiter, operation))));

@@ -104,7 +104,8 @@ impl Core {
         // Contributions that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(work)) => {
-                let due = self.links.carry(descriptor, &operation.ranks);
+                let slow = &self.options().slow;
+                let due = self.links.carry(slow, descriptor, &operation.ranks);
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
                 let (blocks, work) = (work.blocks(), Box::new(work));
                 Ok(Some(Running { operation, descriptor, work, blocks, due }))
