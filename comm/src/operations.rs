@@ -49,7 +49,7 @@ impl World {
             return Ok(());
         }
         let access = &self.handle().core;
-        let told = access.endpoint().map(|endpoint| endpoint.tell_difference(access));
+        let told = access.endpoint().map(|endpoint| endpoint.tell_difference());
         if let Some(Err(silent)) = told {
             access.end_unjudged(silent);
         }

@@ -41,7 +41,7 @@ pub(crate) type Lay = dyn Fn(&Arc<Operation>, usize, DataMessage) + Send;
 impl Mailbox {
     /// This rank has issued an operation; returns the messages that came of it before, which are to be laid there.
     pub(super) fn open(&mut self, open: Open) -> Vec<(Rank, DataMessage)> {
-        let round = (open.operation.key(), open.round);
+        let round = (open.operation.key, open.round);
         self.owed.retain(|owed| !Arc::ptr_eq(owed, &open.operation));
         self.open.insert(round, open);
         self.early.remove(&round).unwrap_or_default()
@@ -115,14 +115,14 @@ impl Open {
         (descriptor, round): (Arc<Descriptor>, u8),
         lay: Box<Lay>,
     ) -> Self {
-        let come = vec![false; operation.ranks().len()];
+        let come = vec![false; operation.ranks.len()];
         Self { operation, descriptor, round, lay, come }
     }
 
     /// The members of which nothing has come, this rank among them. No member is missing in a later round: each has promised to come
     /// when it came to the first.
     pub(super) fn missing(&self) -> impl Iterator<Item = Rank> {
-        let slots = self.operation.ranks().iter().zip(&self.come);
+        let slots = self.operation.ranks.iter().zip(&self.come);
         let is_first = self.round == 0;
         slots.filter(move |(_, come)| is_first && !**come).map(|(rank, _)| *rank)
     }
@@ -132,7 +132,7 @@ impl Open {
     }
 
     fn lay(&mut self, from: Rank, message: DataMessage) -> Result<(), String> {
-        let ranks = self.operation.ranks();
+        let ranks = &self.operation.ranks;
         // In a group of all ranks, without a search.
         let own = Some(from.index()).filter(|slot| ranks.get(*slot) == Some(&from));
         let Some(slot) = own.or_else(|| ranks.iter().position(|rank| *rank == from)) else {
