@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
+use crate::handle::Backend;
 use crate::nccl::{Communicator, NcclError, OwnRank, Patience, UniqueId};
 use crate::{Between, Channel, Error, Group, Stage, Tag, World};
 
@@ -74,7 +75,7 @@ impl World {
     /// This rank, where its operations on devices can go by NCCL.
     fn own_rank(&self) -> Result<OwnRank<'_>, Error> {
         let access = &self.handle().core;
-        if self.handle().is_counting {
+        if self.handle().backend == Backend::Counting {
             return Err(self.keeps_off("it only counts operations, and has no other ranks"));
         }
         match access.options().between {

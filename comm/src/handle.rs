@@ -35,8 +35,7 @@ pub(crate) struct RankHandle {
     pub(crate) core: Arc<Access>,
     /// Held, not used: the workers end with the last one.
     _lifeline: Arc<Lifeline>,
-    /// Whether it has no peers: calls and bytes are counted, and no operation meets others.
-    pub(crate) is_counting: bool,
+    pub(crate) backend: Backend,
     /// The faults that a test injects into this rank.
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
@@ -54,6 +53,15 @@ pub(crate) struct RankHandle {
     pub(crate) nccl: Held,
 }
 
+/// The way in which the operations of a world take place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// Among its ranks.
+    Ranks,
+    /// Without peers: calls and bytes are counted, and no operation meets others.
+    Counting,
+}
+
 impl RankHandle {
     /// One of the ranks of a world, or all that this process has of them.
     pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
@@ -67,7 +75,7 @@ impl RankHandle {
         let lifeline = Arc::new(Lifeline(Core::new(1, WorldOptions::default())));
         let record = Arc::clone(&lifeline.0.records()[0]);
         let mut handle = Self::of(lifeline, (rank, size), record);
-        handle.is_counting = true;
+        handle.backend = Backend::Counting;
         handle
     }
 
@@ -81,7 +89,7 @@ impl RankHandle {
             record,
             status: Arc::clone(core.status()),
             core: Arc::new(Access(Arc::clone(core))),
-            is_counting: false,
+            backend: Backend::Ranks,
             faults: Injector::new(faults),
             faults_taken: AtomicBool::new(false),
             absent: Mutex::new(Arc::new([])),
@@ -188,7 +196,7 @@ impl RankHandle {
 
     pub(crate) fn leave(&self) {
         // No other rank waits for one that has no peers.
-        if !self.is_counting {
+        if self.backend == Backend::Ranks {
             self.nccl.leave(&self.core, self.rank);
             self.core.leave(self.rank);
         }

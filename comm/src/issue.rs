@@ -13,7 +13,7 @@ use crate::backend::thread::{InBlock, Member, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
-use crate::handle::RankHandle;
+use crate::handle::{Backend, RankHandle};
 use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
 use crate::remote::Transmit;
@@ -75,9 +75,9 @@ impl Group {
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.told.op;
-        let RankHandle { rank, ref core, is_counting, .. } = **self.handle();
+        let RankHandle { rank, ref core, backend, .. } = **self.handle();
         let member = Member { access: core, rank, site: &site, entry };
-        let pending = if is_counting {
+        let pending = if backend == Backend::Counting {
             self.count_alone(op, contribution.pattern(pattern).received(), entry);
             imagined(contribution)?
         } else if core.endpoint().is_some() {
@@ -109,10 +109,10 @@ impl Group {
             return Ok(None);
         };
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
-        let RankHandle { rank, ref core, is_counting, .. } = **self.handle();
+        let RankHandle { rank, ref core, backend, .. } = **self.handle();
         let member = Member { access: core, rank, site: &site, entry };
         let pattern = Pattern::of(described.meant(), &site.ranks, slot);
-        let ticket = if is_counting {
+        let ticket = if backend == Backend::Counting {
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None

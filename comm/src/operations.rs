@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::comparison::gathered;
+use crate::handle::Backend;
 use crate::remote::find_difference;
 use crate::rolling::Membership;
 use crate::{Channel, Descriptor, Error, Group, World};
@@ -45,7 +46,7 @@ impl World {
         let words = all.as_chunks().0.iter();
         let words = words.map(|[low, high]| u128::from(*low) | u128::from(*high) << 64);
         // The other ranks of a counting world issue what this one does.
-        if words.fold(0, u128::wrapping_add) == 0 || self.handle().is_counting {
+        if words.fold(0, u128::wrapping_add) == 0 || self.handle().backend == Backend::Counting {
             return Ok(());
         }
         let access = &self.handle().core;

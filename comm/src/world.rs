@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 
 use crate::backend::thread::{Core, Lifeline};
 use crate::flight::Dump;
-use crate::handle::RankHandle;
+use crate::handle::{Backend, RankHandle};
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
@@ -193,7 +193,7 @@ impl World {
     /// Whether all ranks are threads of this process that read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        !self.handle.is_counting && self.handle.endpoint().is_none()
+        self.handle.backend == Backend::Ranks && self.handle.endpoint().is_none()
     }
 
     /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
