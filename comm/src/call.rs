@@ -87,15 +87,15 @@ impl Call {
 /// A call that has its number.
 pub(crate) struct Described {
     /// The description that the members compare.
-    pub(crate) told: Arc<Descriptor>,
+    pub(crate) compared: Arc<Descriptor>,
     /// The description of the elements that the call moves, where a fault has this member tell something else.
-    pub(crate) meant: Option<Arc<Descriptor>>,
+    pub(crate) actual: Option<Arc<Descriptor>>,
 }
 
 impl Described {
     /// The description of the elements that the call moves.
-    pub(crate) fn meant(&self) -> &Arc<Descriptor> {
-        self.meant.as_ref().unwrap_or(&self.told)
+    pub(crate) fn actual(&self) -> &Arc<Descriptor> {
+        self.actual.as_ref().unwrap_or(&self.compared)
     }
 }
 
@@ -104,9 +104,9 @@ impl Described {
 #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL carries it"))]
 pub(crate) struct Issuing {
     /// The description that the members compare.
-    pub(crate) told: Arc<Descriptor>,
+    pub(crate) compared: Arc<Descriptor>,
     /// A digest of the function and of the layout.
-    pub(crate) called: u64,
+    pub(crate) signature: u64,
     pub(crate) entry: EntryNumber,
 }
 

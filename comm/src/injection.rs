@@ -20,12 +20,12 @@ pub(crate) struct Injected {
     /// The call as the others are told of it.
     pub(crate) call: Call,
     /// The description of the elements that the call moves, where `call` says something else.
-    pub(crate) meant: Option<Call>,
-    pub(crate) manner: Manner,
+    pub(crate) actual: Option<Call>,
+    pub(crate) how: HowIssued,
 }
 
 /// Whether and how a call is issued.
-pub(crate) enum Manner {
+pub(crate) enum HowIssued {
     /// As it is.
     Issued,
     /// A barrier is issued before it.
@@ -42,7 +42,7 @@ impl RankHandle {
         call: Call,
         gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<Injected, Error> {
-        let mut injected = Injected { call, meant: None, manner: Manner::Issued };
+        let mut injected = Injected { call, actual: None, how: HowIssued::Issued };
         if self.faults.is_empty() {
             return Ok(injected);
         }
@@ -67,7 +67,7 @@ impl RankHandle {
         injected: &mut Injected,
         gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<(), Error> {
-        let Injected { call, meant, manner } = injected;
+        let Injected { call, actual, how } = injected;
         match kind {
             FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
             FaultKind::Error => return Err(self.injected(call, "an injected error")),
@@ -87,11 +87,11 @@ impl RankHandle {
                 let what = format!("an injected fault ({kind}) that a group of one cannot detect");
                 return Err(self.injected(call, &what));
             }
-            FaultKind::SkippedCall => *manner = Manner::Skipped,
+            FaultKind::SkippedCall => *how = HowIssued::Skipped,
             FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
-            FaultKind::ExtraCall => *manner = Manner::AfterBarrier,
+            FaultKind::ExtraCall => *how = HowIssued::AfterBarrier,
             _ => {
-                meant.get_or_insert_with(|| call.clone());
+                actual.get_or_insert_with(|| call.clone());
                 lie::tell(kind, call, self.rank, &site.ranks);
             }
         }

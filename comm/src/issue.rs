@@ -14,7 +14,7 @@ use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
 use crate::handle::{Backend, RankHandle};
-use crate::injection::{Injected, Manner};
+use crate::injection::{HowIssued, Injected};
 use crate::pattern::Pattern;
 use crate::remote::Transmit;
 use crate::site::Site;
@@ -50,13 +50,13 @@ impl Group {
         self.refused(op, "its members share no memory".to_owned())
     }
 
-    /// Issues an operation; where members share no memory, `depart` does.
+    /// Issues an operation; where members share no memory, `issue_apart` does.
     pub(crate) fn issue_by<D, W, O, A>(
         &self,
         call: Call,
         contribution: D,
         assemble: A,
-        depart: impl FnOnce(Member<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
+        issue_apart: impl FnOnce(Member<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
     ) -> Result<Pending<O>, Error>
     where
         D: Buffers,
@@ -67,23 +67,24 @@ impl Group {
     {
         let (site, mut contribution) = (self.site_of(call.op)?, contribution);
         let (described, entry) = self.enter(&site, call, &mut contribution)?;
-        let pattern = Pattern::of(described.meant(), &site.ranks, site.slot);
-        let imagined = |it: D| Ok::<_, Error>(Pending::ready(it.imagined(&pattern).try_into()?));
-        let Some(entry) = entry else { return imagined(contribution) };
+        let pattern = Pattern::of(described.actual(), &site.ranks, site.slot);
+        let output_alone =
+            |it: D| Ok::<_, Error>(Pending::ready(it.output_alone(&pattern).try_into()?));
+        let Some(entry) = entry else { return output_alone(contribution) };
         if site.ranks.len() == 1 {
-            let output = self.alone((&described.told, entry), contribution, assemble)?;
+            let output = self.alone((&described.compared, entry), contribution, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
-        let op = described.told.op;
+        let op = described.compared.op;
         let RankHandle { rank, ref core, backend, .. } = **self.handle();
         let member = Member { access: core, rank, site: &site, entry };
         let pending = if backend == Backend::Counting {
             self.count_alone(op, contribution.pattern(pattern).received(), entry);
-            imagined(contribution)?
+            output_alone(contribution)?
         } else if core.endpoint().is_some() {
-            depart(member, described, (contribution, assemble))?
+            issue_apart(member, described, (contribution, assemble))?
         } else {
-            let called = (described.told, pattern);
+            let called = (described.compared, pattern);
             Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
         };
         self.handle().record.ledger.call(site.channel, op);
@@ -108,20 +109,20 @@ impl Group {
         let (described, Some(entry)) = self.enter(&site, call, &mut contribution)? else {
             return Ok(None);
         };
-        let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
+        let (op, is_between_two) = (described.compared.op, ranks[0] != ranks[1]);
         let RankHandle { rank, ref core, backend, .. } = **self.handle();
         let member = Member { access: core, rank, site: &site, entry };
-        let pattern = Pattern::of(described.meant(), &site.ranks, slot);
+        let pattern = Pattern::of(described.actual(), &site.ranks, slot);
         let ticket = if backend == Backend::Counting {
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None
         } else if !is_between_two {
-            Some(core.submit(member, described.told, contribution, assemble)?)
+            Some(core.submit(member, described.compared, contribution, assemble)?)
         } else if core.endpoint().is_some() {
             Some(Execution::begin(member, described, contribution)?)
         } else {
-            Some(meet(member, (described.told, pattern), contribution, assemble)?)
+            Some(meet(member, (described.compared, pattern), contribution, assemble)?)
         };
         if is_between_two {
             self.handle().record.ledger.call(site.channel, op);
@@ -166,29 +167,31 @@ impl Group {
         contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
         let gradients = contribution.gradients();
-        let Injected { call, meant, manner } = self.handle().inject(site, call, gradients)?;
-        if matches!(manner, Manner::AfterBarrier) {
+        let Injected { call, actual, how } = self.handle().inject(site, call, gradients)?;
+        if matches!(how, HowIssued::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
         let group = (site.id, site.channel);
-        let (told, entry) = match manner {
-            Manner::Skipped => (Arc::new(call.described(group, (0, 0))), None),
-            _ => self.handle().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
+        let (compared, entry) = match how {
+            HowIssued::Skipped => (Arc::new(call.described(group, (0, 0))), None),
+            _ => {
+                self.handle().enter(site, call).map(|(compared, entry)| (compared, Some(entry)))?
+            }
         };
-        let number = (told.epoch, told.sequence);
-        let meant = meant.map(|meant| Arc::new(meant.described(group, number)));
-        Ok((Described { told, meant }, entry))
+        let number = (compared.epoch, compared.sequence);
+        let actual = actual.map(|actual| Arc::new(actual.described(group, number)));
+        Ok((Described { compared, actual }, entry))
     }
 
     /// The barrier of a fault, for which no thread waits.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let access = &self.handle().core;
-        let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
+        let (compared, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
         let member = Member { access, rank: self.rank(), site, entry };
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         match access.endpoint() {
-            None => access.submit(member, told, (), meet)?,
-            Some(_) => Execution::begin(member, Described { told, meant: None }, ())?,
+            None => access.submit(member, compared, (), meet)?,
+            Some(_) => Execution::begin(member, Described { compared, actual: None }, ())?,
         };
         self.handle().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
@@ -228,15 +231,15 @@ impl Group {
 /// Has a member come to an operation whose members share memory. The last one counts what each gets of the others.
 fn meet<D: Buffers, W: Work>(
     member: Member<'_>,
-    (told, pattern): (Arc<Descriptor>, Pattern<'_>),
+    (compared, pattern): (Arc<Descriptor>, Pattern<'_>),
     contribution: D,
     assemble: impl Assemble<D, W>,
 ) -> Result<Ticket, Error> {
     let (access, ranks) = (member.access, &member.site.ranks);
-    let Descriptor { channel, op, .. } = *told;
+    let Descriptor { channel, op, .. } = *compared;
     // Elements that are sent count where they arrive.
     let op = if op == Op::Send { Op::Recv } else { op };
-    access.submit(member, told, contribution, |mut contributions: Vec<D>| {
+    access.submit(member, compared, contribution, |mut contributions: Vec<D>| {
         D::introduce(&mut contributions);
         for (slot, contribution) in contributions.iter().enumerate() {
             let received = contribution.pattern(pattern.at(slot)).received();

@@ -34,7 +34,7 @@ mod wires;
 
 pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, Pool};
 pub(crate) use self::comparer::{Urgency, find_difference};
-pub(crate) use self::drain::{ALL_EPOCHS, Calls, DeviceCall, Place, Wire};
+pub(crate) use self::drain::{ALL_EPOCHS, CallNumber, CallShape, Calls, DeviceCall};
 pub(crate) use self::endpoint::{Endpoint, Request};
 pub(crate) use self::header::{DataHeader, bytes as header_bytes};
 pub(crate) use self::hello::Asked;

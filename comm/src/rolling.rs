@@ -22,7 +22,7 @@ pub(crate) const KEPT: usize = 256;
 
 /// An operation that was issued.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct RolledCall {
     pub(crate) group: GroupId,
     /// Its number among the operations of its group, from 0, over all epochs.
     pub(crate) index: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
 }
 
 /// The last entries of each group, at most [`KEPT`].
-type Groups = BTreeMap<GroupId, VecDeque<Entry>>;
+type Groups = BTreeMap<GroupId, VecDeque<RolledCall>>;
 
 /// The counters and hashes of one rank.
 #[derive(Debug, Default)]
@@ -48,21 +48,21 @@ pub(crate) struct Membership {
 }
 
 impl Rolling {
-    /// Counts an operation that is issued now, as its rank describes it to the others. `called` is the [digest](called) of
+    /// Counts an operation that is issued now, as its rank describes it to the others. `signature` is the [digest](signature) of
     /// the function and the layout.
-    pub(crate) fn note(&self, descriptor: &Arc<Descriptor>, called: u64) -> Entry {
+    pub(crate) fn note(&self, descriptor: &Arc<Descriptor>, signature: u64) -> RolledCall {
         let (mut groups, group) = (self.0.lock(), descriptor.group);
         let (index, before) = now(&groups, group);
-        let hash = hash(before, descriptor, called);
-        let entry = Entry { group, index, hash, descriptor: Some(Arc::clone(descriptor)) };
+        let hash = hash(before, descriptor, signature);
+        let entry = RolledCall { group, index, hash, descriptor: Some(Arc::clone(descriptor)) };
         keep(&mut groups, entry.clone());
         entry
     }
 
     /// Takes over the entry of another member, whose operation this rank has issued in its place. It is the next one of its group.
     #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
-    pub(crate) fn adopt(&self, entry: Entry) {
-        keep(&mut self.0.lock(), Entry { descriptor: None, ..entry });
+    pub(crate) fn adopt(&self, entry: RolledCall) {
+        keep(&mut self.0.lock(), RolledCall { descriptor: None, ..entry });
     }
 
     /// The number of operations of a group so far.
@@ -77,7 +77,7 @@ impl Rolling {
     }
 
     /// The groups that are known, each with its last entries.
-    pub(crate) fn kept(&self) -> BTreeMap<GroupId, Vec<Entry>> {
+    pub(crate) fn kept(&self) -> BTreeMap<GroupId, Vec<RolledCall>> {
         let all = self.0.lock();
         all.iter().map(|(group, kept)| (*group, kept.iter().cloned().collect())).collect()
     }
@@ -100,7 +100,7 @@ fn now(groups: &Groups, group: GroupId) -> (u64, RollingHash) {
     last.map_or_else(Default::default, |last| (last.index + 1, last.hash))
 }
 
-fn keep(groups: &mut Groups, entry: Entry) {
+fn keep(groups: &mut Groups, entry: RolledCall) {
     debug_assert_eq!(entry.index, now(groups, entry.group).0, "no number is left out");
     let kept = groups.entry(entry.group).or_default();
     if kept.len() == KEPT {
@@ -122,8 +122,8 @@ impl Membership {
     }
 }
 
-/// A digest of the called function and of the layout of the unit that was passed.
-pub(crate) fn called(function: u8, layout: Option<&UnitLayout>) -> u64 {
+/// A digest of the function that was called and of the layout of the unit that was passed.
+pub(crate) fn signature(function: u8, layout: Option<&UnitLayout>) -> u64 {
     use std::hash::Hash as _;
     let mut hash = Xxh3::new();
     (function, layout).hash(&mut hash);
@@ -131,7 +131,7 @@ pub(crate) fn called(function: u8, layout: Option<&UnitLayout>) -> u64 {
 }
 
 /// The hash after an operation: of the hash before it, and of all in which members must agree.
-fn hash(before: RollingHash, descriptor: &Descriptor, called: u64) -> RollingHash {
+fn hash(before: RollingHash, descriptor: &Descriptor, signature: u64) -> RollingHash {
     let Descriptor { op, ref counts, .. } = *descriptor;
     let counts = match counts {
         Counts::Each(count) => Counts::Each(*count),
@@ -139,7 +139,7 @@ fn hash(before: RollingHash, descriptor: &Descriptor, called: u64) -> RollingHas
     };
     // The two ends of a transfer.
     let op = if op == Op::Recv { Op::Send } else { op };
-    hash_of(&(before, Descriptor { op, counts, peer: None, ..descriptor.clone() }, called))
+    hash_of(&(before, Descriptor { op, counts, peer: None, ..descriptor.clone() }, signature))
 }
 
 /// The first half of the hash of a value, as bytes of which each value has its own.

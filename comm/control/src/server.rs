@@ -27,7 +27,7 @@ use crate::limits::{KEEP_ALIVE, check_open_files, most_unauthenticated};
 use crate::{ControlError, Options, wire};
 
 /// The time for the delivery of the last messages when the coordinator ends.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The coordinator of a job, on a thread of its own. When it is dropped, members get [`ControlError::CoordinatorLost`].
 #[derive(Debug)]
@@ -127,7 +127,7 @@ fn serve(
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let _ = time::timeout(DRAIN_TIMEOUT, drained).await;
+        let _ = time::timeout(CLOSE_TIMEOUT, drained).await;
     });
 }
 

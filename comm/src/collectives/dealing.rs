@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::execute::{Copies, Exchange, Source, Splits, check_pairs};
+use crate::execute::{Copies, MemberBuffers, Source, Splits, check_pairs};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members
@@ -29,12 +29,12 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_splits(values.len(), &send_counts, &receive_counts)?;
         let target = Some(self.room(Op::AllToAll, tag, sum_of(&receive_counts))?);
-        let exchange = Exchange { source: Source::Given(values), target };
+        let exchange = MemberBuffers { source: Source::Given(values), target };
         self.issue_all_to_all(tag, Splits { exchange, send: send_counts, receive: receive_counts })
     }
 
     /// Of counts that were checked.
-    pub(super) fn issue_all_to_all<T: Element, O: From<Exchange<T>>>(
+    pub(super) fn issue_all_to_all<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         tag: Tag,
         splits: Splits<T>,

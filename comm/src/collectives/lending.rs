@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::execute::{Exchange, Lent, Source, Splits};
+use crate::execute::{Lent, MemberBuffers, Source, Splits};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives with buffers that are lent
@@ -98,7 +98,7 @@ impl Group {
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
         let call = Call::new(Op::Gather, tag).root(root_rank);
-        self.issue_gather(call, Exchange { source: Source::Lent(source), target })
+        self.issue_gather(call, MemberBuffers { source: Source::Lent(source), target })
     }
 
     /// As [`scatter`](Self::scatter).

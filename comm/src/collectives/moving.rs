@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{Copies, Exchange, Source};
+use crate::execute::{Copies, MemberBuffers, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements
@@ -29,7 +29,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
-        let exchange = Exchange { source: Source::Given(values), target };
+        let exchange = MemberBuffers { source: Source::Given(values), target };
         self.issue_gather(Call::new(Op::AllGather, tag), exchange)
     }
 
@@ -51,7 +51,9 @@ impl Group {
             true => (Source::Lent(values), None),
             false => (Source::nothing(), Some(values)),
         };
-        self.issue(call, Exchange { source, target }, move |all| Ok(Copies::from_root(all, root)))
+        self.issue(call, MemberBuffers { source, target }, move |all| {
+            Ok(Copies::from_root(all, root))
+        })
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.
@@ -70,15 +72,15 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
-        let exchange = Exchange { source: Source::Given(values), target };
+        let exchange = MemberBuffers { source: Source::Given(values), target };
         self.issue_gather(Call::new(Op::Gather, tag).root(root), exchange)
     }
 
     /// A gather to all members, or to the root.
-    pub(super) fn issue_gather<T: Element, O: From<Exchange<T>>>(
+    pub(super) fn issue_gather<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         call: Call,
-        exchange: Exchange<T>,
+        exchange: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
         self.issue(call.elements::<T>(count), exchange, Copies::to_all)
@@ -102,15 +104,15 @@ impl Group {
         self.check_dealt(root, values.len(), count)?;
         let target = Some(self.room(Op::Scatter, tag, count)?);
         let source = Source::Given(values);
-        self.issue_scatter(tag, root, Exchange { source, target })
+        self.issue_scatter(tag, root, MemberBuffers { source, target })
     }
 
     /// Of a root and elements that were checked.
-    pub(super) fn issue_scatter<T: Element, O: From<Exchange<T>>>(
+    pub(super) fn issue_scatter<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         tag: Tag,
         root: usize,
-        exchange: Exchange<T>,
+        exchange: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
         let count = exchange.target.as_ref().map_or(0, Vec::len);
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);

@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{Exchange, ReduceScatter, Source, all_reduce, reduce};
+use crate::execute::{MemberBuffers, ReduceScatter, Source, all_reduce, reduce};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -27,16 +27,16 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let part = self.check_parts::<T>(reduction, values.len())?;
         let target = Some(self.room(Op::ReduceScatter, tag, part)?);
-        let exchange = Exchange { source: Source::Given(values), target };
+        let exchange = MemberBuffers { source: Source::Given(values), target };
         self.issue_reduce_scatter(tag, reduction, exchange)
     }
 
     /// Of elements that were checked.
-    pub(super) fn issue_reduce_scatter<T: Element, O: From<Exchange<T>>>(
+    pub(super) fn issue_reduce_scatter<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         tag: Tag,
         reduction: Reduction,
-        exchange: Exchange<T>,
+        exchange: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
         let len = exchange.source.len();
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
@@ -91,7 +91,7 @@ impl Group {
         self.issue_reduce(tag, root, reduction, Source::Given(values))
     }
 
-    pub(super) fn issue_reduce<T: Element, O: From<Exchange<T>>>(
+    pub(super) fn issue_reduce<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         tag: Tag,
         root: usize,
@@ -107,7 +107,7 @@ impl Group {
             true => (Source::nothing(), Some(values.into_elements())),
             false => (values, None),
         };
-        self.issue(call, Exchange { source, target }, move |all| reduce(all, reduction, root))
+        self.issue(call, MemberBuffers { source, target }, move |all| reduce(all, reduction, root))
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {

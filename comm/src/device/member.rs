@@ -15,8 +15,8 @@ use crate::{Error, Op};
 
 /// The contribution of a member.
 pub(crate) struct Member {
-    pub(super) place: Place,
-    pub(super) brought: Brought,
+    pub(super) caller: Caller,
+    pub(super) input: Input,
     /// The whole unit of a gather, the partial of a reduction, or the elements of an all-reduce.
     pub(super) output: DeviceBuffer,
     /// The elements for the wire, or the error of packing them.
@@ -25,7 +25,7 @@ pub(crate) struct Member {
 
 /// A member's rank and step, and its ways to its device and to the others.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Caller {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 }
 
 /// The elements that a member brings, by operation.
-pub(super) enum Brought {
+pub(super) enum Input {
     Gather { layout: Arc<UnitLayout>, shard: Arc<DeviceBuffer> },
     Reduce(Gradients),
     AllReduce(Scaling),
@@ -51,61 +51,61 @@ pub(super) struct Gradients {
 }
 
 /// The buffer and the notes that a member gets, or the reason that there are none.
-pub(crate) struct Issued(pub(super) Result<(DeviceBuffer, Option<Noted>), Error>);
+pub(crate) struct DeviceOutput(pub(super) Result<(DeviceBuffer, Option<Noted>), Error>);
 
-impl TryFrom<Issued> for DeviceBuffer {
+impl TryFrom<DeviceOutput> for DeviceBuffer {
     type Error = Error;
 
-    fn try_from(issued: Issued) -> Result<Self, Error> {
+    fn try_from(issued: DeviceOutput) -> Result<Self, Error> {
         issued.0.map(|(buffer, _)| buffer)
     }
 }
 
-impl TryFrom<Issued> for DeviceReduced {
+impl TryFrom<DeviceOutput> for DeviceReduced {
     type Error = Error;
 
-    fn try_from(issued: Issued) -> Result<Self, Error> {
+    fn try_from(issued: DeviceOutput) -> Result<Self, Error> {
         let (partial, noted) = issued.0?;
         Ok(Self { partial, noted: noted.expect("a reduction has notes") })
     }
 }
 
 impl Buffers for Member {
-    type Output = Issued;
+    type Output = DeviceOutput;
 
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
-        match &mut self.brought {
-            Brought::Reduce(gradients) => &mut gradients.values,
+        match &mut self.input {
+            Input::Reduce(gradients) => &mut gradients.values,
             _ => &mut [],
         }
     }
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Issued {
-        Issued(Ok(self.into_output()))
+    fn output_alone(self, _pattern: &Pattern<'_>) -> DeviceOutput {
+        DeviceOutput(Ok(self.into_output()))
     }
 }
 
 impl Member {
     pub(super) fn op(&self) -> Op {
-        match self.brought {
-            Brought::Gather { .. } => Op::AllGather,
-            Brought::Reduce(_) => Op::ReduceScatter,
-            Brought::AllReduce(_) => Op::AllReduce,
+        match self.input {
+            Input::Gather { .. } => Op::AllGather,
+            Input::Reduce(_) => Op::ReduceScatter,
+            Input::AllReduce(_) => Op::AllReduce,
         }
     }
 
     /// The layout of the unit that was passed.
     pub(super) fn layout(&self) -> Option<&Arc<UnitLayout>> {
-        match &self.brought {
-            Brought::Gather { layout, .. } => Some(layout),
-            Brought::Reduce(gradients) => Some(&gradients.layout),
-            Brought::AllReduce(_) => None,
+        match &self.input {
+            Input::Gather { layout, .. } => Some(layout),
+            Input::Reduce(gradients) => Some(&gradients.layout),
+            Input::AllReduce(_) => None,
         }
     }
 
     pub(super) fn into_output(self) -> (DeviceBuffer, Option<Noted>) {
-        match self.brought {
-            Brought::Reduce(gradients) => (self.output, Some(gradients.noted)),
+        match self.input {
+            Input::Reduce(gradients) => (self.output, Some(gradients.noted)),
             _ => (self.output, None),
         }
     }
@@ -117,16 +117,16 @@ impl Member {
         len: usize,
         what: &'static str,
     ) -> Result<DeviceBuffer, CudaError> {
-        DeviceBuffer::new(self.place.stream.device(), dtype, len, what)
+        DeviceBuffer::new(self.caller.stream.device(), dtype, len, what)
     }
 
     /// Packs the elements for the wire, on the member's stream.
     pub(super) fn pack(&mut self) {
-        let stream = Arc::clone(&self.place.stream);
-        let packed = match &mut self.brought {
-            Brought::Gather { .. } => return,
-            Brought::Reduce(gradients) => gradients.packed(&stream),
-            Brought::AllReduce(scaling) => rounded(&stream, &self.output, *scaling),
+        let stream = Arc::clone(&self.caller.stream);
+        let packed = match &mut self.input {
+            Input::Gather { .. } => return,
+            Input::Reduce(gradients) => gradients.packed(&stream),
+            Input::AllReduce(scaling) => rounded(&stream, &self.output, *scaling),
         };
         self.packed = Some(packed);
     }
@@ -137,14 +137,14 @@ impl Member {
         wires: &[&DeviceBuffer],
         range: Range<usize>,
     ) -> Result<(), CudaError> {
-        let (stream, output) = (&self.place.stream, &mut self.output);
-        match &mut self.brought {
-            Brought::Gather { .. } => Ok(()),
-            Brought::Reduce(Gradients { scaling, fold, noted, microbatch, .. }) => {
+        let (stream, output) = (&self.caller.stream, &mut self.output);
+        match &mut self.input {
+            Input::Gather { .. } => Ok(()),
+            Input::Reduce(Gradients { scaling, fold, noted, microbatch, .. }) => {
                 let notes = Some(Notes { noted, round: *microbatch });
                 stream.sum(output, (wires, range), (scaling.post, *fold), notes)
             }
-            Brought::AllReduce(scaling) => {
+            Input::AllReduce(scaling) => {
                 stream.sum(output, (wires, range), (scaling.post, Fold::Replace), None)
             }
         }
@@ -152,7 +152,7 @@ impl Member {
 
     /// The error that says that this member's part failed.
     pub(super) fn failed(&self, error: CudaError) -> Error {
-        let Place { rank, step, .. } = self.place;
+        let Caller { rank, step, .. } = self.caller;
         Error::Device { op: self.op(), rank, step, error }
     }
 }

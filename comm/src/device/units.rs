@@ -7,12 +7,12 @@ use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
 use hsdp_sharding::{DType, UnitLayout};
 
-use super::member::{Brought, Gradients, Issued, Member, Place};
+use super::member::{Caller, DeviceOutput, Gradients, Input, Member};
 use super::work::Issue;
 use crate::call::{Call, Described, Issuing};
 use crate::engine::Record;
 use crate::pattern::Pattern;
-use crate::rolling::called;
+use crate::rolling::signature;
 use crate::units::scaled_sum;
 use crate::{Contribution, Error, Group, Op, Pending, Scaling, Tag};
 
@@ -73,10 +73,10 @@ impl Group {
         if full.dtype() != dtype {
             return Err(self.bad_dtype(op, full.dtype(), "not the dtype of the shard"));
         }
-        let place = self.place(op, tag, shard.device())?;
+        let caller = self.caller(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let brought = Brought::Gather { layout, shard };
-        self.issue_on_device(call, Member { place, brought, output: full, packed: None })
+        let input = Input::Gather { layout, shard };
+        self.issue_on_device(call, Member { caller, input, output: full, packed: None })
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -103,12 +103,11 @@ impl Group {
         self.check_is_f32(op, &accumulator.partial)?;
         self.check_gradients(&layout, &values)?;
         let (scaling, microbatch) = (self.effective(scaling), tag.microbatch);
-        let place = self.place(op, tag, accumulator.partial.device())?;
+        let caller = self.caller(op, tag, accumulator.partial.device())?;
         let call = scaled_sum(op, tag, layout.trainable().len, scaling);
         let DeviceAccumulator { partial: output, fold, noted } = accumulator;
-        let brought =
-            Brought::Reduce(Gradients { layout, values, scaling, fold, noted, microbatch });
-        self.issue_on_device(call, Member { place, brought, output, packed: None })
+        let input = Input::Reduce(Gradients { layout, values, scaling, fold, noted, microbatch });
+        self.issue_on_device(call, Member { caller, input, output, packed: None })
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -127,33 +126,33 @@ impl Group {
         let op = Op::AllReduce;
         self.check_is_f32(op, &values)?;
         let scaling = self.effective(scaling);
-        let place = self.place(op, tag, values.device())?;
+        let caller = self.caller(op, tag, values.device())?;
         let call = scaled_sum(op, tag, values.len(), scaling);
-        let brought = Brought::AllReduce(scaling);
-        self.issue_on_device(call, Member { place, brought, output: values, packed: None })
+        let input = Input::AllReduce(scaling);
+        self.issue_on_device(call, Member { caller, input, output: values, packed: None })
     }
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at once, by NCCL.
     fn issue_on_device<O>(&self, call: Call, member: Member) -> Result<Pending<O>, Error>
     where
-        O: TryFrom<Issued, Error = Error>,
+        O: TryFrom<DeviceOutput, Error = Error>,
     {
         let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
-        if is_apart && member.place.carrier.is_none() {
+        if is_apart && member.caller.carrier.is_none() {
             // A world that is over has no communicators any more.
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
         }
         self.issue_by(call, member, Issue::new, |at, described, (own, _)| {
             let (entry, Record { ledger, flight, .. }) = (at.entry, &*self.handle().record);
-            let meant = described.meant();
-            let received = Pattern::of(meant, &at.site.ranks, at.site.slot).received();
+            let actual = described.actual();
+            let received = Pattern::of(actual, &at.site.ranks, at.site.slot).received();
             if let Some(endpoint) = self.handle().endpoint() {
-                endpoint.note(&described.told);
+                endpoint.note(&described.compared);
             }
             match O::try_from(self.issue_at_once(entry, &described, own)) {
                 Ok(output) => {
-                    ledger.received(meant.channel, meant.op, received);
+                    ledger.received(actual.channel, actual.op, received);
                     Ok(Pending::ready(output))
                 }
                 Err(error) => {
@@ -165,21 +164,26 @@ impl Group {
     }
 
     /// Issues this rank's part of an operation by NCCL.
-    fn issue_at_once(&self, entry: EntryNumber, described: &Described, mut own: Member) -> Issued {
-        let called = called(own.op() as u8, own.layout().map(|layout| &**layout));
-        let issuing = Issuing { told: Arc::clone(&described.told), called, entry };
-        own.place.carrier.iter_mut().for_each(|carrier| carrier.issuing = Some(issuing.clone()));
+    fn issue_at_once(
+        &self,
+        entry: EntryNumber,
+        described: &Described,
+        mut own: Member,
+    ) -> DeviceOutput {
+        let signature = signature(own.op() as u8, own.layout().map(|layout| &**layout));
+        let issuing = Issuing { compared: Arc::clone(&described.compared), signature, entry };
+        own.caller.carrier.iter_mut().for_each(|carrier| carrier.issuing = Some(issuing.clone()));
         let work = Issue::new(vec![own]).expect("one member agrees with itself");
         self.run_alone(work)
     }
 
-    /// The place of this member, and its stream.
-    fn place(&self, op: Op, tag: Tag, device: &Device) -> Result<Place, Error> {
+    /// The caller: this member, with its stream and its carrier.
+    fn caller(&self, op: Op, tag: Tag, device: &Device) -> Result<Caller, Error> {
         let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
         let carrier = if self.size() > 1 { handle.carrier(self.id(), step) } else { None };
-        Ok(Place { rank, step, stream, carrier })
+        Ok(Caller { rank, step, stream, carrier })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {

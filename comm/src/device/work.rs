@@ -8,7 +8,7 @@ use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_sharding::{DType, balanced};
 
-use super::member::{Brought, Issued, Member};
+use super::member::{DeviceOutput, Input, Member};
 use crate::execute::{LAYOUTS_DIFFER, Meter, Outputs, Work};
 use crate::nccl::{Carrier, Transfer};
 use crate::sync::Mutex;
@@ -38,7 +38,7 @@ impl Issue {
         if let Some(other) = members.iter().find(|member| member.output.len() != len) {
             return Err(format!("member 0 brings {len} elements, another {}", other.output.len()));
         }
-        let carriers: Vec<_> = members.iter().filter_map(|it| it.place.carrier.clone()).collect();
+        let carriers: Vec<_> = members.iter().filter_map(|it| it.caller.carrier.clone()).collect();
         if ![0, members.len()].contains(&carriers.len()) {
             return Err(format!("{} of {} ranks go by NCCL", carriers.len(), members.len()));
         }
@@ -47,7 +47,7 @@ impl Issue {
 }
 
 impl Work for Issue {
-    type Output = Issued;
+    type Output = DeviceOutput;
 
     fn blocks(&self) -> usize {
         if self.op == Op::AllGather { 0 } else { self.members.len() }
@@ -64,10 +64,10 @@ impl Work for Issue {
     }
 
     /// All members get their outputs, or all the first error: a part that failed is one that others were to read.
-    fn finish(self) -> Outputs<Issued> {
+    fn finish(self) -> Outputs<DeviceOutput> {
         let mut members: Vec<_> = self.members.into_iter().map(Mutex::into_inner).collect();
         let issued = issue(&mut members, &self.carriers);
-        let output = |member: Member| Issued(issued.clone().map(|()| member.into_output()));
+        let output = |member: Member| DeviceOutput(issued.clone().map(|()| member.into_output()));
         members.into_iter().map(output).collect()
     }
 }
@@ -102,8 +102,8 @@ fn each(
 fn place_all(
     members: &[Member],
 ) -> impl FnMut(usize, &mut Member) -> Result<(), CudaError> + use<> {
-    let gathered = members.iter().filter_map(|member| match &member.brought {
-        Brought::Gather { layout, shard } => Some((Arc::clone(layout), Arc::clone(shard))),
+    let gathered = members.iter().filter_map(|member| match &member.input {
+        Input::Gather { layout, shard } => Some((Arc::clone(layout), Arc::clone(shard))),
         _ => None,
     });
     let gathered: Vec<_> = gathered.collect();
@@ -114,7 +114,7 @@ fn place_all(
                 let (to, len) = (region.start + index * region.shard_len, region.shard_len);
                 if len > 0 {
                     let part = (&**shard, from..from + len);
-                    member.output.copy(&member.place.stream, to..to + len, part)?;
+                    member.output.copy(&member.caller.stream, to..to + len, part)?;
                 }
                 from += len;
             }
@@ -141,7 +141,7 @@ fn gather_by_nccl(members: &mut [Member], carriers: &[Carrier]) -> Result<(), Er
 
 /// A member's part of a gather: from a range of its shard to one of the whole.
 fn gathered(member: &mut Member, (own, to): (Range<usize>, Range<usize>)) -> Option<Transfer<'_>> {
-    let Brought::Gather { shard, .. } = &member.brought else { return None };
+    let Input::Gather { shard, .. } = &member.input else { return None };
     Some(Transfer { from: Some((&**shard, own)), to: (&mut member.output, to) })
 }
 
@@ -169,7 +169,7 @@ fn sum_of_owner(
     owner: usize,
     wires: &[&DeviceBuffer],
 ) -> Result<(), CudaError> {
-    let Brought::AllReduce(scaling) = members[owner].brought else { return Ok(()) };
+    let Input::AllReduce(scaling) = members[owner].input else { return Ok(()) };
     let owned = balanced(members[owner].output.len(), members.len(), owner);
     if owned.is_empty() {
         return Ok(());
@@ -178,7 +178,7 @@ fn sum_of_owner(
     let begin = owned.start / WIDTH * WIDTH;
     let summed = begin..owned.end;
     let mut sums = members[owner].room(DType::F32, summed.len(), "sums of partials")?;
-    let stream = Arc::clone(&members[owner].place.stream);
+    let stream = Arc::clone(&members[owner].caller.stream);
     stream.sum(&mut sums, (wires, summed), (scaling.post, Fold::Replace), None)?;
     members.iter_mut().try_for_each(|member| {
         let from = owned.start - begin..owned.end - begin;

@@ -16,7 +16,7 @@ use self::circle::circle;
 pub(crate) use self::issued::Issued;
 #[cfg(test)]
 pub(crate) use self::issued::Numbers;
-pub(crate) use self::state::{Members, RankState, Rolled, Wait, WaitKey};
+pub(crate) use self::state::{MemberWait, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow};
 use crate::{Descriptor, Error, GroupId};
 
@@ -91,7 +91,7 @@ fn left(look: &Look, before: &Look) -> Option<Finding> {
     look.iter().find_map(|(rank, state)| {
         let has_left =
             |other: &Rank| look.get(other).is_some_and(|it| it.has_left && it.is_beside(state));
-        let gone = |wait: &Members| edges(look, *rank, wait).find(has_left);
+        let gone = |wait: &MemberWait| edges(look, *rank, wait).find(has_left);
         let mut waits = state.members();
         waits.find_map(|wait| {
             let lasts = state.may_wait(wait) && waits_still(*rank, wait, before);
@@ -102,12 +102,12 @@ fn left(look: &Look, before: &Look) -> Option<Finding> {
 }
 
 /// Whether `rank` was in this wait in the look before, too: then it has been in it all the time.
-fn waits_still(rank: Rank, wait: &Members, before: &Look) -> bool {
+fn waits_still(rank: Rank, wait: &MemberWait, before: &Look) -> bool {
     before.get(&rank).is_some_and(|state| state.members().any(|it| it.is_as(wait)))
 }
 
 /// The ranks that keep `rank` in this wait: it misses them, and they have not issued the operation. From others a message is under way.
-fn edges<'a>(look: &'a Look, rank: Rank, wait: &'a Members) -> impl Iterator<Item = Rank> + 'a {
+fn edges<'a>(look: &'a Look, rank: Rank, wait: &'a MemberWait) -> impl Iterator<Item = Rank> + 'a {
     let is_short = move |other: &Rank| {
         *other == rank || look.get(other).is_none_or(|state| !state.has_issued(wait))
     };

@@ -8,7 +8,7 @@ use hsdp_flight::Recorder;
 
 use super::operation::Operation;
 use crate::Descriptor;
-use crate::engine::judge::Members;
+use crate::engine::judge::MemberWait;
 use crate::ledger::Ledger;
 use crate::rolling::Rolling;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,17 +23,17 @@ pub(crate) struct Record {
     pub(crate) flight: Recorder,
     /// Its operations that NCCL carries between processes.
     pub(crate) rolling: Rolling,
-    standing: CachePadded<Standing>,
+    rare: CachePadded<RareFields>,
     last: Mutex<Option<Arc<Descriptor>>>,
     /// The call of NCCL in which its device waits.
-    device_wait: Mutex<Option<Members>>,
+    device_wait: Mutex<Option<MemberWait>>,
     /// The threads that do not go on, each with the operation without which it does not.
     blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
 }
 
 /// Fields that are read with each operation and rarely written: apart in memory from those that each operation writes.
 #[derive(Debug, Default)]
-struct Standing {
+struct RareFields {
     step: AtomicU64,
     epoch: AtomicU64,
     left: AtomicBool,
@@ -74,25 +74,21 @@ impl Record {
     }
 
     pub(crate) fn step(&self) -> u64 {
-        self.standing.step.load(Ordering::Relaxed)
+        self.rare.step.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_step(&self, step: u64) {
-        self.standing.step.store(step, Ordering::Relaxed);
+        self.rare.step.store(step, Ordering::Relaxed);
     }
 
     pub(crate) fn epoch(&self) -> u64 {
-        self.standing.epoch.load(Ordering::Acquire)
+        self.rare.epoch.load(Ordering::Acquire)
     }
 
     /// Goes on to the epoch after `from`, unless another thread of the rank already did.
     pub(crate) fn advance_epoch(&self, from: u64) {
-        let _ = self.standing.epoch.compare_exchange(
-            from,
-            from + 1,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        let _ =
+            self.rare.epoch.compare_exchange(from, from + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Notes what a rank that shares no memory with this one says that it has issued; whether it has gone on to another epoch.
@@ -100,21 +96,21 @@ impl Record {
         self.set_step(step);
         let previous = self.last.lock().replace(Arc::clone(descriptor));
         drop(previous);
-        self.standing.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
+        self.rare.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
     }
 
     /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one after the other.
     pub(crate) fn stop(&self, epoch: u64) -> bool {
-        let stopped = self.standing.stopped.load(Ordering::Acquire);
+        let stopped = self.rare.stopped.load(Ordering::Acquire);
         if epoch == stopped {
-            self.standing.stopped.store(epoch + 1, Ordering::Release);
+            self.rare.stopped.store(epoch + 1, Ordering::Release);
         }
         epoch <= stopped
     }
 
     /// Whether it has said so.
     pub(crate) fn has_stopped(&self, epoch: u64) -> bool {
-        epoch < self.standing.stopped.load(Ordering::Acquire)
+        epoch < self.rare.stopped.load(Ordering::Acquire)
     }
 
     /// The operation that the rank issued last.
@@ -131,44 +127,40 @@ impl Record {
 
     /// Before the operation is issued: a thread that sees its members arrive sees this, too.
     fn note_issuer(&self, thread: u64) {
-        let known = self.standing.issuer.load(Ordering::Relaxed);
+        let known = self.rare.issuer.load(Ordering::Relaxed);
         if known == thread || known == SEVERAL {
             return;
         }
-        let first = self.standing.issuer.compare_exchange(
-            NONE,
-            thread,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        let first =
+            self.rare.issuer.compare_exchange(NONE, thread, Ordering::AcqRel, Ordering::Acquire);
         if first.is_err_and(|known| known != thread) {
-            self.standing.issuer.store(SEVERAL, Ordering::Release);
+            self.rare.issuer.store(SEVERAL, Ordering::Release);
         }
     }
 
     /// Whether one thread has issued all operations of the rank.
     #[cfg(feature = "nccl")]
     pub(crate) fn has_one_issuer(&self) -> bool {
-        ![NONE, SEVERAL].contains(&self.standing.issuer.load(Ordering::Acquire))
+        ![NONE, SEVERAL].contains(&self.rare.issuer.load(Ordering::Acquire))
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.standing.left.load(Ordering::Acquire)
+        self.rare.left.load(Ordering::Acquire)
     }
 
     /// Marks the rank as gone; whether it was there until now.
     pub(crate) fn leave(&self) -> bool {
-        !self.standing.left.swap(true, Ordering::AcqRel)
+        !self.rare.left.swap(true, Ordering::AcqRel)
     }
 
     /// Its device waits in a call of NCCL, or goes on.
     #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the watchdog of NCCL uses it"))]
-    pub(crate) fn wait_on_device(&self, wait: Option<Members>) {
+    pub(crate) fn wait_on_device(&self, wait: Option<MemberWait>) {
         *self.device_wait.lock() = wait;
     }
 
     /// The call of NCCL in which its device waits.
-    pub(crate) fn device_wait(&self) -> Option<Members> {
+    pub(crate) fn device_wait(&self) -> Option<MemberWait> {
         self.device_wait.lock().clone()
     }
 
@@ -182,7 +174,7 @@ impl Record {
     /// The operations without which its threads do not go on, each with whether this is the only thread that has issued for the rank. None if
     /// it is busy with something else, or hangs there.
     pub(crate) fn blocked_on(&self) -> Vec<(bool, Arc<Operation>)> {
-        let issuer = self.standing.issuer.load(Ordering::Acquire);
+        let issuer = self.rare.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
         blocked_on.iter().map(|(thread, it)| (*thread == issuer, Arc::clone(it))).collect()
     }

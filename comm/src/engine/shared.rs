@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hsdp_flight::{Origin, Recorder};
 use hsdp_sharding::Rank;
 
-use super::judge::{Members, RankState, Wait};
+use super::judge::{MemberWait, RankState, Wait};
 use super::operation::Operation;
 use super::record::Record;
 use super::status::Status;
@@ -90,7 +90,7 @@ impl Shared {
         let epoch = record.epoch();
         let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| match operation.wait_of(rank)
         {
-            Wait::Members(members) => Wait::Members(Members { is_of_issuer, ..members }),
+            Wait::Members(members) => Wait::Members(MemberWait { is_of_issuer, ..members }),
             work => work,
         };
         let on_device = record.device_wait().map(Wait::Members);
@@ -113,7 +113,7 @@ impl Operation {
         match self.gathering(rank) {
             None => Wait::Work(self.lender()),
             Some((operation, missing)) => {
-                Wait::Members(Members { operation, index: None, missing, is_of_issuer: false })
+                Wait::Members(MemberWait { operation, index: None, missing, is_of_issuer: false })
             }
         }
     }

@@ -30,13 +30,13 @@ pub(crate) trait Buffers: Send + 'static {
     }
 
     /// The output of the member where no other exists: as if each gave what this one gives, where that makes sense.
-    fn imagined(self, pattern: &Pattern<'_>) -> Self::Output;
+    fn output_alone(self, pattern: &Pattern<'_>) -> Self::Output;
 }
 
 impl<T: Element> Buffers for Vec<T> {
     type Output = Self;
 
-    fn imagined(mut self, pattern: &Pattern<'_>) -> Self {
+    fn output_alone(mut self, pattern: &Pattern<'_>) -> Self {
         imagine(pattern, &[], &mut self);
         self
     }
@@ -45,7 +45,7 @@ impl<T: Element> Buffers for Vec<T> {
 impl Buffers for () {
     type Output = ();
 
-    fn imagined(self, _pattern: &Pattern<'_>) {}
+    fn output_alone(self, _pattern: &Pattern<'_>) {}
 }
 
 /// Fills `target` as if every member gave what this one has in `source`. Without a source it is combined in place.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hsdp_kernels::{DisjointVec, Element, copy_past_caches};
 
-use super::exchange::{Exchange, Source};
+use super::member_buffers::{MemberBuffers, Source};
 use super::{BLOCK_BYTES, Meter, Outputs, PAST_CACHES, Work, blocks_of, one_length, take};
 
 /// Consecutive elements of one member, and where they go.
@@ -37,21 +37,21 @@ impl<T: Element> Copies<T> {
     ///
     /// # Errors
     /// If the sources differ in length: their moves would overlap.
-    pub(crate) fn to_all(members: Vec<Exchange<T>>) -> Result<Self, String> {
+    pub(crate) fn to_all(members: Vec<MemberBuffers<T>>) -> Result<Self, String> {
         let (count, len) = (members.len(), one_length(members.iter().map(|it| it.source.len()))?);
         let whole = |from| Move { from, start: 0, len, to: 0..count, at: from * len };
         Ok(Self::of(members, (0..count).map(whole)))
     }
 
     /// The root's source goes to every target.
-    pub(crate) fn from_root(members: Vec<Exchange<T>>, root: usize) -> Self {
+    pub(crate) fn from_root(members: Vec<MemberBuffers<T>>, root: usize) -> Self {
         let len = members[root].source.len();
         let moves = [Move { from: root, start: 0, len, to: 0..members.len(), at: 0 }];
         Self::of(members, moves)
     }
 
     /// The root's source is dealt out to the members' targets, `part` elements each.
-    pub(crate) fn dealt_by(members: Vec<Exchange<T>>, root: usize, part: usize) -> Self {
+    pub(crate) fn dealt_by(members: Vec<MemberBuffers<T>>, root: usize, part: usize) -> Self {
         let deal = |to| Move { from: root, start: to * part, len: part, to: to..to + 1, at: 0 };
         let moves = (0..members.len()).map(deal);
         Self::of(members, moves)
@@ -59,7 +59,7 @@ impl<T: Element> Copies<T> {
 
     /// Every member's source is dealt out to all targets, `counts[from][to]` elements from one to another; each
     /// target takes its parts in member order.
-    pub(crate) fn split(members: Vec<Exchange<T>>, counts: &[Vec<usize>]) -> Self {
+    pub(crate) fn split(members: Vec<MemberBuffers<T>>, counts: &[Vec<usize>]) -> Self {
         let mut filled = vec![0; members.len()];
         let mut moves = Vec::with_capacity(members.len() * members.len());
         for (from, counts) in counts.iter().enumerate() {
@@ -74,7 +74,7 @@ impl<T: Element> Copies<T> {
     }
 
     /// CO-2 rests on the four above: the moves to one target do not overlap in it.
-    fn of(members: Vec<Exchange<T>>, moves: impl IntoIterator<Item = Move>) -> Self {
+    fn of(members: Vec<MemberBuffers<T>>, moves: impl IntoIterator<Item = Move>) -> Self {
         let cut = |it: Move| {
             let parts = blocks_of(0..it.len, BLOCK_BYTES / size_of::<T>());
             parts.map(move |part| Move {
@@ -85,7 +85,7 @@ impl<T: Element> Copies<T> {
             })
         };
         let moves = moves.into_iter().flat_map(cut).collect();
-        let disjoint = |it: Exchange<T>| (it.source, it.target.map(DisjointVec::from));
+        let disjoint = |it: MemberBuffers<T>| (it.source, it.target.map(DisjointVec::from));
         let (sources, targets) = members.into_iter().map(disjoint).unzip();
         let mut work = Self { sources, targets, moves, copy: <[T]>::copy_from_slice };
         if work.bytes() > PAST_CACHES {
@@ -101,7 +101,7 @@ impl<T: Element> Copies<T> {
 }
 
 impl<T: Element> Work for Copies<T> {
-    type Output = Exchange<T>;
+    type Output = MemberBuffers<T>;
 
     fn blocks(&self) -> usize {
         self.moves.len()
@@ -121,9 +121,9 @@ impl<T: Element> Work for Copies<T> {
         }
     }
 
-    fn finish(self) -> Outputs<Exchange<T>> {
+    fn finish(self) -> Outputs<MemberBuffers<T>> {
         let filled = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
         let members = self.sources.into_iter().zip(filled);
-        members.map(|(source, target)| Exchange::done(source, target)).collect()
+        members.map(|(source, target)| MemberBuffers::done(source, target)).collect()
     }
 }

@@ -29,7 +29,7 @@ impl<T: Element> Buffers for Handing<T> {
         }
     }
 
-    fn imagined(self, pattern: &Pattern<'_>) -> Vec<T> {
+    fn output_alone(self, pattern: &Pattern<'_>) -> Vec<T> {
         let is_own = self.destination == Some(pattern.slot);
         if is_own { self.values } else { bytemuck::zeroed_vec(self.values.len()) }
     }

@@ -8,7 +8,7 @@ use hsdp_kernels::{
     sum_contributions,
 };
 
-use super::exchange::{Exchange, Source};
+use super::member_buffers::{MemberBuffers, Source};
 use super::{
     BLOCK_BYTES, Buffers, Cuts, Meter, Outputs, PerMember, Work, blocks_of, one_length, take,
 };
@@ -37,7 +37,7 @@ pub(crate) struct Scaled(pub(crate) Vec<f32>);
 impl Buffers for Scaled {
     type Output = Vec<f32>;
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<f32> {
+    fn output_alone(self, _pattern: &Pattern<'_>) -> Vec<f32> {
         self.0
     }
 }
@@ -90,10 +90,10 @@ pub(crate) fn all_reduce_scaled(
 /// # Errors
 /// If they differ in length.
 pub(crate) fn reduce<T: Element>(
-    members: Vec<Exchange<T>>,
+    members: Vec<MemberBuffers<T>>,
     reduction: Reduction,
     root: usize,
-) -> Result<impl Work<Output = Exchange<T>>, String> {
+) -> Result<impl Work<Output = MemberBuffers<T>>, String> {
     let outputs = members.iter().map(output).collect();
     let values = members.into_iter().map(Vec::from).collect();
     Reduce::new(values, Some(root), outputs, move |target: &mut [T], sources: &[&[T]]| {
@@ -102,11 +102,13 @@ pub(crate) fn reduce<T: Element>(
 }
 
 /// The root, which has a target, gets the result; another member gets its own buffer back if it lent that.
-fn output<T>(member: &Exchange<T>) -> fn(Vec<T>) -> Exchange<T> {
+fn output<T>(member: &MemberBuffers<T>) -> fn(Vec<T>) -> MemberBuffers<T> {
     match (&member.target, &member.source) {
-        (Some(_), _) => |values| Exchange { source: Source::nothing(), target: Some(values) },
-        (None, Source::Lent(_)) => |values| Exchange { source: Source::Lent(values), target: None },
-        (None, Source::Given(_)) => |_| Exchange { source: Source::nothing(), target: None },
+        (Some(_), _) => |values| MemberBuffers { source: Source::nothing(), target: Some(values) },
+        (None, Source::Lent(_)) => {
+            |values| MemberBuffers { source: Source::Lent(values), target: None }
+        }
+        (None, Source::Given(_)) => |_| MemberBuffers { source: Source::nothing(), target: None },
     }
 }
 

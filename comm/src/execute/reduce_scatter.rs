@@ -2,7 +2,7 @@
 
 use hsdp_kernels::{DisjointVec, Element};
 
-use super::exchange::{Exchange, Source};
+use super::member_buffers::{MemberBuffers, Source};
 use super::reduce::combine;
 use super::{BLOCK_BYTES, Cuts, Meter, Outputs, PerMember, Work, one_length, take};
 use crate::Reduction;
@@ -19,22 +19,25 @@ pub(crate) struct ReduceScatter<T> {
 impl<T: Element> ReduceScatter<T> {
     /// # Errors
     /// If the targets differ in length, or a source is not as long as all of them together.
-    pub(crate) fn new(members: Vec<Exchange<T>>, reduction: Reduction) -> Result<Self, String> {
-        let target_len = |it: &Exchange<T>| it.target.as_ref().map_or(0, Vec::len);
+    pub(crate) fn new(
+        members: Vec<MemberBuffers<T>>,
+        reduction: Reduction,
+    ) -> Result<Self, String> {
+        let target_len = |it: &MemberBuffers<T>| it.target.as_ref().map_or(0, Vec::len);
         let part = one_length(members.iter().map(target_len))?;
         let whole = one_length(members.iter().map(|it| it.source.len()))?;
         if whole != part * members.len() {
             return Err(format!("{whole} elements cannot be {} parts of {part}", members.len()));
         }
         let cuts = Cuts { len: part, block_len: BLOCK_BYTES / size_of::<T>() };
-        let disjoint = |it: Exchange<T>| (it.source, it.target.unwrap_or_default().into());
+        let disjoint = |it: MemberBuffers<T>| (it.source, it.target.unwrap_or_default().into());
         let (sources, targets) = members.into_iter().map(disjoint).unzip();
         Ok(Self { sources, targets, reduction, cuts })
     }
 }
 
 impl<T: Element> Work for ReduceScatter<T> {
-    type Output = Exchange<T>;
+    type Output = MemberBuffers<T>;
 
     fn blocks(&self) -> usize {
         self.targets.len() * self.cuts.each()
@@ -54,9 +57,9 @@ impl<T: Element> Work for ReduceScatter<T> {
         combine(self.reduction, target, &sources);
     }
 
-    fn finish(self) -> Outputs<Exchange<T>> {
+    fn finish(self) -> Outputs<MemberBuffers<T>> {
         let targets = self.targets.into_iter().map(DisjointVec::into_vec);
         let members = self.sources.into_iter().zip(targets);
-        members.map(|(source, target)| Exchange::done(source, Some(target))).collect()
+        members.map(|(source, target)| MemberBuffers::done(source, Some(target))).collect()
     }
 }

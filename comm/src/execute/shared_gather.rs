@@ -24,7 +24,7 @@ impl<T: Send + Sync + 'static> Buffers for SharedGatherContribution<T> {
         plain.shared(self.layout.shard_size())
     }
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+    fn output_alone(self, _pattern: &Pattern<'_>) -> Self::Output {
         None
     }
 }

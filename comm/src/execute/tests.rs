@@ -108,15 +108,15 @@ fn assert_all_ones(full: &[Vec<HostBuffer>]) {
 /// Elements of several blocks, of any type; no number of members divides them.
 const LEN: usize = 50_001;
 
-fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<Exchange<u32>> {
-    let exchange = |(source, target): (usize, Option<usize>)| Exchange {
+fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<MemberBuffers<u32>> {
+    let exchange = |(source, target): (usize, Option<usize>)| MemberBuffers {
         source: Source::Given(vec![1; source]),
         target: target.map(|len| vec![0; len]),
     };
     lens.map(exchange).into()
 }
 
-fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
+fn all_ones(outputs: Vec<MemberBuffers<u32>>) -> bool {
     outputs.into_iter().flat_map(Vec::from).all(|element| element == 1)
 }
 
@@ -140,12 +140,12 @@ fn every_block_that_copies_takes_elements_of_its_own() {
 }
 
 /// The contributions to a reduce: the last is the root's, and the second is lent.
-fn at_root_two(len: usize) -> Vec<Exchange<u32>> {
+fn at_root_two(len: usize) -> Vec<MemberBuffers<u32>> {
     let ones = || vec![1; len];
     vec![
-        Exchange { source: Source::Given(ones()), target: None },
-        Exchange { source: Source::Lent(ones()), target: None },
-        Exchange { source: Source::nothing(), target: Some(ones()) },
+        MemberBuffers { source: Source::Given(ones()), target: None },
+        MemberBuffers { source: Source::Lent(ones()), target: None },
+        MemberBuffers { source: Source::nothing(), target: Some(ones()) },
     ]
 }
 
@@ -371,7 +371,7 @@ fn members_that_do_not_fit_are_no_work() {
     assert!(reduce(members, Reduction::Sum, 2).is_err());
     assert!(scaled(uneven(), Scaling::on(Wire::F32)).is_err());
     let parts = |lens: [(usize, usize); 2]| {
-        let member = |(whole, part)| Exchange {
+        let member = |(whole, part)| MemberBuffers {
             source: Source::Given(vec![1; whole]),
             target: Some(vec![0; part]),
         };

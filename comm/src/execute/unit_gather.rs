@@ -26,7 +26,7 @@ pub(crate) struct UnitGatherContribution {
 impl Buffers for UnitGatherContribution {
     type Output = Vec<HostBuffer>;
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<HostBuffer> {
+    fn output_alone(self, _pattern: &Pattern<'_>) -> Vec<HostBuffer> {
         self.targets
     }
 }

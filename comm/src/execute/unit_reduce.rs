@@ -44,7 +44,7 @@ impl Buffers for UnitReduceContribution {
         &mut self.gradients
     }
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Reduced {
+    fn output_alone(self, _pattern: &Pattern<'_>) -> Reduced {
         let Self { mut partial, fold, .. } = self;
         if fold == Fold::Replace {
             partial.fill(0.0);

@@ -25,12 +25,12 @@ use hsdp_flight::FlightState;
 pub(super) struct Execution {
     access: Arc<Access>,
     /// The call, as the others compare it.
-    told: Arc<Descriptor>,
+    compared: Arc<Descriptor>,
     at: At,
 }
 
 /// The content of a slot: the buffers of this member, or the message of another.
-type Contribution<S> = (Option<S>, Option<DataMessage>);
+type SlotContent<S> = (Option<S>, Option<DataMessage>);
 
 impl Execution {
     /// Issues an operation: the contribution of this member is on its way when this returns.
@@ -40,30 +40,31 @@ impl Execution {
         mut own: S,
     ) -> Result<Ticket, Error> {
         let Member { access, site, entry, .. } = member;
-        let (meant, told) = (Arc::clone(described.meant()), described.told);
-        let at = At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
-        let execution = Arc::new(Self { access: Arc::clone(access), told: Arc::clone(&told), at });
+        let (actual, compared) = (Arc::clone(described.actual()), described.compared);
+        let at = At { actual, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
+        let execution =
+            Arc::new(Self { access: Arc::clone(access), compared: Arc::clone(&compared), at });
         let sent = execution.pack_guarded(&mut own);
-        let sent = sent.and_then(|messages| execution.endpoint().commit(&told, messages));
+        let sent = sent.and_then(|messages| execution.endpoint().commit(&compared, messages));
         if let Err(error) = sent {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
         }
-        let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
+        let ticket = access.submit(member, compared, (Some(own), None), execution.assembling())?;
         execution.open::<S>(ticket.operation());
         Ok(ticket)
     }
 
     fn assembling<S: Transmit>(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Vec<Contribution<S>>) -> Result<Unpack<S>, String> + use<S> {
+    ) -> impl FnOnce(Vec<SlotContent<S>>) -> Result<Unpack<S>, String> + use<S> {
         let execution = Arc::clone(self);
         move |contributions| Unpack::new(execution, contributions)
     }
 
     /// From now on, messages of this round go into the slots of the operation.
     fn open<S: Transmit>(self: &Arc<Self>, operation: &Arc<Operation>) {
-        let (execution, round) = (Arc::clone(self), (Arc::clone(&self.told), self.at.round));
+        let (execution, round) = (Arc::clone(self), (Arc::clone(&self.compared), self.at.round));
         let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
             let descriptor = Arc::clone(&message.data_header.descriptor);
             let (place, contribution) = ((operation, slot), (None, Some(message)));
@@ -98,7 +99,7 @@ impl Execution {
 
     /// A message for each member; one for all that follow each other and get the same.
     fn pack<S: Transmit>(&self, own: &S) -> Result<Vec<Request>, Error> {
-        let (descriptor, form) = (Arc::clone(&self.told), own.form());
+        let (descriptor, form) = (Arc::clone(&self.compared), own.form());
         let step = self.access.record(self.rank()).step();
         let head = header_bytes(&DataHeader { descriptor, step, form });
         let pattern = own.pattern(self.at.pattern());
@@ -124,11 +125,11 @@ impl Execution {
         own: &S,
         part: (usize, Range<usize>),
     ) -> Result<Arc<Message>, Error> {
-        let (At { meant, round, .. }, rank) = (&self.at, self.rank());
+        let (At { actual, round, .. }, rank) = (&self.at, self.rank());
         let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
         let message = Message::write(&self.endpoint().pool, (Kind::Data, *round), head, bytes);
         let mut message = message.ok_or_else(|| {
-            let Descriptor { op, tag, .. } = **meant;
+            let Descriptor { op, tag, .. } = **actual;
             let what = format!("a message, in {tag}");
             Error::OutOfMemory { op, rank, step: tag.step, bytes, what }
         })?;
@@ -149,7 +150,7 @@ impl Execution {
             return self.access.fail_at_end(operation);
         };
         let (place, contribution) = ((operation, self.at.slot), (Some(own), None));
-        self.access.gather_again::<Contribution<S>, Unpack<S>>(place, &self.told, contribution);
+        self.access.gather_again::<SlotContent<S>, Unpack<S>>(place, &self.compared, contribution);
         messages.into_iter().for_each(|message| self.endpoint().post(message));
         next.open::<S>(operation);
     }
@@ -166,7 +167,7 @@ struct Unpack<S: Transmit> {
 impl<S: Transmit> Unpack<S> {
     /// # Errors
     /// If the messages do not fit.
-    fn new(execution: Arc<Execution>, contributions: Vec<Contribution<S>>) -> Result<Self, String> {
+    fn new(execution: Arc<Execution>, contributions: Vec<SlotContent<S>>) -> Result<Self, String> {
         let (own, messages): (Vec<_>, _) = contributions.into_iter().unzip();
         let messages = DataMessages(messages);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
@@ -195,7 +196,7 @@ impl<S: Transmit> Work for Unpack<S> {
         let received = pattern.received_in(at.round);
         let turn = own.unpack(at, &self.messages);
         *self.turn.lock() = Some(turn);
-        let Descriptor { channel, op, .. } = *at.meant;
+        let Descriptor { channel, op, .. } = *at.actual;
         access.record(self.execution.rank()).ledger.received(channel, op, received);
     }
 

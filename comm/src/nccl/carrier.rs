@@ -40,7 +40,7 @@ impl Carrier {
     ) -> Result<(), Error> {
         let own = &carriers[0];
         let queued = own.queue.as_ref().zip(own.issuing.as_ref());
-        let turn = queued.map(|(queue, issuing)| queue.begin(&own.access, &issuing.told));
+        let turn = queued.map(|(queue, issuing)| queue.begin(&own.access, &issuing.compared));
         let turn = turn.transpose()?;
         let mut held: Vec<_> = carriers.iter().map(|carrier| carrier.comm.lock()).collect();
         let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(carriers.len());
@@ -49,7 +49,7 @@ impl Carrier {
             calls.push(call.map_err(|error| carrier.refused(op, error))?);
         }
         if let Some((queue, issuing)) = queued {
-            queue.note(&own.access, issuing, calls[0].wire)?;
+            queue.note(&own.access, issuing, calls[0].shape)?;
         }
         let issued = issue_together(calls)
             .and_then(|()| Ok(queued.map_or(Ok(()), |(queue, _)| queue.issued())?));
@@ -65,7 +65,7 @@ impl Carrier {
     /// Ends the world, since a call was not made.
     fn end(&self, op: Op, error: NcclError) -> Error {
         let left = self.queue.as_ref().zip(self.issuing.as_ref());
-        let left = left.and_then(|(queue, issuing)| queue.left(&self.access, &issuing.told));
+        let left = left.and_then(|(queue, issuing)| queue.left(&self.access, &issuing.compared));
         let error = self.refused(op, error);
         match left {
             Some(left) => self.access.end(left),

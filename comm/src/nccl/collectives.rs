@@ -13,12 +13,12 @@ use super::NcclError;
 use super::communicator::Communicator;
 use super::transfer::Transfer;
 use crate::Op;
-use crate::remote::Wire;
+use crate::remote::CallShape;
 
 /// A call of one communicator that is not issued yet.
 pub(super) struct Prepared<'a> {
     comm: &'a Communicator,
-    pub(super) wire: Wire,
+    pub(super) shape: CallShape,
     part: Together<'a>,
     call: Call<'a>,
 }
@@ -52,11 +52,11 @@ impl Communicator {
         let Transfer { from, to: (to, range) } = transfer;
         let output = to.address(range.start);
         let input = from.as_ref().map_or(output, |(source, own)| source.address(own.start));
-        let wire = Wire { op, dtype: to.dtype(), count };
-        let call = self.call(wire, (input as *const c_void, output as *mut c_void))?;
+        let shape = CallShape { op, dtype: to.dtype(), count };
+        let call = self.call(shape, (input as *const c_void, output as *mut c_void))?;
         let reads = from.map(|(buffer, _)| buffer).into_iter().collect();
         let part = Together { stream, reads, writes: vec![to] };
-        Ok(Prepared { comm: self, wire, part, call })
+        Ok(Prepared { comm: self, shape, part, call })
     }
 
     /// Checks that the buffers of a call fit; the number of elements of one rank.
@@ -81,7 +81,7 @@ impl Communicator {
     /// The call of NCCL itself, with the addresses of buffers that were checked.
     fn call(
         &self,
-        Wire { op, dtype, count }: Wire,
+        CallShape { op, dtype, count }: CallShape,
         (input, output): (*const c_void, *mut c_void),
     ) -> Result<Call<'_>, NcclError> {
         let (raw, functions) = (self.raw(op.name())?, self.nccl.functions());
@@ -151,9 +151,9 @@ pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
     // A thread that issues for one rank alone may have to wait for others that do.
     let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
-    for Prepared { comm, wire, part, call } in calls {
+    for Prepared { comm, shape, part, call } in calls {
         parts.push(part);
-        rest.push((comm, wire.op.name(), call));
+        rest.push((comm, shape.op.name(), call));
     }
     Stream::enqueue_together(&mut parts, |streams| {
         let functions = rest[0].0.nccl.functions();

@@ -11,7 +11,7 @@ use super::queue::Queue;
 use super::transfer::Transfer;
 use crate::Op;
 use crate::backend::thread::Access;
-use crate::remote::{Calls, DeviceCall, Endpoint, Wire};
+use crate::remote::{CallShape, Calls, DeviceCall, Endpoint};
 
 /// The drain of a rank that is under way.
 #[derive(Debug, Default)]
@@ -80,18 +80,18 @@ impl Drained<'_> {
             let member = groups
                 .get(&call.group)
                 .ok_or("a step that was given up is not drained: its communicators are gone")?;
-            let wire = call.wire;
+            let shape = call.shape;
             self.queue.adopt(self.access, call);
-            let filled = self.fill(member, wire);
+            let filled = self.fill(member, shape);
             filled.map_err(|error| format!("a step that was given up is not drained: {error}"))?;
         }
         Ok(())
     }
 
     /// Makes one call, of zeros, whose result is not read.
-    fn fill(&self, member: &Member, wire: Wire) -> Result<(), NcclError> {
+    fn fill(&self, member: &Member, shape: CallShape) -> Result<(), NcclError> {
         let (comm, stream) = (member.comm.lock(), &self.queue.stream);
-        let Wire { op, dtype, count } = wire;
+        let CallShape { op, dtype, count } = shape;
         let zeros = |len| zeros(stream, dtype, len);
         // There is no memory for a length that has no number.
         let of = |scatters| if op == scatters { count.saturating_mul(comm.size()) } else { count };

@@ -13,8 +13,8 @@ use super::connected::Groups;
 use crate::backend::thread::Access;
 use crate::call::Issuing;
 use crate::engine::{Alarm, Clock, Record, Status, from_now};
-use crate::remote::{Calls, DeviceCall, Place, Wire};
-use crate::rolling::Entry;
+use crate::remote::{CallNumber, CallShape, Calls, DeviceCall};
+use crate::rolling::RolledCall;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{AbortReason, Descriptor, Error, GroupId};
 
@@ -41,8 +41,8 @@ pub(super) struct Queue {
 struct State {
     /// Those that are not known to be done, in the order of the stream.
     calls: VecDeque<Call>,
-    /// The place of the next one.
-    next: Place,
+    /// The number of the next one.
+    next: CallNumber,
     /// All epochs before this one are over, and drained.
     drained: u64,
     /// The ranks whose calls of that epoch are not known, if it is over.
@@ -175,15 +175,22 @@ impl Queue {
     ///
     /// # Errors
     /// The end of its epoch or of the world: then it is not to be made.
-    pub(super) fn note(&self, access: &Access, issuing: &Issuing, wire: Wire) -> Result<(), Error> {
+    pub(super) fn note(
+        &self,
+        access: &Access,
+        issuing: &Issuing,
+        shape: CallShape,
+    ) -> Result<(), Error> {
         let mut state = self.state.lock();
-        let Issuing { told, called, entry } = issuing;
-        self.status.check(told.epoch)?;
-        let Entry { group, index, hash, .. } = access.record(self.rank).rolling.note(told, *called);
-        let place = (told.epoch, if state.next.0 == told.epoch { state.next.1 } else { 0 });
-        state.next = (place.0, place.1 + 1);
-        let call = DeviceCall { group, index, place, hash, wire };
-        let issuing = Some((Arc::clone(told), *entry));
+        let Issuing { compared, signature, entry } = issuing;
+        self.status.check(compared.epoch)?;
+        let RolledCall { group, index, hash, .. } =
+            access.record(self.rank).rolling.note(compared, *signature);
+        let number =
+            (compared.epoch, if state.next.0 == compared.epoch { state.next.1 } else { 0 });
+        state.next = (number.0, number.1 + 1);
+        let call = DeviceCall { group, index, number, hash, shape };
+        let issuing = Some((Arc::clone(compared), *entry));
         state.calls.push_back(Call { call, issuing, done: None });
         Ok(())
     }
@@ -193,7 +200,7 @@ impl Queue {
         let mut state = self.state.lock();
         let DeviceCall { group, index, hash, .. } = call;
         let rolling = &access.record(self.rank).rolling;
-        rolling.adopt(Entry { group, index, hash, descriptor: None });
+        rolling.adopt(RolledCall { group, index, hash, descriptor: None });
         state.calls.push_back(Call { call, issuing: None, done: None });
     }
 

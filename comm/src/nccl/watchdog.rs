@@ -12,7 +12,7 @@ use super::drain::{Drain, Drained};
 use super::queue::{CallKey, Queue, left_before, warn_late};
 use crate::Descriptor;
 use crate::backend::thread::Access;
-use crate::engine::judge::Members;
+use crate::engine::judge::MemberWait;
 use crate::engine::{Alarm, Clock, Status};
 use crate::remote::Urgency;
 
@@ -130,7 +130,7 @@ impl Stall {
         let (record, index) = (access.record(rank), Some(self.call.1));
         let Some(endpoint) = access.endpoint() else { return };
         let (operation, is_of_issuer) = (Arc::clone(&self.operation), record.has_one_issuer());
-        let wait = Members { operation, index, missing, is_of_issuer };
+        let wait = MemberWait { operation, index, missing, is_of_issuer };
         let (key, operation) = (wait.key(), &wait.operation);
         record.wait_on_device(Some(wait.clone()));
         match self.clock.alarm() {

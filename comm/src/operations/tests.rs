@@ -5,7 +5,7 @@ use hsdp_sharding::Rank;
 use super::*;
 use crate::engine::Record;
 use crate::rolling::tests::base;
-use crate::rolling::{KEPT, called};
+use crate::rolling::{KEPT, signature};
 use crate::{Between, Op, Tag, Wanted, WorldOptions, launch};
 
 /// For each rank of a mesh of 2 x 2: its sum of operations words, and the end of its world.
@@ -139,7 +139,7 @@ fn equal_calls_of_different_layouts_are_said_to_be_that() {
         let group = world.world_group(Channel::Gather);
         let call = Arc::new(Descriptor { group: group.id(), tag: Tag::default(), ..base() });
         let function = u8::try_from(world.rank().index()).expect("two ranks");
-        world.handle().record.rolling.note(&call, called(function, None));
+        world.handle().record.rolling.note(&call, signature(function, None));
         world.compare_operations(&[&group]).expect_err("they differ").to_string()
     });
     let ends: Vec<_> = ends.into_iter().map(|end| end.expect("no rank panics")).collect();

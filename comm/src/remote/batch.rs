@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::buffer::{BLOCK_BYTES, Pool};
-use super::exchanges::{Batch, Contribution, ExchangeKey};
+use super::exchanges::{Batch, ExchangeKey, Forwarded};
 use super::header::{bytes, read};
 use super::message::{Kind, Message};
 use super::transmit::Payload;
@@ -37,7 +37,7 @@ impl Batch {
     pub(super) fn write(&self, pool: &Arc<Pool>) -> Option<Message> {
         let (ExchangeKey { epoch, number }, mut headers) = (self.key, Vec::<&[u8]>::new());
         let mut parts = Vec::with_capacity(self.contributions.len());
-        for Contribution { rank, header, payload } in &self.contributions {
+        for Forwarded { rank, header, payload } in &self.contributions {
             let known = headers.iter().position(|known| **known == **header);
             let index = known.unwrap_or(headers.len());
             if known.is_none() {
@@ -52,7 +52,7 @@ impl Batch {
             self.contributions.iter().map(|it| padded(it.payload.bytes().len())).sum::<usize>();
         let mut message = Message::write(pool, (Kind::Exchange, 0), &header, body)?;
         let mut rest = message.body_mut();
-        for Contribution { payload, .. } in &self.contributions {
+        for Forwarded { payload, .. } in &self.contributions {
             let (elements, behind) = rest.split_at_mut(padded(payload.bytes().len()));
             let (elements, padding) = elements.split_at_mut(payload.bytes().len());
             elements.copy_from_slice(payload.bytes());
@@ -75,7 +75,7 @@ impl Batch {
             let range = part.range(start, message.body())?;
             start += padded(range.len());
             let (header, payload) = (Arc::clone(header), Payload::part(message, range));
-            contributions.push(Contribution { rank, header, payload });
+            contributions.push(Forwarded { rank, header, payload });
         }
         match message.body().len() - start {
             0 => Ok(Self { key: ExchangeKey { epoch, number }, contributions }),
@@ -131,7 +131,7 @@ mod tests {
         let contribution = |rank: usize| {
             let header = if rank == 1 { &b"another"[..] } else { b"to all" };
             let (rank, payload) = (Rank::new(rank), payload(100 * rank));
-            Contribution { rank, header: header.into(), payload }
+            Forwarded { rank, header: header.into(), payload }
         };
         let key = ExchangeKey { epoch: 3, number: 5 };
         Batch { key, contributions: [2, 0, 1].map(contribution).into() }

@@ -12,7 +12,7 @@ use crate::engine::Record;
 use crate::engine::judge::waiting_for_each_other;
 use crate::engine::judge::{self, Finding, Look, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::rolling::{Entry, Rolling};
+use crate::rolling::{RolledCall, Rolling};
 use crate::{AbortReason, Descriptor, Error, GroupId, sync};
 
 /// A message between ranks and the comparer.
@@ -306,7 +306,7 @@ fn differing(look: &Look, group: GroupId, index: u64) -> Error {
 
 /// The calls of NCCL of a rank, with the hashes that are asked for.
 pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Rolled> {
-    let of = |(group, kept): (GroupId, Vec<Entry>)| {
+    let of = |(group, kept): (GroupId, Vec<RolledCall>)| {
         let (all, asked) = match asked {
             Hashes::All(asked) if asked == group => (&kept[..], None),
             Hashes::Entry(asked, index) if asked == group => {
@@ -316,7 +316,7 @@ pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Roll
         };
         let hashed = all.iter().chain(kept.last());
         let hashes = hashed.map(|it| (it.index, u128::from_le_bytes(it.hash))).collect();
-        let called = |entry: &Entry| entry.descriptor.clone();
+        let called = |entry: &RolledCall| entry.descriptor.clone();
         let entry = kept.iter().find(|entry| Some(entry.index) == asked).and_then(called);
         let last = asked.and_then(|_| kept.iter().rev().find_map(called));
         let count = kept.last().map_or(0, |last| last.index + 1);

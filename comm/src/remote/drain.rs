@@ -12,7 +12,7 @@ use crate::{GroupId, Op};
 
 /// The elements that a call of NCCL moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wire {
+pub(crate) struct CallShape {
     /// Gathers, reduce-scatters and all-reduces.
     pub(crate) op: Op,
     pub(crate) dtype: DType,
@@ -20,8 +20,8 @@ pub(crate) struct Wire {
     pub(crate) count: usize,
 }
 
-/// The place of a call among all of its rank: the epoch, and a number in it, from 0.
-pub(crate) type Place = (u64, u64);
+/// The number of a call among all of its rank: the epoch, and a number in it, from 0.
+pub(crate) type CallNumber = (u64, u64);
 
 /// A call of NCCL that a rank has made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,10 +29,10 @@ pub(crate) struct DeviceCall {
     pub(crate) group: GroupId,
     /// Its number among the calls of its group.
     pub(crate) index: u64,
-    pub(crate) place: Place,
+    pub(crate) number: CallNumber,
     /// The hash of its group after it.
     pub(crate) hash: RollingHash,
-    pub(crate) wire: Wire,
+    pub(crate) shape: CallShape,
 }
 
 /// The calls of a rank that makes no more of them in an epoch.
@@ -65,7 +65,7 @@ impl Calls {
                 owed.push(call.clone());
             }
         }
-        owed.sort_by_key(|call| call.place);
+        owed.sort_by_key(|call| call.number);
         Ok(owed)
     }
 
@@ -144,9 +144,9 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The problem of the bytes.
 pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {
     let (epoch, calls) = read::<(u64, Calls)>(encoded)?;
-    let is_known = |wire: &Wire| OPS.contains(&wire.op) && DTYPES.contains(&wire.dtype);
-    match calls.unfinished.iter().map(|call| call.wire).find(|wire| !is_known(wire)) {
-        Some(Wire { op, dtype, .. }) => Err(format!("there is no {op} of {dtype} by NCCL")),
+    let is_known = |shape: &CallShape| OPS.contains(&shape.op) && DTYPES.contains(&shape.dtype);
+    match calls.unfinished.iter().map(|call| call.shape).find(|shape| !is_known(shape)) {
+        Some(CallShape { op, dtype, .. }) => Err(format!("there is no {op} of {dtype} by NCCL")),
         None => Ok((epoch, calls)),
     }
 }

@@ -6,11 +6,11 @@ use std::ops::Range;
 use hsdp_kernels::Element;
 
 use super::transmit::{At, DataMessages, Next, Transmit};
-use crate::execute::{Exchange, Handing, Splits, check_pairs, combine, sources_of};
+use crate::execute::{Handing, MemberBuffers, Splits, check_pairs, combine, sources_of};
 use crate::pattern::Pattern;
 use crate::{Counts, Op};
 
-impl<T: Element> Transmit for Exchange<T> {
+impl<T: Element> Transmit for MemberBuffers<T> {
     const FUNCTION: u8 = 1;
 
     fn pack(&self, _at: &At, (_, range): (usize, Range<usize>), body: &mut [u8]) {
@@ -22,7 +22,7 @@ impl<T: Element> Transmit for Exchange<T> {
     }
 }
 
-impl<T: Element> Exchange<T> {
+impl<T: Element> MemberBuffers<T> {
     fn filled(self, pattern: &Pattern<'_>, messages: &DataMessages) -> Self {
         let Self { source, mut target } = self;
         if let Some(target) = &mut target {
@@ -113,7 +113,7 @@ impl<T: Element> Transmit for Vec<T> {
     }
 
     fn unpack(mut self, at: &At, messages: &DataMessages) -> Next<Self> {
-        match at.meant.op {
+        match at.actual.op {
             Op::Send => Break(Self::new()),
             Op::Recv => Break(messages.elements(0).to_vec()),
             _ => {

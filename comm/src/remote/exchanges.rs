@@ -14,7 +14,7 @@ use crate::Descriptor;
 
 /// How long contributions wait for those that are missing. Then they are sent on without them, so that each rank knows which ranks
 /// are missing.
-const HELD: Duration = Duration::from_millis(100);
+const FORWARD_AFTER: Duration = Duration::from_millis(100);
 
 /// The place of an exchange in the sequence of its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +37,7 @@ impl fmt::Display for ExchangeKey {
 
 /// One rank's message to all others.
 #[derive(Clone, Debug)]
-pub(super) struct Contribution {
+pub(super) struct Forwarded {
     pub(super) rank: Rank,
     pub(super) header: Arc<[u8]>,
     pub(super) payload: Payload,
@@ -48,7 +48,7 @@ pub(super) struct Contribution {
 #[cfg_attr(test, derive(PartialEq))]
 pub(super) struct Batch {
     pub(super) key: ExchangeKey,
-    pub(super) contributions: Vec<Contribution>,
+    pub(super) contributions: Vec<Forwarded>,
 }
 
 /// The contributions that this rank holds.
@@ -65,7 +65,7 @@ pub(super) struct Exchanges {
 #[derive(Debug)]
 struct Held {
     since: Instant,
-    contributions: Vec<Contribution>,
+    contributions: Vec<Forwarded>,
     /// The ranks of those, and of those that were sent on.
     ranks: BTreeSet<Rank>,
 }
@@ -132,7 +132,7 @@ impl Exchanges {
 
     /// The contributions that have waited for long enough.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<Batch> {
-        let overdue = |held: &Held| now.saturating_duration_since(held.since) >= HELD;
+        let overdue = |held: &Held| now.saturating_duration_since(held.since) >= FORWARD_AFTER;
         self.held.iter_mut().filter(|(_, held)| overdue(held)).filter_map(Held::send).collect()
     }
 
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use crate::remote::message::{Kind, Message};
 
-    impl PartialEq for Contribution {
+    impl PartialEq for Forwarded {
         fn eq(&self, other: &Self) -> bool {
             let of = |it: &Self| (it.rank, Arc::clone(&it.header), it.payload.bytes().to_vec());
             of(self) == of(other)
@@ -182,7 +182,7 @@ mod tests {
         let contribution = |rank: &usize| {
             let message = Message::write(&Arc::default(), (Kind::Data, 0), b"", 8);
             let payload = Payload::whole(message.expect("there is memory"));
-            Contribution { rank: Rank::new(*rank), header: b"to all".as_slice().into(), payload }
+            Forwarded { rank: Rank::new(*rank), header: b"to all".as_slice().into(), payload }
         };
         let contributions = ranks.iter().map(contribution).collect();
         Batch { key: ExchangeKey { epoch: 0, number }, contributions }
@@ -206,12 +206,12 @@ mod tests {
     fn contributions_wait_for_a_moment_only() {
         let (mut exchanges, now) = (root(3), Instant::now());
         exchanges.take(batch(0, &[2]), now);
-        assert_eq!(exchanges.overdue(now + HELD / 2), []);
-        assert_eq!(exchanges.overdue(now + HELD), [batch(0, &[2])]);
-        assert_eq!(exchanges.overdue(now + 2 * HELD), [], "they are sent once");
+        assert_eq!(exchanges.overdue(now + FORWARD_AFTER / 2), []);
+        assert_eq!(exchanges.overdue(now + FORWARD_AFTER), [batch(0, &[2])]);
+        assert_eq!(exchanges.overdue(now + 2 * FORWARD_AFTER), [], "they are sent once");
         // The others are complete with those that were sent.
-        assert_eq!(exchanges.take(batch(0, &[0]), now + 3 * HELD), []);
-        let rest = exchanges.take(batch(0, &[1]), now + 3 * HELD);
+        assert_eq!(exchanges.take(batch(0, &[0]), now + 3 * FORWARD_AFTER), []);
+        let rest = exchanges.take(batch(0, &[1]), now + 3 * FORWARD_AFTER);
         assert_eq!(rest, [batch(0, &[0, 1])]);
         assert!(exchanges.held.is_empty());
     }
@@ -221,7 +221,7 @@ mod tests {
         let (mut exchanges, now) = (root(3), Instant::now());
         exchanges.take(batch(0, &[1]), now);
         assert_eq!(exchanges.take(batch(1, &[1]), now), [batch(0, &[1])]);
-        assert_eq!(exchanges.overdue(now + HELD), [batch(1, &[1])]);
+        assert_eq!(exchanges.overdue(now + FORWARD_AFTER), [batch(1, &[1])]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::buffer::Pool;
-use super::exchanges::{Batch, Contribution, ExchangeKey, Exchanges};
+use super::exchanges::{Batch, ExchangeKey, Exchanges, Forwarded};
 use super::header::{DataHeader, read};
 use super::message::Message;
 use super::transmit::{DataMessage, Payload};
@@ -43,7 +43,7 @@ pub(super) struct Relay {
 #[derive(Debug)]
 pub(super) enum Come {
     /// Its contribution to an exchange, or the problem with it.
-    Contribution(Result<DataMessage, String>),
+    Forwarded(Result<DataMessage, String>),
     /// Its last message of an epoch, or of all.
     Last(Message),
 }
@@ -69,7 +69,7 @@ impl Relay {
         self.exchanges.contribute(key);
         let (rank, header) = (self.exchanges.tree.rank, message.header().into());
         let payload = Payload::part(message, 0..message.body().len());
-        let own = Contribution { rank, header, payload };
+        let own = Forwarded { rank, header, payload };
         self.send_on(Batch { key, contributions: vec![own] });
     }
 
@@ -117,7 +117,7 @@ impl Relay {
             let is_first = !exchanges.has(key, it.rank);
             if !is_first {
                 let problem = format!("it contributes twice to exchange {key}");
-                come.push_back((it.rank, Come::Contribution(Err(problem))));
+                come.push_back((it.rank, Come::Forwarded(Err(problem))));
             }
             is_first
         });
@@ -178,7 +178,7 @@ impl Relay {
             self.received[from.index()] += 1;
             let message = message_in(contribution, &mut encoded);
             let message = message.and_then(|message| self.checked(batch.key, message));
-            self.come.push_back((from, Come::Contribution(message)));
+            self.come.push_back((from, Come::Forwarded(message)));
             self.release(from);
         }
     }
@@ -245,10 +245,10 @@ impl Relay {
 
 /// A contribution as a part in its operation. `encoded` has the header that was read before: that of most ranks.
 fn message_in(
-    contribution: &Contribution,
+    contribution: &Forwarded,
     encoded: &mut Option<(Arc<[u8]>, DataHeader)>,
 ) -> Result<DataMessage, String> {
-    let Contribution { header, payload, .. } = contribution;
+    let Forwarded { header, payload, .. } = contribution;
     let is_known = |(known, _): &(Arc<[u8]>, _)| Arc::ptr_eq(known, header) || known == header;
     if !encoded.as_ref().is_some_and(is_known) {
         *encoded = Some((Arc::clone(header), read(header)?));

@@ -18,7 +18,7 @@ use crate::{Descriptor, Error, Scaling};
 #[derive(Clone, Debug)]
 pub(crate) struct At {
     /// The call, as this member means it.
-    pub(crate) meant: Arc<Descriptor>,
+    pub(crate) actual: Arc<Descriptor>,
     /// The member's own.
     pub(crate) slot: usize,
     /// The members, by slot.
@@ -30,7 +30,7 @@ pub(crate) struct At {
 impl At {
     /// The plain pattern of the operation.
     pub(crate) fn pattern(&self) -> Pattern<'static> {
-        Pattern::of(&self.meant, &self.ranks, self.slot)
+        Pattern::of(&self.actual, &self.ranks, self.slot)
     }
 
     /// Divisors and wire dtype.
@@ -38,7 +38,7 @@ impl At {
     /// # Panics
     /// If the operation has none.
     pub(crate) fn scaling(&self) -> Scaling {
-        self.meant.scaling.expect("a reduction of gradients has one")
+        self.actual.scaling.expect("a reduction of gradients has one")
     }
 
     /// After this round comes another one, or the output.

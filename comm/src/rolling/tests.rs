@@ -28,8 +28,8 @@ fn divisor(value: f32) -> Divisor {
     Divisor::new(value).expect("a divisor")
 }
 
-fn hash_of_one(descriptor: Descriptor, called: u64) -> RollingHash {
-    Rolling::default().note(&Arc::new(descriptor), called).hash
+fn hash_of_one(descriptor: Descriptor, signature: u64) -> RollingHash {
+    Rolling::default().note(&Arc::new(descriptor), signature).hash
 }
 
 /// The word of all members, one of which has issued what `theirs` is.
@@ -38,7 +38,7 @@ fn total(all: &[Vec<(Descriptor, u64)>]) -> u128 {
         let rolling = Rolling::default();
         calls
             .iter()
-            .for_each(|(call, called)| drop(rolling.note(&Arc::new(call.clone()), *called)));
+            .for_each(|(call, signature)| drop(rolling.note(&Arc::new(call.clone()), *signature)));
         rolling.word([Membership { group: base().group, slot, size: all.len() }])
     };
     all.iter().enumerate().map(word).fold(0, u128::wrapping_add)
@@ -107,10 +107,10 @@ fn a_digest_tells_functions_and_layouts_apart() {
         let unit = hsdp_sharding::Unit::new("a").param(hsdp_sharding::Param::new("w", [len]));
         UnitLayout::new(&unit, 2).expect("a layout")
     };
-    assert_eq!(called(1, Some(&layout(4))), called(1, Some(&layout(4))));
-    assert_ne!(called(1, Some(&layout(4))), called(2, Some(&layout(4))));
-    assert_ne!(called(1, Some(&layout(4))), called(1, Some(&layout(6))));
-    assert_ne!(called(1, None), called(2, None));
+    assert_eq!(signature(1, Some(&layout(4))), signature(1, Some(&layout(4))));
+    assert_ne!(signature(1, Some(&layout(4))), signature(2, Some(&layout(4))));
+    assert_ne!(signature(1, Some(&layout(4))), signature(1, Some(&layout(6))));
+    assert_ne!(signature(1, None), signature(2, None));
 }
 
 #[test]

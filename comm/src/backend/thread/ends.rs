@@ -6,7 +6,7 @@ use hsdp_sharding::Rank;
 
 use super::core::Core;
 use super::running::WorkPanic;
-use crate::engine::judge::{Members, WaitKey};
+use crate::engine::judge::{MemberWait, WaitKey};
 use crate::engine::{Arrivals, Attendance, Difference, Operation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
@@ -223,7 +223,7 @@ impl Core {
 
     /// Ends the world because the device of `rank` has waited in a call of NCCL for longer than the deadline.
     #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the watchdog of NCCL uses it"))]
-    pub(crate) fn end_late_on_device(&self, rank: Rank, wait: &Members) {
+    pub(crate) fn end_late_on_device(&self, rank: Rank, wait: &MemberWait) {
         let Some(endpoint) = self.endpoint() else { return };
         let culprit = match endpoint.await_culprit(wait.key()) {
             Err(silent) => return self.end_unjudged(silent),

@@ -20,7 +20,7 @@ use crate::sync::{Condvar, Mutex};
 /// Operations with blocks that are not claimed, oldest first, and the worker threads.
 #[derive(Default)]
 pub(super) struct Queue {
-    entries: Mutex<Entries>,
+    entries: Mutex<QueuedWork>,
     /// The number of entries: to see that there are none needs no lock.
     length: AtomicUsize,
     changed: Condvar,
@@ -29,7 +29,7 @@ pub(super) struct Queue {
 }
 
 #[derive(Default)]
-struct Entries {
+struct QueuedWork {
     running: VecDeque<Arc<Queued>>,
     closed: bool,
     /// Workers that have ended.

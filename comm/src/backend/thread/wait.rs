@@ -152,7 +152,7 @@ const LISTENING: Duration = Duration::from_millis(1);
 
 /// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or longer if others take the core
 /// that it offers.
-const MOMENTS: u32 = 64;
+const SPINS: u32 = 64;
 
 /// Of these, the last ones, in which it offers its core to others.
 const YIELDING: u32 = 58;
@@ -161,11 +161,11 @@ const YIELDING: u32 = 58;
 /// sleep and woken, which takes the system far longer.
 ///
 /// A model has none of them: each adds turns to a schedule, and hides the moment between a look at the queue and the sleep.
-const SHARED_MOMENTS: u32 = if cfg!(shuttle) { 0 } else { 16 };
+const SHARED_SPINS: u32 = if cfg!(shuttle) { 0 } else { 16 };
 
 /// Of ranks that exchange messages and share cores, at most so many together: the more of them there are, the later comes the message
 /// of the last one, and each moment awake delays it.
-const ALL_MOMENTS: u32 = 256;
+const ALL_SPINS: u32 = 256;
 
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {
@@ -177,13 +177,13 @@ impl Wakefulness {
     /// Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
         let moments = match core.has_a_core_for_each() {
-            true => MOMENTS,
+            true => SPINS,
             // Messages come to another thread, which wakes this one.
             false if core.endpoint().is_some() => {
                 let ranks = u32::try_from(core.records().len()).unwrap_or(u32::MAX);
-                SHARED_MOMENTS.min(ALL_MOMENTS / ranks.max(1))
+                SHARED_SPINS.min(ALL_SPINS / ranks.max(1))
             }
-            false => SHARED_MOMENTS,
+            false => SHARED_SPINS,
         };
         Self { moments }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::{Look, Members, edges, waits_still};
+use super::{Look, MemberWait, edges, waits_still};
 use crate::mismatch::{MismatchRow, Wanted};
 
 /// The waits that never end, by rank; none if there is an order in which all ranks go on.
@@ -30,17 +30,17 @@ pub(super) fn circle(look: &Look, before: &Look) -> Vec<MismatchRow> {
 }
 
 /// The waits that are in both looks, and that no end of an epoch ends.
-fn in_both<'a>(look: &'a Look, before: &Look) -> Vec<(Rank, &'a Members)> {
+fn in_both<'a>(look: &'a Look, before: &Look) -> Vec<(Rank, &'a MemberWait)> {
     let mut waits = Vec::new();
     for (rank, state) in look {
-        let lasts = |it: &&Members| state.may_wait(it) && waits_still(*rank, it, before);
+        let lasts = |it: &&MemberWait| state.may_wait(it) && waits_still(*rank, it, before);
         waits.extend(state.members().filter(lasts).map(|wait| (*rank, wait)));
     }
     waits
 }
 
 /// The ranks of the same epoch among `issuers` that have not issued the operation of this wait.
-fn short_of(look: &Look, wait: &Members, issuers: &BTreeSet<Rank>) -> Vec<Rank> {
+fn short_of(look: &Look, wait: &MemberWait, issuers: &BTreeSet<Rank>) -> Vec<Rank> {
     let is_short = |rank: &Rank| {
         let state = &look[rank];
         state.epoch == wait.operation.epoch && !state.has_issued(wait)
@@ -49,14 +49,14 @@ fn short_of(look: &Look, wait: &Members, issuers: &BTreeSet<Rank>) -> Vec<Rank> 
 }
 
 /// The row of each rank: the wait of its issuer, if that never ends.
-fn rows(look: &Look, stuck: &[(Rank, &Members)]) -> Vec<MismatchRow> {
+fn rows(look: &Look, stuck: &[(Rank, &MemberWait)]) -> Vec<MismatchRow> {
     let mut waits = BTreeMap::new();
     for (rank, wait) in stuck {
         if wait.is_of_issuer || !waits.contains_key(rank) {
             waits.insert(*rank, *wait);
         }
     }
-    let row = |(rank, wait): (Rank, &Members)| {
+    let row = |(rank, wait): (Rank, &MemberWait)| {
         let missing = edges(look, rank, wait).collect();
         MismatchRow {
             rank,

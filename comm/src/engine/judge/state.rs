@@ -46,14 +46,14 @@ pub(crate) struct Rolled {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Wait {
     /// Other members of an operation.
-    Members(Members),
+    Members(MemberWait),
     /// The work of an operation, which reads a gradient of this rank, or of none.
     Work(Option<Rank>),
 }
 
 /// A wait for members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Members {
+pub(crate) struct MemberWait {
     pub(crate) operation: Arc<Descriptor>,
     /// The index of the call among those of the group, if a device waits for NCCL.
     pub(crate) index: Option<u64>,
@@ -73,12 +73,12 @@ pub(crate) struct WaitKey {
 
 impl RankState {
     /// Its waits for members.
-    pub(super) fn members(&self) -> impl Iterator<Item = &Members> {
+    pub(super) fn members(&self) -> impl Iterator<Item = &MemberWait> {
         self.waits.iter().filter_map(Wait::members)
     }
 
     /// Whether only ranks that it misses can end this wait, and no end of its epoch.
-    pub(super) fn may_wait(&self, wait: &Members) -> bool {
+    pub(super) fn may_wait(&self, wait: &MemberWait) -> bool {
         !self.has_left && !self.given_up && wait.operation.epoch == self.epoch
     }
 
@@ -87,7 +87,7 @@ impl RankState {
         self.epoch == other.epoch && !self.given_up && !other.given_up
     }
 
-    pub(super) fn has_issued(&self, wait: &Members) -> bool {
+    pub(super) fn has_issued(&self, wait: &MemberWait) -> bool {
         match wait.index {
             None => self.issued.has(&wait.operation),
             Some(index) => {
@@ -99,7 +99,7 @@ impl RankState {
 }
 
 impl Wait {
-    pub(crate) fn members(&self) -> Option<&Members> {
+    pub(crate) fn members(&self) -> Option<&MemberWait> {
         match self {
             Self::Members(members) => Some(members),
             Self::Work(_) => None,
@@ -111,7 +111,7 @@ impl Wait {
     }
 }
 
-impl Members {
+impl MemberWait {
     pub(crate) fn key(&self) -> WaitKey {
         WaitKey::new(&self.operation, self.index)
     }

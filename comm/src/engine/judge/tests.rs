@@ -17,13 +17,13 @@ pub(super) fn ranks(numbers: &[usize]) -> Vec<Rank> {
 }
 
 /// A wait of the only thread that issues.
-fn wait(group: u64, missing: &[usize]) -> Members {
+fn wait(group: u64, missing: &[usize]) -> MemberWait {
     let operation = operation(group, 0);
-    Members { operation, index: None, missing: ranks(missing), is_of_issuer: true }
+    MemberWait { operation, index: None, missing: ranks(missing), is_of_issuer: true }
 }
 
 /// The state of a rank that has issued nothing but the operation for which it waits.
-fn waiting(members: Members) -> RankState {
+fn waiting(members: MemberWait) -> RankState {
     let mut state = RankState { epoch: members.operation.epoch, ..RankState::default() };
     state.issued.note(&members.operation);
     state.waits.push(Wait::Members(members));
@@ -96,7 +96,7 @@ fn one_rank_that_may_go_on_breaks_a_circle() {
     change(&|state| state.given_up = true);
     change(&|state| state.epoch = 1);
     change(&|state| {
-        state.waits = vec![Wait::Members(Members { is_of_issuer: false, ..wait(1, &[2]) })]
+        state.waits = vec![Wait::Members(MemberWait { is_of_issuer: false, ..wait(1, &[2]) })]
     });
     // Its message is under way.
     change(&|state| state.issued.note(&operation(0, 0)));
@@ -148,7 +148,7 @@ fn a_wait_in_nccl_is_for_the_ranks_that_have_made_fewer_calls() {
     let on_device = |index| {
         let operation = operation(9, 0);
         let missing = ranks(&[1, 2]);
-        Wait::Members(Members { operation, index: Some(index), missing, is_of_issuer: false })
+        Wait::Members(MemberWait { operation, index: Some(index), missing, is_of_issuer: false })
     };
     let mut first = rolled(&[(6, 1)]);
     first.waits.push(on_device(5));

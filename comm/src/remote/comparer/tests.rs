@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::call::barrier_of;
-use crate::engine::judge::{Members, Rolled};
+use crate::engine::judge::{MemberWait, Rolled};
 use crate::{Counts, Descriptor};
 
 /// An operation that differs from that of each other group in its count, too.
@@ -14,7 +14,7 @@ fn operation(group: u64) -> Arc<Descriptor> {
 /// A rank that waits for another.
 fn waiting(group: u64, missing: usize) -> RankState {
     let (operation, missing) = (operation(group), vec![Rank::new(missing)]);
-    let members = Members { operation, index: None, missing, is_of_issuer: true };
+    let members = MemberWait { operation, index: None, missing, is_of_issuer: true };
     RankState { waits: vec![Wait::Members(members)], ..RankState::default() }
 }
 
@@ -166,7 +166,8 @@ fn called(hashes: &[(u64, u128)], entry: Option<u64>, waits: bool) -> RankState 
     let rolled = Rolled { count, hashes, entry: entry.map(operation), last: None };
     let rolled = [(GroupId::from_hash(9), rolled)].into();
     let missing = all();
-    let members = Members { operation: operation(9), index: Some(0), missing, is_of_issuer: false };
+    let members =
+        MemberWait { operation: operation(9), index: Some(0), missing, is_of_issuer: false };
     let waits = waits.then_some(Wait::Members(members)).into_iter().collect();
     RankState { rolled, waits, ..RankState::default() }
 }

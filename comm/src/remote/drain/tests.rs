@@ -71,10 +71,10 @@ impl Step {
 
 /// The call of an operation of the sequence; its group numbers it when it is issued.
 fn call(group: GroupId, number: usize) -> DeviceCall {
-    let wire = Wire { op: Op::AllReduce, dtype: DType::F32, count: number };
+    let shape = CallShape { op: Op::AllReduce, dtype: DType::F32, count: number };
     let mut hash = [0; 16];
     hash[..8].copy_from_slice(&(number as u64).to_le_bytes());
-    DeviceCall { group, index: 0, place: (3, number as u64), hash, wire }
+    DeviceCall { group, index: 0, number: (3, number as u64), hash, shape }
 }
 
 impl Issuer {
@@ -134,8 +134,8 @@ proptest! {
         let said = said(&step, &before, &issuers);
         for (issuer, own) in issuers.iter_mut().zip(&said) {
             let owed = own.owed(&peers(&said, own)).expect("all of them are described");
-            let last = own.unfinished.last().map(|call| call.place);
-            prop_assert!(owed.iter().all(|call| Some(call.place) > last), "the order of places");
+            let last = own.unfinished.last().map(|call| call.number);
+            prop_assert!(owed.iter().all(|call| Some(call.number) > last), "the order of numbers");
             owed.into_iter().for_each(|call| issuer.issue(call));
         }
         run(&mut issuers);

@@ -8,7 +8,7 @@ use hsdp_kernels::{Divisor, Wire};
 use hsdp_sharding::{DType, Rank, UnitId};
 
 use super::*;
-use crate::engine::judge::{Issued, Members, Numbers, RankState, Rolled, Wait, WaitKey};
+use crate::engine::judge::{Issued, MemberWait, Numbers, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::remote::comparer::{Compared, Hashes, Question, Report, Urgency, Verdict};
 use crate::{AbortReason, Channel, Counts, Error, GroupId, Op, Reduction, Scaling, Stage, Tag};
@@ -128,7 +128,7 @@ fn state() -> RankState {
     let hashes = [(4, u128::MAX), (5, 1 << 100)].into();
     let rolled = Rolled { count: 6, hashes, entry: Some(Arc::clone(&operation)), last: None };
     let missing = vec![Rank::new(3), Rank::new(1)];
-    let members = |index| Members {
+    let members = |index| MemberWait {
         operation: Arc::clone(&operation),
         index,
         missing: missing.clone(),

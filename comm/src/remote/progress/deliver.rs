@@ -25,7 +25,7 @@ impl Progress {
         endpoint.core.record(endpoint.rank).ledger.moved(messages);
         while let Some((from, come)) = self.relay.come.pop_front() {
             let read = match come {
-                Come::Contribution(message) => message.and_then(|it| self.put(endpoint, from, it)),
+                Come::Forwarded(message) => message.and_then(|it| self.put(endpoint, from, it)),
                 Come::Last(message) => self.act(endpoint, from, message),
             };
             if let Err(problem) = read {

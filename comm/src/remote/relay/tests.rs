@@ -28,7 +28,7 @@ fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
     let one = |rank: &usize| {
         let message = contribution(size, 0);
         let (rank, header) = (Rank::new(*rank), message.header().into());
-        Contribution { rank, header, payload: Payload::part(&message, 0..0) }
+        Forwarded { rank, header, payload: Payload::part(&message, 0..0) }
     };
     let contributions = ranks.iter().map(one).collect();
     Batch { key, contributions }.write(&Arc::default()).expect("there is memory")
@@ -42,8 +42,8 @@ fn last(kind: Kind, exchanged: u64) -> Message {
 /// The messages that are taken in: the ranks, and whether it is a contribution, a problem or a last message.
 fn come(relay: &mut Relay) -> Vec<(usize, &'static str)> {
     let what = |come: &Come| match come {
-        Come::Contribution(Ok(_)) => "contribution",
-        Come::Contribution(Err(_)) => "problem",
+        Come::Forwarded(Ok(_)) => "contribution",
+        Come::Forwarded(Err(_)) => "problem",
         Come::Last(_) => "last",
     };
     std::iter::from_fn(|| relay.come.pop_front())

@@ -32,11 +32,11 @@ fn rank() -> impl Strategy<Value = RankState> {
 
 fn drawn((group, missing, is_of_issuer): Drawn, epoch: u64) -> Wait {
     let (operation, missing) = (operation(group, epoch), ranks(&missing));
-    Wait::Members(Members { operation, index: None, missing, is_of_issuer })
+    Wait::Members(MemberWait { operation, index: None, missing, is_of_issuer })
 }
 
 /// The waits that only other ranks end.
-fn waits(look: &Look) -> Vec<(Rank, &Members)> {
+fn waits(look: &Look) -> Vec<(Rank, &MemberWait)> {
     let mut waits = Vec::new();
     for (rank, state) in look.iter().filter(|(_, it)| !it.has_left && !it.given_up) {
         waits.extend(state.members().map(|wait| (*rank, wait)));
@@ -45,12 +45,12 @@ fn waits(look: &Look) -> Vec<(Rank, &Members)> {
 }
 
 /// Whether the waits can end in this order: each when the ranks that it misses have issued its operation, or can issue it.
-fn end_in(look: &Look, order: &[(Rank, &Members)]) -> bool {
+fn end_in(look: &Look, order: &[(Rank, &MemberWait)]) -> bool {
     (0..order.len()).all(|at| {
         let (rank, wait) = order[at];
         wait.missing.iter().all(|other| {
             let state = &look[other];
-            let is_stuck = |(stuck, it): &(Rank, &Members)| stuck == other && it.is_of_issuer;
+            let is_stuck = |(stuck, it): &(Rank, &MemberWait)| stuck == other && it.is_of_issuer;
             let is_free = state.epoch != look[&rank].epoch || !order[at..].iter().any(is_stuck);
             is_free || (*other != rank && state.issued.has(&wait.operation))
         })
@@ -58,7 +58,7 @@ fn end_in(look: &Look, order: &[(Rank, &Members)]) -> bool {
 }
 
 /// Whether the waits can end in any order that begins with the first `fixed` of them.
-fn end_in_any(look: &Look, order: &mut Vec<(Rank, &Members)>, fixed: usize) -> bool {
+fn end_in_any(look: &Look, order: &mut Vec<(Rank, &MemberWait)>, fixed: usize) -> bool {
     if fixed == order.len() {
         return end_in(look, order);
     }

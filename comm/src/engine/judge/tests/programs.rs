@@ -82,7 +82,7 @@ fn state(all: &[Running], rank: usize, delayed: bool) -> RankState {
             missing.retain(|other| other.index() != rank);
         }
         let operation = Arc::clone(operation);
-        let members = Members { operation, index: None, missing, is_of_issuer: true };
+        let members = MemberWait { operation, index: None, missing, is_of_issuer: true };
         state.waits.push(Wait::Members(members));
     }
     state

@@ -1,7 +1,7 @@
 //! Ranks that cannot go on, and devices that wait in calls of NCCL.
 
 use super::*;
-use crate::engine::judge::{Members, WaitKey};
+use crate::engine::judge::{MemberWait, WaitKey};
 use crate::operations::note_operation;
 use crate::remote::Urgency;
 use crate::{Between, Wanted, launch};
@@ -26,9 +26,9 @@ fn call(sequence: u64, count: usize) -> Arc<Descriptor> {
 }
 
 /// A device waits in the call of this index, and does not know for which of the others.
-fn wait_in(index: u64, rank: Rank) -> Members {
+fn wait_in(index: u64, rank: Rank) -> MemberWait {
     let missing = [0, 1, 2].map(Rank::new).into_iter().filter(|it| *it != rank).collect();
-    Members { operation: call(index, 8), index: Some(index), missing, is_of_issuer: false }
+    MemberWait { operation: call(index, 8), index: Some(index), missing, is_of_issuer: false }
 }
 
 fn apart(deadline: Duration) -> WorldOptions {

@@ -47,12 +47,12 @@ pub struct Lent<T> {
 }
 
 /// The elements that a member gives, and the buffer that it fills, if it takes any.
-pub(crate) struct Exchange<T> {
+pub(crate) struct MemberBuffers<T> {
     pub(crate) source: Source<T>,
     pub(crate) target: Option<Vec<T>>,
 }
 
-impl<T: Element> Exchange<T> {
+impl<T: Element> MemberBuffers<T> {
     /// The output when the work is done: a source that was given is dropped now, and not when the member waits.
     pub(crate) fn done(source: Source<T>, target: Option<Vec<T>>) -> Self {
         let source = match source {
@@ -64,37 +64,37 @@ impl<T: Element> Exchange<T> {
 }
 
 /// A member that takes nothing keeps its source.
-impl<T> From<Exchange<T>> for Vec<T> {
-    fn from(exchange: Exchange<T>) -> Self {
+impl<T> From<MemberBuffers<T>> for Vec<T> {
+    fn from(exchange: MemberBuffers<T>) -> Self {
         exchange.target.unwrap_or_else(|| exchange.source.into_elements())
     }
 }
 
 /// A member that takes nothing gets nothing.
-impl<T> From<Exchange<T>> for Option<Vec<T>> {
-    fn from(exchange: Exchange<T>) -> Self {
+impl<T> From<MemberBuffers<T>> for Option<Vec<T>> {
+    fn from(exchange: MemberBuffers<T>) -> Self {
         exchange.target
     }
 }
 
 /// Both come back.
-impl<T> From<Exchange<T>> for Lent<T> {
-    fn from(exchange: Exchange<T>) -> Self {
-        let Exchange { source, target } = exchange;
+impl<T> From<MemberBuffers<T>> for Lent<T> {
+    fn from(exchange: MemberBuffers<T>) -> Self {
+        let MemberBuffers { source, target } = exchange;
         Self { source: source.into_elements(), target: target.unwrap_or_default() }
     }
 }
 
-impl<T> From<Lent<T>> for Exchange<T> {
+impl<T> From<Lent<T>> for MemberBuffers<T> {
     fn from(lent: Lent<T>) -> Self {
         Self { source: Source::Lent(lent.source), target: Some(lent.target) }
     }
 }
 
-impl<T: Element> Buffers for Exchange<T> {
+impl<T: Element> Buffers for MemberBuffers<T> {
     type Output = Self;
 
-    fn imagined(self, pattern: &Pattern<'_>) -> Self {
+    fn output_alone(self, pattern: &Pattern<'_>) -> Self {
         let Self { source, mut target } = self;
         if let Some(target) = &mut target {
             imagine(pattern, source.elements(), target);
@@ -105,20 +105,20 @@ impl<T: Element> Buffers for Exchange<T> {
 
 /// The contribution of a member to an all_to_all.
 pub(crate) struct Splits<T> {
-    pub(crate) exchange: Exchange<T>,
+    pub(crate) exchange: MemberBuffers<T>,
     pub(crate) send: Vec<usize>,
     pub(crate) receive: Vec<usize>,
 }
 
 impl<T: Element> Buffers for Splits<T> {
-    type Output = Exchange<T>;
+    type Output = MemberBuffers<T>;
 
     fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
         plain.dealt(&self.send, &self.receive)
     }
 
-    fn imagined(self, pattern: &Pattern<'_>) -> Exchange<T> {
-        self.exchange.imagined(&pattern.dealt(&self.send, &self.receive))
+    fn output_alone(self, pattern: &Pattern<'_>) -> MemberBuffers<T> {
+        self.exchange.output_alone(&pattern.dealt(&self.send, &self.receive))
     }
 }
 
