@@ -203,7 +203,7 @@ impl fmt::Display for FaultKind {
             Self::NonFinite(value) => write!(f, "a gradient of {value}"),
             plain => {
                 let named = Self::PLAIN.into_iter().find(|(kind, _)| kind == plain);
-                f.pad(named.map_or("", |(_, name)| name))
+                f.pad(named.expect("PLAIN has every kind without a value").1)
             }
         }
     }

@@ -90,7 +90,11 @@ impl RankHandle {
             FaultKind::SkippedCall => *how = HowIssued::Skipped,
             FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
             FaultKind::ExtraCall => *how = HowIssued::AfterBarrier,
-            _ => {
+            FaultKind::WrongOp
+            | FaultKind::WrongReduction
+            | FaultKind::WrongDType
+            | FaultKind::WrongCount
+            | FaultKind::WrongRoot => {
                 actual.get_or_insert_with(|| call.clone());
                 lie::tell(kind, call, self.rank, &site.ranks);
             }

@@ -50,9 +50,9 @@ enum Variant<'a> {
 /// The elements that one member gives to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Part {
-    /// Elements of what the giver has.
+    /// The range in the giver's elements.
     source: Range<usize>,
-    /// Their place in what the taker has afterwards.
+    /// The range in the taker's output.
     target: Range<usize>,
 }
 

@@ -11,7 +11,7 @@ fn rendezvous(size: usize, deadline: Duration) -> Rendezvous {
     Rendezvous::new(size, WorldOptions { deadline, ..WorldOptions::default() })
 }
 
-/// What each of `ranks` gets, which come one after the other as threads of their own.
+/// The result of each of `ranks`, which come one after the other as threads of their own.
 fn come(rendezvous: &Rendezvous, ranks: &[(usize, usize)]) -> Vec<Result<World, Error>> {
     thread::scope(|scope| {
         let mut started = Vec::new();
@@ -52,7 +52,7 @@ fn a_rank_that_does_not_come_is_missed_on_all_that_did() {
         assert_eq!(message, "after 200ms ranks [2] have not joined; ranks [0, 1, 3] have");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
-    // Who comes after that is told so too, at once.
+    // A rank that comes after that is told so too, at once.
     let late = rendezvous.join(Rank::new(2), 4).expect_err("it is over");
     assert!(matches!(late, Error::Incomplete { .. }), "{late}");
 }

@@ -16,7 +16,7 @@ fn slow(channel: Channel) -> SlowChannel {
     SlowChannel { channel, latency: LATENCY, bytes_per_second: None }
 }
 
-/// What two ranks of a world with these slow channels return.
+/// The results of two ranks of a world with these slow channels.
 fn on_two<T: Send>(
     slow: &[SlowChannel],
     run: impl Fn(World) -> Result<T, Error> + Sync,

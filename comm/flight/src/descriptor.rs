@@ -175,15 +175,30 @@ impl Descriptor {
     #[inline]
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
+        // All fields, so that a new one is not forgotten here.
+        let Self {
+            op,
+            reduction,
+            dtype,
+            counts,
+            root,
+            scaling,
+            tag,
+            group: _,
+            channel: _,
+            epoch: _,
+            sequence: _,
+            peer: _,
+        } = self;
         let transfer = |op| matches!(op, Op::Send | Op::Recv);
-        let both_transfer = transfer(self.op) && transfer(other.op);
-        (self.op == other.op || both_transfer)
-            && self.reduction == other.reduction
-            && self.dtype == other.dtype
-            && self.counts.agree(&other.counts)
-            && self.root == other.root
-            && self.scaling == other.scaling
-            && self.tag == other.tag
+        let both_transfer = transfer(*op) && transfer(other.op);
+        (*op == other.op || both_transfer)
+            && *reduction == other.reduction
+            && *dtype == other.dtype
+            && counts.agree(&other.counts)
+            && *root == other.root
+            && *scaling == other.scaling
+            && *tag == other.tag
     }
 
     /// The place of the operation in its sequence, in words.

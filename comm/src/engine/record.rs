@@ -91,7 +91,7 @@ impl Record {
             self.rare.epoch.compare_exchange(from, from + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Notes what a rank that shares no memory with this one says that it has issued; whether it has gone on to another epoch.
+    /// Notes the last operation that a rank without shared memory has told. Returns whether it has gone on to another epoch.
     pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>, step: u64) -> bool {
         self.set_step(step);
         let previous = self.last.lock().replace(Arc::clone(descriptor));
@@ -118,7 +118,7 @@ impl Record {
         self.last.lock().clone()
     }
 
-    /// Notes what this thread is about to issue for the rank.
+    /// Notes that this thread issues an operation for the rank.
     pub(crate) fn enter(&self, descriptor: &Arc<Descriptor>) {
         self.note_issuer(this_thread());
         let previous = self.last.lock().replace(Arc::clone(descriptor));

@@ -60,7 +60,7 @@ impl Status {
         self.raised.load(Ordering::Acquire) && self.ends.lock().epochs.contains_key(&epoch)
     }
 
-    /// Ends the world; what it ended with, which is another error if another rank came first.
+    /// Ends the world. Returns the error with which it ended, which is another one if another rank came first.
     pub(crate) fn end_world(&self, error: Error) -> Error {
         let mut ends = self.ends.lock();
         let end = ends.world.get_or_insert(error).clone();
@@ -88,7 +88,7 @@ impl Status {
         ends.world.clone()
     }
 
-    /// Ends `epoch`; what it ended with, which is another error if another rank came first, if every rank has left the
+    /// Ends `epoch`. Returns the error with which it ended, which is another one if another rank came first, if every rank has left the
     /// epoch behind, or if the world is over: a rank that hears of that gives its step up, which all others know.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) -> Error {
         let mut ends = self.ends.lock();

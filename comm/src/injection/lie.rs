@@ -26,6 +26,6 @@ pub(super) fn tell(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank])
             let slot = call.root.and_then(|root| ranks.iter().position(|rank| *rank == root));
             call.root = Some(slot.map_or(rank, |slot| ranks[(slot + 1) % ranks.len()]));
         }
-        _ => {}
+        _ => unreachable!("{kind} is no lie"),
     }
 }

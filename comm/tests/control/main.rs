@@ -55,7 +55,7 @@ fn job_of(membership: Membership) -> Job {
     Job::of(Joined { membership, server: None, local_rank: 0 }, DEADLINE)
 }
 
-/// What each rank of a world of the first `size` processes makes; nothing on the others.
+/// The result of each rank of a world of the first `size` processes; nothing on the others.
 fn on_each<T: Send>(
     jobs: Vec<Job>,
     size: usize,
@@ -211,7 +211,7 @@ fn a_process_that_does_not_come_to_a_world_is_not_waited_for_twice() {
     drop(absent);
 }
 
-/// What each rank of a world says that waits for one that does not come.
+/// The error of each rank of a world that waits for one that does not come.
 fn said_by_each(jobs: Vec<Job>, size: usize, meanwhile: impl FnOnce()) -> Vec<String> {
     thread::scope(|scope| {
         let run = |job: Job| {

@@ -12,7 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::{sum, tag};
 
-/// What was said at level INFO or WARN, in the threads that it is the default of.
+/// The lines at level INFO or WARN of the threads whose default it is.
 #[derive(Clone)]
 struct Said(Arc<Mutex<Vec<(Level, String)>>>);
 

@@ -11,7 +11,7 @@ mod panics;
 mod steps;
 mod worlds;
 
-/// What a fault may take to be known by everybody: a second, and what a busy machine adds. The deadline is 120 s.
+/// The time within which all ranks know of a fault: a second, and what a busy machine adds. The deadline is 120 s.
 const PROMPTLY: Duration = Duration::from_secs(5);
 
 fn tag() -> Tag {

@@ -48,7 +48,7 @@ fn a_panic_is_told_as_the_end_of_the_world_and_not_of_the_step_before() {
     }
 }
 
-/// Nobody ends the world then: the others are to hear of the step at last.
+/// No rank ends the world then: the others are to hear of the step at last.
 #[test]
 fn a_panic_that_is_caught_is_the_end_of_the_step_from_the_next_call_on() {
     let ends = launch(3, WorldOptions::default(), |world| {

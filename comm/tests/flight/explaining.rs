@@ -1,4 +1,4 @@
-//! What is said of worlds in which something went wrong, or nothing did.
+//! The explanations of worlds in which something went wrong, or nothing did.
 
 use std::time::Duration;
 
@@ -210,7 +210,7 @@ fn a_slow_rank() {
 #[test]
 fn work_that_fails_though_all_are_there() {
     let records = records(WorldOptions::default(), |world| {
-        // What a member sends is not what the other expects: each knows only its own half.
+        // A member sends other elements than the other expects: each knows only its own half.
         let send = if world.rank().index() == 0 { vec![1, 2, 0, 1] } else { vec![1; 4] };
         let values = vec![0_f32; send.iter().sum()];
         let issued = reducer(world).all_to_all(tag(Stage::Setup, 0), values, send, vec![1; 4]);

@@ -1,4 +1,4 @@
-//! What is said where records are lost, or rings too short.
+//! The explanations where records are lost, or rings too short.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is noted of an operation, and when.
+//! The notes of an operation, and their times.
 
 use hsdp_comm::{
     Channel, FlightState, Op, Pending, Reduction, StepFailure, Tag, World, WorldOptions, launch,
@@ -29,7 +29,7 @@ fn an_entry_has_the_descriptor_and_three_moments_in_order() {
         assert_eq!(entry.state, FlightState::Complete);
         let settled = entry.settled_ns.expect("settled");
         assert!(entry.issued_ns <= settled && settled <= record.taken_ns);
-        // Whoever came last did not have to.
+        // The rank that came last did not have to.
         assert!(entry.waited_ns.is_none_or(|waited| entry.issued_ns <= waited));
         assert_eq!(record.groups[0].ranks, [0, 1, 2].map(Rank::new));
         assert_eq!((record.groups[0].id, record.groups[0].channel), (group, Channel::User));
@@ -79,7 +79,7 @@ fn what_misses_members_is_issued_until_it_fails() {
     assert_eq!(states(&record), [FlightState::Failed]);
     assert!(record.end.is_some_and(|end| end.contains("enough")));
     assert!(settled(pending).is_err());
-    // What is refused before it has a number is no operation.
+    // A call that is refused before it has a number is no operation.
     assert!(gather(&worlds[0], 1).is_err());
     assert_eq!(worlds[0].flight_record().entries.len(), 1);
 }

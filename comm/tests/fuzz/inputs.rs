@@ -1,4 +1,4 @@
-//! What is done with an input that may be anything: the fuzzers have these grow, and `main.rs` runs what they have found.
+//! The targets of the fuzzers, each a function of an input that may be anything: the fuzzers let inputs grow, and `main.rs` runs those that they have found.
 //!
 //! Whatever the bytes are, an error is the worst that may happen. What is taken is written again with the same bytes, so nothing of it was lost,
 //! and nothing has two forms; and memory is taken for what has come.
@@ -29,18 +29,18 @@ pub(crate) fn message(input: &[u8]) {
     whole(&sealed(input));
 }
 
-/// What a rank says of itself, or process 0 of all.
+/// The hello of a rank, or the welcome of process 0.
 pub(crate) fn hello(input: &[u8]) {
     header(Kind::Hello, input);
     header(Kind::Welcome, input);
 }
 
-/// What a data says of what it brings.
+/// The header of a data message.
 pub(crate) fn data(input: &[u8]) {
     header(Kind::Data, input);
 }
 
-/// What the comparer asks or is told.
+/// The messages to and from the comparer.
 pub(crate) fn compare(input: &[u8]) {
     header(Kind::Compare, input);
 }
@@ -109,7 +109,7 @@ fn is_a_text(error: &Error) -> bool {
     matches!(reason, AbortReason::Requested { .. })
 }
 
-/// What was read, with memory for nothing but what has come.
+/// The value that was read, with memory for no more than the input.
 fn frugally<T>(input: &[u8], read: impl FnOnce() -> T) -> T {
     let rank = Rank::new(0);
     memory::reset_peaks();

@@ -86,7 +86,7 @@ fn a_ring_that_one_rank_opens_is_never_a_circle() {
 
 #[test]
 fn ranks_that_go_from_one_wait_to_the_next_are_never_stuck() {
-    // Whoever looks sees each rank at another moment: once in this wait, once in that.
+    // A look sees each rank at another moment: once in this wait, once in that.
     schedules(|| {
         let outcomes = run(&worlds(3), |world| {
             let pairs: [[usize; 2]; 4] = match world.rank().index() {

@@ -18,7 +18,7 @@ const LONG: usize = 2 * 5 * (8 << 10);
 /// How many blocks these are.
 const BLOCKS: usize = 10;
 
-/// What the members' gradients saw.
+/// The reads that the members' gradients saw.
 #[derive(Default)]
 struct Seen {
     /// How often each was read: once a block.

@@ -83,7 +83,7 @@ fn ones(group: &Group, len: usize) -> Result<Pending<Vec<f32>>, Error> {
     group.all_reduce(Tag::default(), Reduction::Sum, vec![1.0; len])
 }
 
-/// What `ones` gives.
+/// The result of `ones`.
 fn sum_of_ones(members: u8, len: usize) -> Vec<f32> {
     vec![f32::from(members); len]
 }

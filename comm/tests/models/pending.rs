@@ -1,4 +1,4 @@
-//! What is issued and not waited for, waited for late, or lent meanwhile.
+//! Operations that are issued and not waited for, waited for late, or whose elements are lent meanwhile.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ fn failure(step: u64) -> StepFailure {
     StepFailure { step, reason: "the data loader broke".to_owned() }
 }
 
-/// What the step of a rank came to, in which it issues sums of `len` until one ends early; and its first sum in the next.
+/// The outcome of a step in which a rank issues sums of `len` until one ends early; and its first sum in the next.
 fn give_up(world: &World, len: usize) -> (Error, Result<Vec<f32>, Error>) {
     let group = user(world);
     let end = loop {
@@ -145,7 +145,7 @@ fn a_step_is_given_up_while_the_world_is_ended() {
         let end = worlds[0].end().expect("it was ended");
         let done = outcomes.iter().filter(|(first, _)| first.is_ok()).count();
         assert!(done == 0 || done == 3, "{outcomes:?}");
-        // Whoever comes when the world is over is told that, not that its step is.
+        // A rank that comes when the world is over is told that, not that its step is over.
         let is_known = |it: &Error| *it == end || matches!(it, Error::StepAborted { step: 7, .. });
         for (first, second) in outcomes {
             assert!(first.err().is_none_or(|it| is_known(&it)) && is_known(&second));

@@ -9,7 +9,7 @@ use shuttle::thread;
 
 use super::{SMALL, all_schedules, ones, options, schedules, settled, sum_of_ones, user};
 
-/// What each of `ranks` gets, which come with the size that they were told.
+/// The result of each of `ranks`, which come with the size that they were told.
 fn come<const N: usize>(
     rendezvous: Rendezvous,
     ranks: [(usize, usize); N],

@@ -43,7 +43,7 @@ impl<F: Fn() + Send + Sync> GradientValues for Reading<F> {
     }
 }
 
-/// What a member has issued, and the gradient that it has lent for it.
+/// The operation that a member has issued, and the gradient that it has lent for it.
 pub(crate) type Issued = (Result<Pending<Reduced>, Error>, Weak<dyn GradientValues>);
 
 /// Reduces a gradient of `len` ones that does something when it is read.

@@ -250,7 +250,7 @@ fn divisor(value: f32) -> Divisor {
     Divisor::new(value).expect("a divisor")
 }
 
-/// What one element becomes: members in order, rounded and summed in f32.
+/// The result for one element: members in order, rounded and summed in f32.
 fn reduced(case: Case, before: f32, contributions: &[f32]) -> f32 {
     let sum = match contributions {
         [alone] => *alone / (case.pre * case.post),

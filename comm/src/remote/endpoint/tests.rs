@@ -269,7 +269,7 @@ impl Transport for Stopped {
         self.other.under_way()
     }
 
-    /// Answers when it has what the test waits for: the hello of the other rank, and its part in the operation.
+    /// Answers when it has the messages that the test waits for: the hello of the other rank, and its part in the operation.
     fn forwarder(&mut self) -> Answer {
         self.came.extend(self.other.receive().expect("a wire"));
         self.has_answered |= self.came.len() >= 2;
