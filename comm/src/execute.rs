@@ -1,7 +1,7 @@
 //! The work of an operation, cut into blocks that any thread may run, in any order.
 //!
 //! The elements that a block writes depend on its number and on the contributions alone, never on the thread that runs it or the
-//! time: so results do not depend on timing. In reading order: `buffers` (what a member brings), `exchange` (of which it reads one and fills another), `copy` (operations that move
+//! time: so results do not depend on timing. In reading order: `buffers` (what a member brings), `member_buffers` (of which it reads one and fills another), `copy` (operations that move
 //! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
 //! `unit_buffers`, `runs`, `unit_gather`, `shared_gather` and `unit_reduce` (the runtime's own); `cuts` (the blocks of many of them).
 
@@ -73,9 +73,7 @@ pub(crate) trait Work: Send + Sync + 'static {
 
     /// The bytes that all blocks together write, or those that they read where that is the greater part. They decide whether
     /// waking others pays, and count nothing.
-    fn bytes(&self) -> usize {
-        0
-    }
+    fn bytes(&self) -> usize;
 
     /// Whether a block calls code of a user, or waits in a library, which may take as long as they like.
     fn calls_users(&self) -> bool {

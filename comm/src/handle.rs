@@ -31,7 +31,7 @@ pub(crate) struct RankHandle {
     made_in: (u32, u64),
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
-    /// The backend that serves its operations.
+    /// The threads of its process, and the state that the ranks of its world share.
     pub(crate) core: Arc<Access>,
     /// Held, not used: the workers end with the last one.
     _lifeline: Arc<Lifeline>,

@@ -71,10 +71,7 @@ impl RankHandle {
         match kind {
             FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
             FaultKind::Error => return Err(self.injected(call, "an injected error")),
-            FaultKind::OutOfMemory => {
-                let what = format!("its elements, in {} (an injected fault)", call.tag);
-                return Err(self.out_of_memory(call.op, call.bytes(), what));
-            }
+            FaultKind::OutOfMemory => return Err(self.lacks_memory(call)),
             FaultKind::Leave => {
                 self.faults.leave();
                 self.leave();
@@ -100,6 +97,11 @@ impl RankHandle {
             }
         }
         Ok(())
+    }
+
+    fn lacks_memory(&self, call: &Call) -> Error {
+        let what = format!("its elements, in {} (an injected fault)", call.tag);
+        self.out_of_memory(call.op, call.bytes(), what)
     }
 
     /// Sleeps until the world ends, or no rank is left to end it.

@@ -1,7 +1,7 @@
 //! Ranks that share no memory: each has a world of its own, in which the messages of the others stand for these. `REMOTE.md`,
 //! beside the sources of this crate, describes the messages, their order, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `message`, `header` (messages), `transport`, `wires` (their carriers), `hello` (the first comparison), `transmit`, `elements`,
+//! In reading order: `buffer`, `message`, `header` (messages), `transport`, `wires` (the ways that they travel), `hello` (the first comparison), `transmit`, `elements`,
 //! `units` (the data of each call), `mailbox`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `drain`, `ending`, `alive`, `comparer`,
 //! `outgoing`, `progress`,
 //! `endpoint` (all of them together). `fuzzing` is for tests.

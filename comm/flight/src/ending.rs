@@ -14,9 +14,11 @@ pub struct Ending(AtomicU64);
 const STATE_BITS: u32 = 2;
 
 impl Ending {
-    /// The operation has ended in this state, at `now`. A thread that sees the end sees all that the settling thread did before.
+    /// The operation has ended in this state, which is not `Issued`, at `now`. A thread that sees the end sees all that the settling
+    /// thread did before.
     #[inline]
     pub fn write(&self, state: FlightState, now: u64) {
+        debug_assert_ne!(state, FlightState::Issued, "an end");
         self.0.store((now << STATE_BITS) | state as u64, Ordering::Release);
     }
 

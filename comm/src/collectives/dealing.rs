@@ -29,8 +29,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_splits(values.len(), &send_counts, &receive_counts)?;
         let target = Some(self.room(Op::AllToAll, tag, sum_of(&receive_counts))?);
-        let exchange = MemberBuffers { source: Source::Given(values), target };
-        self.issue_all_to_all(tag, Splits { exchange, send: send_counts, receive: receive_counts })
+        let buffers = MemberBuffers { source: Source::Given(values), target };
+        self.issue_all_to_all(tag, Splits { buffers, send: send_counts, receive: receive_counts })
     }
 
     /// Of counts that were checked.
@@ -44,7 +44,7 @@ impl Group {
         let work = |all: Vec<Splits<T>>| {
             check_pairs(&all.iter().map(|it| (&it.send, &it.receive)).collect::<Vec<_>>())?;
             let (members, send): (_, Vec<_>) =
-                all.into_iter().map(|it| (it.exchange, it.send)).unzip();
+                all.into_iter().map(|it| (it.buffers, it.send)).unzip();
             Ok(Copies::split(members, &send))
         };
         self.issue(call, splits, work)

@@ -132,7 +132,7 @@ impl Group {
     ) -> Result<Pending<Lent<T>>, Error> {
         self.check_splits(lent.source.len(), &send_counts, &receive_counts)?;
         self.check_len(Op::AllToAll, "the target", lent.target.len(), sum_of(&receive_counts))?;
-        let (exchange, send, receive) = (lent.into(), send_counts, receive_counts);
-        self.issue_all_to_all(tag, Splits { exchange, send, receive })
+        let (buffers, send, receive) = (lent.into(), send_counts, receive_counts);
+        self.issue_all_to_all(tag, Splits { buffers, send, receive })
     }
 }

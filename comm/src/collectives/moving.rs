@@ -29,8 +29,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
-        let exchange = MemberBuffers { source: Source::Given(values), target };
-        self.issue_gather(Call::new(Op::AllGather, tag), exchange)
+        let buffers = MemberBuffers { source: Source::Given(values), target };
+        self.issue_gather(Call::new(Op::AllGather, tag), buffers)
     }
 
     /// Every member gets the root's elements.
@@ -72,18 +72,18 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
-        let exchange = MemberBuffers { source: Source::Given(values), target };
-        self.issue_gather(Call::new(Op::Gather, tag).root(root), exchange)
+        let buffers = MemberBuffers { source: Source::Given(values), target };
+        self.issue_gather(Call::new(Op::Gather, tag).root(root), buffers)
     }
 
     /// A gather to all members, or to the root.
     pub(super) fn issue_gather<T: Element, O: From<MemberBuffers<T>>>(
         &self,
         call: Call,
-        exchange: MemberBuffers<T>,
+        buffers: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
-        let count = exchange.source.len();
-        self.issue(call.elements::<T>(count), exchange, Copies::to_all)
+        let count = buffers.source.len();
+        self.issue(call.elements::<T>(count), buffers, Copies::to_all)
     }
 
     /// Member `i` gets the root's `i`-th part.
@@ -112,11 +112,11 @@ impl Group {
         &self,
         tag: Tag,
         root: usize,
-        exchange: MemberBuffers<T>,
+        buffers: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
-        let count = exchange.target.as_ref().map_or(0, Vec::len);
+        let count = buffers.target.as_ref().map_or(0, Vec::len);
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        self.issue(call, exchange, move |all| Ok(Copies::dealt_by(all, root, count)))
+        self.issue(call, buffers, move |all| Ok(Copies::dealt_by(all, root, count)))
     }
 
     /// Checks what a member brings to a scatter of `count` elements to each.

@@ -27,8 +27,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let part = self.check_parts::<T>(reduction, values.len())?;
         let target = Some(self.room(Op::ReduceScatter, tag, part)?);
-        let exchange = MemberBuffers { source: Source::Given(values), target };
-        self.issue_reduce_scatter(tag, reduction, exchange)
+        let buffers = MemberBuffers { source: Source::Given(values), target };
+        self.issue_reduce_scatter(tag, reduction, buffers)
     }
 
     /// Of elements that were checked.
@@ -36,11 +36,11 @@ impl Group {
         &self,
         tag: Tag,
         reduction: Reduction,
-        exchange: MemberBuffers<T>,
+        buffers: MemberBuffers<T>,
     ) -> Result<Pending<O>, Error> {
-        let len = exchange.source.len();
+        let len = buffers.source.len();
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        self.issue(call, exchange, move |all| ReduceScatter::new(all, reduction))
+        self.issue(call, buffers, move |all| ReduceScatter::new(all, reduction))
     }
 
     /// The number of elements that each member gets of a reduce_scatter of `len`.

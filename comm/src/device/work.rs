@@ -53,6 +53,11 @@ impl Work for Issue {
         if self.op == Op::AllGather { 0 } else { self.members.len() }
     }
 
+    /// The host moves nothing.
+    fn bytes(&self) -> usize {
+        0
+    }
+
     /// Gradients on the host are lent by code of users.
     fn calls_users(&self) -> bool {
         self.op == Op::ReduceScatter

@@ -72,6 +72,10 @@ impl<T: Element> Work for Handover<T> {
         0
     }
 
+    fn bytes(&self) -> usize {
+        0
+    }
+
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
     fn finish(mut self) -> Outputs<Vec<T>> {
@@ -90,6 +94,10 @@ impl Work for Barrier {
     type Output = ();
 
     fn blocks(&self) -> usize {
+        0
+    }
+
+    fn bytes(&self) -> usize {
         0
     }
 

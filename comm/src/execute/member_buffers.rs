@@ -65,22 +65,22 @@ impl<T: Element> MemberBuffers<T> {
 
 /// A member that takes nothing keeps its source.
 impl<T> From<MemberBuffers<T>> for Vec<T> {
-    fn from(exchange: MemberBuffers<T>) -> Self {
-        exchange.target.unwrap_or_else(|| exchange.source.into_elements())
+    fn from(buffers: MemberBuffers<T>) -> Self {
+        buffers.target.unwrap_or_else(|| buffers.source.into_elements())
     }
 }
 
 /// A member that takes nothing gets nothing.
 impl<T> From<MemberBuffers<T>> for Option<Vec<T>> {
-    fn from(exchange: MemberBuffers<T>) -> Self {
-        exchange.target
+    fn from(buffers: MemberBuffers<T>) -> Self {
+        buffers.target
     }
 }
 
 /// Both come back.
 impl<T> From<MemberBuffers<T>> for Lent<T> {
-    fn from(exchange: MemberBuffers<T>) -> Self {
-        let MemberBuffers { source, target } = exchange;
+    fn from(buffers: MemberBuffers<T>) -> Self {
+        let MemberBuffers { source, target } = buffers;
         Self { source: source.into_elements(), target: target.unwrap_or_default() }
     }
 }
@@ -105,7 +105,7 @@ impl<T: Element> Buffers for MemberBuffers<T> {
 
 /// The contribution of a member to an all_to_all.
 pub(crate) struct Splits<T> {
-    pub(crate) exchange: MemberBuffers<T>,
+    pub(crate) buffers: MemberBuffers<T>,
     pub(crate) send: Vec<usize>,
     pub(crate) receive: Vec<usize>,
 }
@@ -118,7 +118,7 @@ impl<T: Element> Buffers for Splits<T> {
     }
 
     fn output_alone(self, pattern: &Pattern<'_>) -> MemberBuffers<T> {
-        self.exchange.output_alone(&pattern.dealt(&self.send, &self.receive))
+        self.buffers.output_alone(&pattern.dealt(&self.send, &self.receive))
     }
 }
 

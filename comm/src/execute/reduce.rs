@@ -122,7 +122,10 @@ impl<T: Element, C, O> Reduce<T, C, O> {
         combine: C,
     ) -> Result<Self, String> {
         let len = one_length(values.iter().map(Vec::len))?;
-        let cuts = Cuts { len, block_len: BLOCK_BYTES / size_of::<T>() };
+        // Where all members get the result, each may run a block, however short the vectors are.
+        let most = BLOCK_BYTES / size_of::<T>();
+        let block_len = root.map_or(len.div_ceil(values.len()).clamp(1, most), |_| most);
+        let cuts = Cuts { len, block_len };
         let values = values.into_iter().map(DisjointVec::from).collect();
         Ok(Self { values, combine, root, cuts, outputs })
     }

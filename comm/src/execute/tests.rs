@@ -108,12 +108,12 @@ fn assert_all_ones(full: &[Vec<HostBuffer>]) {
 /// Elements of several blocks, of any type; no number of members divides them.
 const LEN: usize = 50_001;
 
-fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<MemberBuffers<u32>> {
-    let exchange = |(source, target): (usize, Option<usize>)| MemberBuffers {
+fn buffers_of(lens: [(usize, Option<usize>); 3]) -> Vec<MemberBuffers<u32>> {
+    let buffers = |(source, target): (usize, Option<usize>)| MemberBuffers {
         source: Source::Given(vec![1; source]),
         target: target.map(|len| vec![0; len]),
     };
-    lens.map(exchange).into()
+    lens.map(buffers).into()
 }
 
 fn all_ones(outputs: Vec<MemberBuffers<u32>>) -> bool {
@@ -122,20 +122,20 @@ fn all_ones(outputs: Vec<MemberBuffers<u32>>) -> bool {
 
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
-    let all_members = exchanges([(LEN, Some(3 * LEN)); 3]);
+    let all_members = buffers_of([(LEN, Some(3 * LEN)); 3]);
     let all_members = partition(Copies::to_all(all_members).expect("one length"), 3);
     assert!(all_ones(all_members));
-    let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
+    let root_only = buffers_of([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
     let gathered = partition(Copies::to_all(root_only).expect("one length"), 1);
     let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
     assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
-    let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
+    let broadcast = buffers_of([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
     assert!(all_ones(partition(Copies::from_root(broadcast, 1), 2)));
-    let scattered = exchanges([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
+    let scattered = buffers_of([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
     assert!(all_ones(partition(Copies::dealt_by(scattered, 0, LEN), 3)));
     let counts = [vec![0, LEN, 5], vec![7, 20_000, 1], vec![LEN, 3, 0]];
     let split =
-        exchanges([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
+        buffers_of([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
     assert!(all_ones(partition(Copies::split(split, &counts), 3)));
 }
 
@@ -154,12 +154,12 @@ fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
     let reduced = partition(reduce(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
     let left: Vec<usize> = reduced.iter().map(|it| it.source.len()).collect();
     assert_eq!(left, [0, 5, 0]);
-    let mut members = exchanges([(6, Some(2)); 3]);
+    let mut members = buffers_of([(6, Some(2)); 3]);
     members[1].source = Source::Lent(vec![1; 6]);
     let scattered = ReduceScatter::new(members, Reduction::Sum).expect("they fit");
     let left: Vec<usize> = partition(scattered, 3).iter().map(|it| it.source.len()).collect();
     assert_eq!(left, [0, 6, 0]);
-    let mut members = exchanges([(2, Some(6)); 3]);
+    let mut members = buffers_of([(2, Some(6)); 3]);
     members[2].source = Source::Lent(vec![1; 2]);
     let gathered = Copies::to_all(members).expect("they fit");
     let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
@@ -172,13 +172,13 @@ fn every_block_that_combines_takes_elements_of_its_own() {
     let sum = Reduction::Sum;
     let all_members = all_reduce(values(), sum).expect("one length");
     assert_eq!(partition(all_members, 3), vec![vec![3; LEN]; 3]);
-    let root = exchanges([(LEN, None), (0, Some(LEN)), (LEN, None)]);
+    let root = buffers_of([(LEN, None), (0, Some(LEN)), (LEN, None)]);
     let root = partition(reduce(root, sum, 1).expect("one length"), 3);
     assert_eq!(root[1].target, Some(vec![2; LEN]));
     let root_only = reduce(at_root_two(LEN), sum, 2).expect("one length");
     let reduced = partition(root_only, 3).into_iter().map(Option::from);
     assert_eq!(reduced.collect::<Vec<_>>(), [None, None, Some(vec![3; LEN])]);
-    let parts = exchanges([(3 * LEN, Some(LEN)); 3]);
+    let parts = buffers_of([(3 * LEN, Some(LEN)); 3]);
     let scattered = partition(ReduceScatter::new(parts, sum).expect("they fit"), 3);
     assert!(scattered.into_iter().map(Vec::from).all(|part| part == vec![3; LEN]));
     let scaling = Scaling::on(Wire::BF16);
@@ -345,7 +345,7 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
         let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
         assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
 
-        let data_header = exchanges([(len, Some(3 * len)); 3]);
+        let data_header = buffers_of([(len, Some(3 * len)); 3]);
         let outputs = partition(Copies::to_all(data_header).expect("one length"), 3);
         assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
         assert!(all_ones(outputs));
@@ -362,7 +362,7 @@ fn what_passes_vectors_on_takes_nothing() {
 #[test]
 fn members_that_do_not_fit_are_no_work() {
     let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
-    let problem = Copies::to_all(exchanges(lengths)).err();
+    let problem = Copies::to_all(buffers_of(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
     let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
     assert!(all_reduce(uneven(), Reduction::Sum).is_err());

@@ -46,13 +46,13 @@ impl Injector {
         tag: &Tag,
         gradients: &[Option<Arc<dyn GradientValues>>],
     ) -> Vec<Fault> {
+        let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let mut progress = self.progress.lock();
         if progress.step != step {
             (progress.step, progress.calls) = (step, 0);
         }
         let number = progress.calls;
         progress.calls += 1;
-        let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let is_due = |fault: &mut Fault| {
             let can_be = has_gradient || !matches!(fault.kind, FaultKind::NonFinite(_));
             can_be && fault.step == step.0 && is_at(fault, (number, tag))

@@ -251,8 +251,9 @@ impl Connected {
 
 impl Communicators {
     fn give_up(&self) {
-        self.all.lock().give_up();
         self.groups.values().for_each(|member| member.comm.lock().give_up());
+        // The last one: a thread that splits it holds its lock.
+        self.all.lock().give_up();
     }
 
     /// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays

@@ -20,7 +20,7 @@ pub(crate) struct CallShape {
     pub(crate) count: usize,
 }
 
-/// The number of a call among all of its rank: the epoch, and a number in it, from 0.
+/// The epoch of a call, and its number among the calls of its rank in that epoch, from 0.
 pub(crate) type CallNumber = (u64, u64);
 
 /// A call of NCCL that a rank has made.

@@ -36,7 +36,7 @@ impl<T: Element> Transmit for Splits<T> {
     const FUNCTION: u8 = 2;
 
     fn pack(&self, at: &At, part: (usize, Range<usize>), body: &mut [u8]) {
-        self.exchange.pack(at, part, body);
+        self.buffers.pack(at, part, body);
     }
 
     /// Also about splits that are no business of this member: all are told alike.
@@ -56,8 +56,8 @@ impl<T: Element> Transmit for Splits<T> {
     }
 
     fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
-        let Self { exchange, send, receive } = self;
-        Break(exchange.filled(&at.pattern().dealt(&send, &receive), messages))
+        let Self { buffers, send, receive } = self;
+        Break(buffers.filled(&at.pattern().dealt(&send, &receive), messages))
     }
 }
 

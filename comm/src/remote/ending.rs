@@ -59,11 +59,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_end_is_told_to_the_root_and_is_taken_if_the_root_is_silent() {
+    fn the_first_end_is_told_to_the_lowest_rank_and_is_taken_if_that_is_silent() {
         let mut ending = Ending::default();
         assert!(!ending.is_open() && ending.overdue().is_none());
         assert!(ending.see(&end(1)) && !ending.see(&end(2)));
-        assert!(ending.is_open() && ending.overdue().is_none(), "the root may answer");
+        assert!(ending.is_open() && ending.overdue().is_none(), "the lowest rank may answer");
         ending.own = ending.own.map(|(error, until)| (error, until - GRACE));
         assert_eq!(ending.overdue(), Some(end(1)));
     }

@@ -1,4 +1,4 @@
-//! The carrier of messages between ranks that share no memory.
+//! The means by which messages travel between ranks that share no memory.
 
 use std::sync::Arc;
 

@@ -118,13 +118,13 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
     let _ = progress::in_turn(|| endpoint.end(gone()));
-    assert_eq!(core.status().world_end(), None, "the root decides");
+    assert_eq!(core.status().world_end(), None, "the lowest rank decides");
     endpoint.close(Duration::from_secs(60));
-    assert_eq!(core.status().world_end(), Some(gone()), "though the root says nothing");
+    assert_eq!(core.status().world_end(), Some(gone()), "though the lowest rank says nothing");
 }
 
 #[test]
-fn the_root_decides_which_end_all_ranks_have() {
+fn the_lowest_rank_decides_which_end_all_ranks_have() {
     let end = |rank| Error::StepAborted { rank: Rank::new(rank), step: 0, reason: "an end".into() };
     let (core, endpoint) = opened(Silent::default());
     endpoint.hear_proposal(Rank::new(2), &end(2));
@@ -137,7 +137,7 @@ fn the_root_decides_which_end_all_ranks_have() {
 }
 
 #[test]
-fn an_end_that_is_not_of_the_root_is_passed_on_to_it_once() {
+fn an_end_that_is_not_of_the_lowest_rank_is_passed_on_to_it_once() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End]);
@@ -145,12 +145,12 @@ fn an_end_that_is_not_of_the_root_is_passed_on_to_it_once() {
     assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(gone())));
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(0), &gone());
-    assert_eq!(messages(&endpoint), [Kind::Hello], "the root knows its own");
+    assert_eq!(messages(&endpoint), [Kind::Hello], "the lowest rank knows its own");
     assert_eq!(core.status().world_end(), Some(gone()));
 }
 
 #[test]
-fn the_lowest_rank_that_has_not_left_is_the_root() {
+fn a_rank_that_has_left_is_not_the_lowest() {
     let (core, endpoint) = opened_by(2, Silent::default());
     for rank in [0, 1, 2] {
         assert_eq!(endpoint.lowest(), Some(Rank::new(rank)));
