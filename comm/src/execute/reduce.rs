@@ -2,6 +2,7 @@
 //! all-reduce, whose partials are divided, rounded to the wire, summed and divided again.
 
 use std::convert::identity;
+use std::ops::Range;
 
 use hsdp_kernels::{
     DisjointVec, Element, Fold, ReduceOp, Values, average_elements, reduce_elements,
@@ -15,8 +16,10 @@ use super::{
 use crate::pattern::Pattern;
 use crate::{Reduction, Scaling};
 
-/// Elements that are combined at a time: the result stays in the first-level cache until it is where it belongs.
-const STEP: usize = 1 << 10;
+/// Elements that are combined at a time, in a short block and in a long one: the result stays in a near cache until it is where it belongs. A long
+/// buffer takes longer to be made than a short block to be combined.
+const SHORT: usize = 1 << 10;
+const LONG: usize = 1 << 13;
 
 /// Combines `sources` into `target`.
 pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], sources: &[&[T]]) {
@@ -131,6 +134,26 @@ impl<T: Element, C, O> Reduce<T, C, O> {
     }
 }
 
+impl<T: Element, C: Fn(&mut [T], &[&[T]]), O> Reduce<T, C, O> {
+    /// Combines a range by means of a buffer for results, as many elements at a time as it has. No element is written before it was
+    /// read.
+    fn combine_by(&self, results: &mut [T], range: Range<usize>) {
+        // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
+        let slice = |values| unsafe { take(values, range.clone()) };
+        let mut values: PerMember<&mut [T]> = self.values.iter().map(slice).collect();
+        for step in blocks_of(0..range.len(), results.len()) {
+            let result = &mut results[..step.len()];
+            let sources: PerMember<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
+            (self.combine)(result, &sources);
+            drop(sources);
+            match self.root {
+                Some(root) => values[root][step].copy_from_slice(result),
+                None => values.iter_mut().for_each(|it| it[step.clone()].copy_from_slice(result)),
+            }
+        }
+    }
+}
+
 impl<T, C, O> Work for Reduce<T, C, O>
 where
     T: Element,
@@ -147,22 +170,11 @@ where
         self.cuts.len * self.values.len() * size_of::<T>()
     }
 
-    /// No element is written before it was read.
     fn run(&self, block: usize, _meter: &Meter<'_>) {
         let (_, range) = self.cuts.block(block);
-        // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
-        let slice = |values| unsafe { take(values, range.clone()) };
-        let mut values: PerMember<&mut [T]> = self.values.iter().map(slice).collect();
-        let mut result = [T::zeroed(); STEP];
-        for step in blocks_of(0..range.len(), STEP) {
-            let result = &mut result[..step.len()];
-            let sources: PerMember<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
-            (self.combine)(result, &sources);
-            drop(sources);
-            match self.root {
-                Some(root) => values[root][step].copy_from_slice(result),
-                None => values.iter_mut().for_each(|it| it[step.clone()].copy_from_slice(result)),
-            }
+        match range.len() <= SHORT {
+            true => self.combine_by(&mut [T::zeroed(); SHORT], range),
+            false => self.combine_by(&mut [T::zeroed(); LONG], range),
         }
     }
 

@@ -41,7 +41,9 @@ impl Transmit for UnitGatherContribution {
     fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
         let Self { layout, shard, mut targets } = self;
         let dtype = shard.dtype();
-        let is_large = layout.full_len() * dtype.size_bytes() > PAST_CACHES;
+        // The other members fill their targets at the same time, from the same caches if they are processes of one machine.
+        let filled = layout.full_len() * dtype.size_bytes() * at.ranks.len();
+        let is_large = filled > PAST_CACHES;
         for from in 0..at.ranks.len() {
             let is_own = from == at.slot;
             let source = if is_own { shard.values() } else { values(dtype, messages.bytes(from)) };
