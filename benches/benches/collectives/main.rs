@@ -1,4 +1,4 @@
-//! Every collective of the local backend, by size and ranks, measured as by nccl-tests.
+//! Every collective between threads, by size and ranks, measured as by nccl-tests.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench collectives

@@ -12,7 +12,7 @@ use hsdp_program::memory::{Limit, Need, TooMuch, product};
 /// The size at which latency is measured: two elements of f32.
 const SMALLEST: Size = Size(8);
 
-/// Measures the collectives of the local backend, by size and ranks. Ranks are threads.
+/// Measures the collectives of ranks that are threads, by size and ranks.
 #[derive(Debug, Parser)]
 #[command(name = "collectives")]
 pub(crate) struct Options {

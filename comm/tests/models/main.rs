@@ -1,7 +1,7 @@
-//! The local backend under a model checker: each test runs a small world under thousands of schedules, and says what holds
+//! Threads under a model checker: each test runs a small world under thousands of schedules, and says what holds
 //! in all of them. `README.md` beside the models; CONTRIBUTING.md has the command.
 //!
-//! In a model no time passes. So whoever is not woken never wakes, and the model checker calls that a deadlock; and an
+//! In a model no time passes. So a thread that is not woken never wakes, and the model checker calls that a deadlock; and an
 //! alarm whose period is 0 rings once, when its wait begins.
 #![cfg(shuttle)]
 
