@@ -1,5 +1,6 @@
 //! The explanations of worlds in which something went wrong, or nothing did.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hsdp_comm::{
@@ -8,7 +9,7 @@ use hsdp_comm::{
 };
 use hsdp_sharding::Rank;
 
-use super::{gather, pass, reduce, reducer, settled, tag};
+use super::{gather, pass, reduce, reducer, settled, tag, until};
 
 /// The records of a world of four, each taken when its rank has done `act`.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
@@ -246,9 +247,13 @@ fn operations_that_nobody_waits_for_are_not_missed() {
 
 #[test]
 fn a_rank_that_ends_the_world() {
+    let gathered = AtomicUsize::new(0);
     let records = records(WorldOptions::default(), |world| {
         gather(world, 1).expect("all");
+        gathered.fetch_add(1, Ordering::SeqCst);
         if world.rank().index() == 3 {
+            // A world that ends fails the operations that other ranks still wait for.
+            until("the gather of all ranks", || gathered.load(Ordering::SeqCst) == 4);
             return world.abort("out of batches");
         }
         drop(gather(world, 2));
