@@ -1,6 +1,7 @@
 //! Steps that are given up: one end for all of an epoch, and a clean one after it.
 
 use hsdp_comm::{Error, StepFailure, World};
+use shuttle::thread;
 
 use super::{
     LARGE, SMALL, all_schedules, assert_alike, ones, options, run, run_alone, schedules, settled,
@@ -108,6 +109,25 @@ fn the_next_step_is_given_up_before_all_have_left_the_first() {
         assert_eq!(outcomes[0], outcomes[1]);
         assert_eq!(outcomes[0].1, Ok(sum_of_ones(2, SMALL)));
         assert_eq!(worlds.iter().map(World::epoch).collect::<Vec<_>>(), [2, 2]);
+    });
+}
+
+/// A thread may have read the epoch before another thread of its rank goes on, and issue when all ranks have left that epoch.
+#[test]
+fn a_thread_that_issues_while_its_rank_goes_on_hears_of_the_end() {
+    schedules(|| {
+        let sums = run(&World::local(2, options(0)), |world| {
+            let issuing = world.clone();
+            let issuing = thread::spawn(move || settled(ones(&user(&issuing), SMALL)));
+            world.abort_step(failure(7));
+            world.next_epoch();
+            let first = issuing.join().expect("no panic");
+            first.or_else(|end| {
+                assert!(matches!(end, Error::StepAborted { step: 7, .. }), "{end}");
+                settled(ones(&user(&world), SMALL))
+            })
+        });
+        assert_eq!(sums, [Ok(sum_of_ones(2, SMALL)), Ok(sum_of_ones(2, SMALL))]);
     });
 }
 
