@@ -1,6 +1,6 @@
 //! Errors of a mesh, a model description, a layout or a plan.
 
-use crate::{DType, StorageProblem, TieProblem};
+use crate::{DType, Matrices, State, StorageProblem, TieProblem};
 
 /// The reason why a mesh, model description, layout or plan was refused. Every variant is a mistake
 /// of the caller, since the functions of this crate depend on their arguments alone.
@@ -77,6 +77,44 @@ pub enum Error {
         shape: Vec<usize>,
         /// Rows of a piece, as asked for.
         rows: usize,
+    },
+    /// A parameter asks for blocks of zero elements.
+    #[error("parameter `{param}` cannot be cut into blocks of 0 elements: that needs at least 1")]
+    InvalidBlocks {
+        /// Name of the parameter.
+        param: String,
+    },
+    /// A parameter is not the stack of matrices that it [declares](crate::Param::matrices).
+    #[error(
+        "parameter `{param}` of shape {shape:?} is not a stack of matrices, {matrices}: these have another number of elements"
+    )]
+    InvalidMatrices {
+        /// Name of the parameter.
+        param: String,
+        /// Its shape, in elements.
+        shape: Vec<usize>,
+        /// The matrices, as declared.
+        matrices: Matrices,
+    },
+    /// A parameter is updated as whole matrices, and has neither two dims nor [declared](crate::Param::matrices) matrices.
+    #[error(
+        "parameter `{param}` of shape {shape:?} is no matrix: declare it with `matrices`, or update it by another optimizer"
+    )]
+    NoMatrices {
+        /// Name of the parameter.
+        param: String,
+        /// Its shape, in elements.
+        shape: Vec<usize>,
+    },
+    /// A parameter has optimizer state that cannot be counted.
+    #[error(
+        "parameter `{param}` cannot keep {state}: the maximum is 1024 f32 an element, and a block has at least 1 element"
+    )]
+    InvalidState {
+        /// Name of the parameter.
+        param: String,
+        /// The state, as declared.
+        state: State,
     },
     /// A unit is gathered for the forward alone, and has a trainable parameter.
     #[error(

@@ -106,14 +106,14 @@ pub struct UnitLayout {
 impl UnitLayout {
     /// Lays `unit` out over a shard group of `shard_size` ranks.
     ///
-    /// Without row granularity this takes one pass over the parameters. With it, the layout
+    /// Without granularity of rows or blocks this takes one pass over the parameters. With it, the layout
     /// searches for the smallest shard length at which every parameter is cut only where it may be:
     /// see [`padding`](Self::padding).
     ///
     /// # Errors
     /// - [`Error::EmptyShardGroup`] if `shard_size` is 0.
-    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`],
-    ///   [`Error::InvalidStorage`] if the unit cannot be laid out.
+    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`], [`Error::InvalidBlocks`],
+    ///   [`Error::InvalidMatrices`], [`Error::NoMatrices`], [`Error::InvalidState`], [`Error::InvalidStorage`] if the unit cannot be laid out.
     /// - [`Error::TooLarge`] if it takes more than 2^48 elements, or than a `usize` counts.
     pub fn new(unit: &Unit, shard_size: usize) -> Result<Self, Error> {
         if shard_size == 0 {
@@ -218,8 +218,8 @@ impl UnitLayout {
     /// The number of elements of `full` that belong to no parameter.
     ///
     /// With element granularity this is at most 31 per parameter, and at each region's end less
-    /// than 32 per rank. Row granularity needs more: a parameter that spans three shards or more
-    /// forces the shard length to a multiple of its row group, and a parameter that spans two is
+    /// than 32 per rank. Granularity of rows or blocks needs more: a parameter that spans three shards or more
+    /// forces the shard length to a multiple of its group of rows or block, and a parameter that spans two is
     /// shifted. The layout takes the smallest possible shard length. Only where thousands of
     /// candidates in a row have failed does it skip some of the later ones, and may then take a
     /// slightly larger length.

@@ -17,8 +17,10 @@
 //! | the elements that each rank holds | `FSDPParam`, `Shard(0)` | [`UnitLayout`], [`Piece`] |
 //! | parameter and wire dtype | `MixedPrecisionPolicy` | [`PlanOptions`] |
 //! | gradients of several microbatches | `set_requires_gradient_sync` | [`Accumulation`] |
+//! | what an optimizer keeps | (measured) | [`State`] |
+//! | matrices that one rank updates | (by hand) | [`Param::matrices`], [`Owners`] |
 //! | order of the collectives | explicit prefetching | [`Plan::gathers`], [`Plan::reductions`] |
-//! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`] |
+//! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`], [`UpdatePlan`] |
 //!
 //! Six ranks form two replicas of three shards. Each replica holds every unit once:
 //!
@@ -55,8 +57,8 @@
 //!
 //! All modules are private, and their items are exported here. In reading order: `rank`, `count`
 //! and `dtype` (basic types), `mesh`, `balance` (an even split), `spec` (the model's description),
-//! `layout` (places and pieces; its modules `place` and `search` implement row granularity), `plan`
-//! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved` and `fingerprint`),
+//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows and blocks), `plan`
+//! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`, `state`, `owners`, `update` and `fingerprint`),
 //! `error`.
 
 #![forbid(unsafe_code)]
@@ -78,10 +80,11 @@ pub use self::error::Error;
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
-    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Phase, Plan, PlanOptions, Traffic,
+    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Owners, Part, Phase, Plan,
+    PlanOptions, Traffic, UpdatePlan, WholeMatrix, Wholes,
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, Granularity, ModelSpec, Param, ParamId, Role, StorageProblem, TieProblem, Unit,
-    UnitId,
+    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, StorageProblem,
+    TieProblem, Unit, UnitId,
 };

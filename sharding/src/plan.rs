@@ -1,21 +1,28 @@
 //! The plan of a step: everything about it that is known before it runs.
 
+mod by_shard;
 mod fingerprint;
 mod memory;
 mod offload;
 mod options;
+mod owners;
 mod saved;
 mod schedule;
+mod state;
 mod traffic;
+mod update;
 
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
 pub use self::offload::Offload;
 pub use self::options::{Accumulation, FullCopies, PlanOptions};
+pub use self::owners::{Owners, Part, WholeMatrix, Wholes};
 use self::schedule::Schedule;
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
+pub use self::update::UpdatePlan;
+use self::update::Updates;
 use crate::layout::MAX_ELEMENTS;
 use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
 
@@ -42,6 +49,7 @@ pub struct Plan {
     layouts: Vec<Arc<UnitLayout>>,
     schedule: Schedule,
     fingerprint: u64,
+    updates: Arc<Updates>,
 }
 
 impl Plan {
@@ -62,7 +70,9 @@ impl Plan {
         check_size(&layouts)?;
         let fingerprint = fingerprint::of(&spec, mesh, &options, &layouts);
         let schedule = Schedule::of(&spec, spec.unit_ids().collect());
-        Ok(Self { spec, mesh, options, layouts, schedule, fingerprint })
+        let updates = Arc::default();
+        let plan = Self { spec, mesh, options, layouts, schedule, fingerprint, updates };
+        Ok(Self { updates: Arc::new(Updates::of(&plan)), ..plan })
     }
 
     /// The same plan for a forward that uses the units in another order: only the schedule changes, and with it the memory of
@@ -113,7 +123,7 @@ impl Plan {
 
     /// A hash of the plan: equal plans have equal fingerprints, and different plans almost certainly
     /// have different ones. It is the 64-bit xxh3 of a canonical encoding of model, mesh, options and
-    /// layouts, and the same on every platform.
+    /// layouts, and the same on every platform. The optimizer [state](crate::Param::state) of parameters is not in it.
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -155,8 +165,9 @@ impl Plan {
         traffic::of(self, rank, microbatches)
     }
 
-    /// The peak memory of each category in a step, in bytes, of a model in host memory. It is the same on every rank,
-    /// except that with [`FullCopies::PerProcess`] rank 0 alone holds `full`. [`MemoryPlan`] has the formulas.
+    /// The peak memory of each category in a step, in bytes, of a model in host memory. `optimizer` and `update` are those of the
+    /// rank with the most. All others are the same on every rank, except that with [`FullCopies::PerProcess`] rank 0 alone holds
+    /// `full`. [`MemoryPlan`] has the formulas.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -204,6 +215,25 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
+    /// The bytes of optimizer state that `rank` keeps. [`State`](crate::State) has the formulas. The maximum over all ranks is
+    /// [`MemoryPlan::optimizer`].
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn optimizer_state(&self, rank: Rank) -> ByteCount {
+        ByteCount(state::by_shard(self).at(self.mesh.coordinate(rank).shard_index))
+    }
+
+    /// The exchange of `rank` in an update, and its memory, for parameters that owners update. [`UpdatePlan`] has the formulas.
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn update(&self, rank: Rank) -> UpdatePlan {
+        self.updates.at(self.mesh.coordinate(rank).shard_index, self.mesh.shard_size())
+    }
+
     /// The pieces of all parameters that a rank holds, without padding, in the order of units and of the shard buffers.
     ///
     /// # Panics
@@ -224,14 +254,23 @@ impl Plan {
     }
 
     /// The bytes that a rank holds for a checkpoint that is written while training goes on: a copy of the parameters and of the
-    /// optimizer state that it writes. That is 4 · (Σ len + `optimizer_slots` · Σ len of trainable pieces), over its
-    /// [pieces](Self::pieces_saved_by).
+    /// optimizer state that it writes. That is 4 · Σ len over its [pieces](Self::pieces_saved_by), and over its trainable pieces
+    /// by their [state](crate::State)
+    ///
+    /// | state | bytes |
+    /// |---|---|
+    /// | `Elements(k)` | 4 · k · len |
+    /// | `EightBit` | 2 · len, and 8 for each block of which the piece has the first element |
+    /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
+    ///
+    /// What belongs to no piece is written by the first replica alone: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or
+    /// more 4 · count · (rows + columns) by the rank that holds the parameter's first element.
     ///
     /// # Panics
     /// If the rank is not in the mesh, or a count exceeds `u64::MAX`.
     #[must_use]
     pub fn snapshot(&self, rank: Rank) -> ByteCount {
-        saved::snapshot(self, rank)
+        state::snapshot(self, rank)
     }
 }
 

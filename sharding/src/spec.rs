@@ -3,6 +3,7 @@
 mod check;
 mod model;
 mod param;
+mod state;
 mod unit;
 
 #[cfg(test)]
@@ -11,4 +12,5 @@ mod tests;
 pub use self::check::{StorageProblem, TieProblem};
 pub use self::model::{ModelSpec, ParamId, UnitId};
 pub use self::param::{Granularity, Param, Role};
+pub use self::state::{Matrices, State};
 pub use self::unit::{AfterForward, Unit};

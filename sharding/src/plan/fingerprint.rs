@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{
-    AfterForward, DType, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId,
+    AfterForward, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId,
     UnitLayout,
 };
 
@@ -77,7 +77,8 @@ impl Encoder {
             FullCopies::PerRank => 0,
             FullCopies::PerProcess => 1,
         });
-        self.size(options.optimizer_slots);
+        // Plans of version 2 had the f32 of optimizer state of an element here.
+        self.size(2);
     }
 
     fn unit(&mut self, unit: &Unit) {
@@ -94,17 +95,25 @@ impl Encoder {
         self.text(&param.name);
         self.list(param.shape.iter(), |encoder, &dim| encoder.size(dim));
         // A valid parameter that is stored in the compute dtype is frozen, and of 16 bits.
-        self.number(match (param.role, param.stored) {
+        let kind = match (param.role, param.stored) {
             (Role::Trainable, _) => 0,
             (Role::Frozen, None) => 1,
             (Role::Frozen, Some(DType::F16)) => 2,
             (Role::Frozen, Some(_)) => 3,
-        });
+        };
+        // Blocks and views came later. A parameter without them has the number that it had before.
+        let blocks = if let Granularity::Blocks(_) = param.granularity { 4 } else { 0 };
+        let view = if param.view.is_some() { 8 } else { 0 };
+        self.number(kind + blocks + view);
         // Granularity "element" is 0 rows, which no valid parameter asks for.
         self.size(match param.granularity {
             Granularity::Element => 0,
             Granularity::Rows(rows) => rows,
+            Granularity::Blocks(elements) => elements,
         });
+        if let Some(Matrices { count, rows, columns }) = param.view {
+            [count, rows, columns].into_iter().for_each(|size| self.size(size));
+        }
     }
 
     /// The layout follows from the other inputs, but only within one version of the planner.

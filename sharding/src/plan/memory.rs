@@ -1,9 +1,10 @@
 //! Peak memory of a step, by category.
 
-use super::{Accumulation, FullCopies, Gather, Offload, Plan};
+use super::{Accumulation, FullCopies, Gather, Offload, Plan, state};
 use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout};
 
-/// The peak memory of one rank in each category during a step, in bytes. It is the same on every rank.
+/// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update` are the maximum over all ranks; the
+/// others are the same on every rank.
 ///
 /// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
 /// trainable, and `numel` the number of elements of a unit's parameters without padding. `master_len` is n in units whose
@@ -13,7 +14,8 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// |---|---|
 /// | `shard` | 4 · Σ master_len |
 /// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
-/// | `optimizer` | 4 · optimizer_slots · Σ n |
+/// | `optimizer` | max over ranks of [`Plan::optimizer_state`], which depends on the [states](crate::State) of parameters |
+/// | `update` | max over ranks of [`UpdatePlan::extra`](crate::UpdatePlan), 0 without parameters that owners update |
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | size(param_dtype) · max over i of live(i) |
@@ -35,8 +37,8 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 ///
 /// | offload | less on the device | more on the device | on the host |
 /// |---|---|---|---|
-/// | `Optimizer` | all of `optimizer` | | `optimizer`; `shard` 4 · max shard_len, `partial` 4 · max n |
-/// | `All` | all of `optimizer` and of `shard` | with f32 parameters `gather_input` 4 · Σ shard_len, which gathers read | `optimizer`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
+/// | `Optimizer` | all of `optimizer` and of `update` | | `optimizer`, `update`; `shard` 4 · max shard_len, `partial` 4 · max n |
+/// | `All` | all of `optimizer`, of `update` and of `shard` | with f32 parameters `gather_input` 4 · Σ shard_len, which gathers read | `optimizer`, `update`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
 ///
 /// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it and
 /// the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues only,
@@ -62,8 +64,10 @@ pub struct MemoryPlan {
     /// f32 sums of reduce-scatter outputs; with `Every` and more than one replica also the outputs of
     /// the microbatch, which are all-reduced before they are added.
     pub partial: ByteCount,
-    /// f32 state of the optimizer.
+    /// State of the optimizer, on the rank with the most.
     pub optimizer: ByteCount,
+    /// Matrices that are exchanged and updated as a whole, on the rank with the most.
+    pub update: ByteCount,
 }
 
 impl MemoryPlan {
@@ -74,7 +78,8 @@ impl MemoryPlan {
     /// If the sum exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> ByteCount {
-        self.shard + self.gather_input + self.full + self.grad_full + self.partial + self.optimizer
+        let of_step = self.full + self.grad_full + self.partial + self.update;
+        self.shard + self.gather_input + self.optimizer + of_step
     }
 }
 
@@ -87,7 +92,8 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
 /// The memory on a device.
 pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
     let all = flat(plan);
-    let without_optimizer = MemoryPlan { optimizer: ByteCount::ZERO, ..all };
+    let without_optimizer =
+        MemoryPlan { optimizer: ByteCount::ZERO, update: ByteCount::ZERO, ..all };
     match offload {
         Offload::None => all,
         Offload::Optimizer => without_optimizer,
@@ -105,6 +111,7 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     let all = of(plan);
     let through = MemoryPlan {
         optimizer: all.optimizer,
+        update: all.update,
         partial: most(updated(), trainable_shard).bytes(DType::F32),
         ..MemoryPlan::default()
     };
@@ -163,7 +170,8 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
         full: peak_full(plan, full).bytes(plan.options().param_dtype),
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),
-        optimizer: f32_bytes(trainable) * plan.options().optimizer_slots as u64,
+        optimizer: ByteCount(state::by_shard(plan).most()),
+        update: plan.updates.most_extra(),
     }
 }
 

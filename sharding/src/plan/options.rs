@@ -116,14 +116,10 @@ pub struct PlanOptions {
     pub prefetch: usize,
     /// The number of copies of a gathered unit where ranks share a process.
     pub full_copies: FullCopies,
-    /// The number of f32 values that the optimizer keeps for each trainable element: 2 for AdamW, 1 for
-    /// SGD with momentum.
-    pub optimizer_slots: usize,
 }
 
 impl Default for PlanOptions {
-    /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per rank, two
-    /// optimizer slots (AdamW).
+    /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per rank.
     fn default() -> Self {
         Self {
             param_dtype: DType::F32,
@@ -131,7 +127,6 @@ impl Default for PlanOptions {
             accumulation: Accumulation::default(),
             prefetch: 1,
             full_copies: FullCopies::default(),
-            optimizer_slots: 2,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Plan;
-use crate::{ByteCount, Coordinate, DType, ElemCount, Piece, Rank, Role, UnitId, balanced};
+use crate::{Coordinate, Piece, Rank, UnitId, balanced};
 
 /// The pieces that lie in `part` of each unit's shard.
 pub(super) fn pieces_in(
@@ -23,7 +23,7 @@ pub(super) fn pieces_in(
 }
 
 /// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
-fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
+pub(super) fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
     let all = piece.shard_range();
     let (start, end) = (all.start.max(part.start), all.end.min(part.end));
     (start < end).then(|| Piece {
@@ -38,15 +38,4 @@ pub(super) fn saved_by(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
     let mesh = plan.mesh();
     let Coordinate { replicate_index, .. } = mesh.coordinate(rank);
     pieces_in(plan, rank, |len| balanced(len, mesh.replicate_size(), replicate_index))
-}
-
-pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
-    let slots = plan.options().optimizer_slots;
-    let copies = |(unit, piece): &(UnitId, Piece)| match plan.spec()[*unit].params[piece.param].role
-    {
-        Role::Trainable => piece.len * (1 + slots),
-        Role::Frozen => piece.len,
-    };
-    let elements: usize = saved_by(plan, rank).iter().map(copies).sum();
-    ElemCount::of(elements).bytes(DType::F32)
 }

@@ -82,6 +82,9 @@ impl Sum for Flow {
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
 ///
+/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis: [`UpdatePlan`](crate::UpdatePlan)
+/// has the formulas.
+///
 /// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step without
 /// microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,6 +95,8 @@ pub struct Traffic {
     pub reduce_scatter: Flow,
     /// All-reduces of partials, over the replicate axis.
     pub all_reduce: Flow,
+    /// All-to-alls of an update by owners, over the shard axis.
+    pub update: Flow,
 }
 
 impl Traffic {
@@ -101,7 +106,7 @@ impl Traffic {
     /// If a count exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> Flow {
-        self.all_gather + self.reduce_scatter + self.all_reduce
+        self.all_gather + self.reduce_scatter + self.all_reduce + self.update
     }
 }
 
@@ -123,6 +128,7 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
         all_gather: all_gathers * microbatches,
         reduce_scatter: reduce_scatters * scatter_times,
         all_reduce: all_reduces * reduce_times,
+        update: plan.update(rank).exchanged * once,
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::{AfterForward, Granularity, ModelSpec, Param, Role, Unit};
+use super::{AfterForward, Granularity, ModelSpec, Param, Role, State, Unit};
+use crate::layout::MAX_ELEMENTS;
 use crate::{DType, Error};
 
 /// The reason why a tie is invalid.
@@ -79,7 +80,11 @@ impl ModelSpec {
     ///   parameter.
     /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
-    ///   for pieces of 0 rows, or for rows without having a dim.
+    ///   for pieces of 0 rows, or for rows without having a dim, [`Error::InvalidBlocks`] if it asks for blocks of 0 elements.
+    /// - [`Error::InvalidMatrices`] if a parameter is not the stack of matrices that it declares, [`Error::NoMatrices`] if it is
+    ///   updated by Muon and has none.
+    /// - [`Error::InvalidState`] if a parameter has more than 1024 f32 of state an element, or blocks of 0 elements,
+    ///   [`Error::TooLarge`] if owners keep more than 2^48 f32 in all.
     /// - [`Error::TrainedForwardOnly`] if a unit for the forward alone has a trainable parameter.
     /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than f16 and bf16, is
     ///   trainable, or is not stored like the other frozen parameters of its unit.
@@ -91,6 +96,7 @@ impl ModelSpec {
         self.check_unit_names()?;
         self.check_param_names()?;
         self.units().iter().try_for_each(Unit::check)?;
+        self.check_owned()?;
         self.check_ties()
     }
 
@@ -111,6 +117,19 @@ impl ModelSpec {
             };
             let first = self.params().take_while(|(earlier, _)| *earlier != owner).count();
             return Err(duplicate("parameter", &param.name, first, second));
+        }
+        Ok(())
+    }
+
+    /// Checks that the bytes of all owned states can be counted.
+    fn check_owned(&self) -> Result<(), Error> {
+        let elements = self.params().fold(0u64, |sum, (_, param)| match param.state {
+            State::Owned(words) => sum.saturating_add(words as u64),
+            _ => sum,
+        });
+        if elements > MAX_ELEMENTS {
+            let what = "the optimizer state of all owners".to_owned();
+            return Err(Error::TooLarge { what, elements, limit: MAX_ELEMENTS });
         }
         Ok(())
     }
@@ -186,8 +205,38 @@ impl Param {
             Granularity::Rows(rows) if rows == 0 || self.shape.is_empty() => {
                 Err(Error::InvalidRows { param: param(), shape: shape(), rows })
             }
-            Granularity::Rows(_) | Granularity::Element => Ok(()),
+            Granularity::Blocks(0) => Err(Error::InvalidBlocks { param: param() }),
+            Granularity::Rows(_) | Granularity::Blocks(_) | Granularity::Element => Ok(()),
+        }?;
+        self.check_matrices()?;
+        self.check_state()
+    }
+
+    /// Checks that a declared view has all elements. No product of sizes above 0 that saturates is that of a layout.
+    fn check_matrices(&self) -> Result<(), Error> {
+        match self.view {
+            Some(matrices) if matrices.numel() != self.numel() => {
+                let (param, shape) = (self.name.clone(), self.shape.clone());
+                Err(Error::InvalidMatrices { param, shape, matrices })
+            }
+            _ => Ok(()),
         }
+    }
+
+    fn check_state(&self) -> Result<(), Error> {
+        let (param, state) = (|| self.name.clone(), self.state);
+        if !state.is_valid() {
+            return Err(Error::InvalidState { param: param(), state });
+        }
+        match (self.role, state, self.as_matrices()) {
+            (Role::Trainable, State::Muon, None) => Err(self.no_matrices()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a parameter without matrices of which whole matrices are needed.
+    pub(crate) fn no_matrices(&self) -> Error {
+        Error::NoMatrices { param: self.name.clone(), shape: self.shape.clone() }
     }
 
     /// Checks that a parameter that is stored in the compute dtype is gathered in it.

@@ -6,7 +6,7 @@ use std::ops::Index;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Param, Unit};
+use super::{Param, Role, State, Unit};
 use crate::ElemCount;
 
 /// The id of a unit: its place in the declared order, from 0.
@@ -121,6 +121,17 @@ impl ModelSpec {
     #[must_use]
     pub fn tie(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
         self.ties.push((alias.into(), target.into()));
+        self
+    }
+
+    /// Sets the [state](Param::state) that the optimizer keeps for each trainable parameter. It affects the plan's memory and
+    /// traffic only: plans that differ in it alone have the same fingerprint.
+    #[must_use]
+    pub fn updated_by(mut self, state: impl Fn(&Param) -> State) -> Self {
+        let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
+        for param in params.filter(|param| param.role == Role::Trainable) {
+            param.state = state(param);
+        }
         self
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::{Matrices, State};
 use crate::DType;
 
 /// Whether a parameter is trained.
@@ -31,10 +32,13 @@ pub enum Granularity {
     /// group may be shorter. This costs padding: see
     /// [`UnitLayout::padding`](crate::UnitLayout::padding).
     Rows(usize),
+    /// Between blocks of this number of elements, counted from the parameter's start. The last block may be shorter. This costs
+    /// padding, as `Rows` does.
+    Blocks(usize),
 }
 
-/// The description of a parameter: its name and shape, whether it is trained, and where it may be
-/// cut.
+/// The description of a parameter: its name and shape, whether it is trained, where it may be cut, and what state an optimizer
+/// keeps for it.
 ///
 /// ```
 /// use hsdp_sharding::{Granularity, Param, Role};
@@ -56,6 +60,10 @@ pub struct Param {
     pub granularity: Granularity,
     /// The dtype in which it is stored, if that is its only copy; `None` with an f32 master.
     pub stored: Option<DType>,
+    /// The [declared](Self::matrices) view as a stack of matrices; `None` if none is declared.
+    pub view: Option<Matrices>,
+    /// The state that the optimizer keeps for it if it is trainable, for the plan's memory and traffic.
+    pub state: State,
 }
 
 impl Param {
@@ -67,6 +75,8 @@ impl Param {
             role: Role::Trainable,
             granularity: Granularity::Element,
             stored: None,
+            view: None,
+            state: State::default(),
         }
     }
 
@@ -99,6 +109,38 @@ impl Param {
         Self { granularity: Granularity::Rows(rows), ..self }
     }
 
+    /// Lets the parameter be cut only between blocks of `elements` elements, counted from its start, for optimizers whose state
+    /// has one scale for each block.
+    #[must_use]
+    pub fn blocks(self, elements: usize) -> Self {
+        Self { granularity: Granularity::Blocks(elements), ..self }
+    }
+
+    /// Declares the parameter as a stack of `count` matrices of `rows` x `columns`, row-major and contiguous, for optimizers that
+    /// update whole matrices. The three numbers must multiply to the parameter's elements
+    /// ([`Error::InvalidMatrices`](crate::Error::InvalidMatrices)).
+    ///
+    /// ```
+    /// use hsdp_sharding::{Matrices, Param};
+    /// let conv = Param::new("conv.weight", [64, 3, 3, 3]).matrices(1, 64, 27);
+    /// let experts = Param::new("experts.up", [8, 128, 512]).matrices(8, 128, 512);
+    /// assert_eq!(experts.as_matrices(), Some(Matrices { count: 8, rows: 128, columns: 512 }));
+    /// assert_eq!(conv.as_matrices(), Some(Matrices { count: 1, rows: 64, columns: 27 }));
+    /// ```
+    #[must_use]
+    pub fn matrices(self, count: usize, rows: usize, columns: usize) -> Self {
+        Self { view: Some(Matrices { count, rows, columns }), ..self }
+    }
+
+    /// The parameter as a stack of matrices: as declared, or one matrix for a parameter of two dims. `None` for all others.
+    #[must_use]
+    pub fn as_matrices(&self) -> Option<Matrices> {
+        self.view.or(match self.shape[..] {
+            [rows, columns] => Some(Matrices { count: 1, rows, columns }),
+            _ => None,
+        })
+    }
+
     /// The number of its elements: the product of its dims, 1 for a scalar.
     ///
     /// Saturates at `usize::MAX`, which no layout accepts.
@@ -114,6 +156,7 @@ impl Param {
             Granularity::Rows(rows) => {
                 rows.saturating_mul(product(self.shape.get(1..).unwrap_or_default()))
             }
+            Granularity::Blocks(elements) => elements,
         }
     }
 }

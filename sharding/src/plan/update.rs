@@ -1,0 +1,135 @@
+//! The exchange of an update by owners: its bytes and its memory.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::by_shard::{ByShard, cut};
+use super::{Flow, Owners, Plan, WholeMatrix, Wholes};
+use crate::{ByteCount, DType, ElemCount, ParamId, State};
+
+/// The exchange of one rank in an update, over the shard axis, for the parameters whose [state](State) is `Muon` or `Owned`.
+///
+/// The parameters of `Muon` have one exchange, and those of `Owned` another one. In an exchange every rank sends the parts of its
+/// shard to the owners ([`Owners`]) in one all-to-all in f32, and gets what the owners computed in another one. Let
+///
+/// - `held` be the elements of the rank's shard that belong to these parameters,
+/// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard holds,
+/// - `workspace` the f32 that the largest owned matrix needs ([`WholeMatrix::workspace`]), with `Owned` 0,
+/// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends value and gradient.
+///
+/// | | `Muon` and `Owned` |
+/// |---|---|
+/// | calls | 2 |
+/// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
+/// | bytes of memory | 4 · (c · owned + max(c · held, workspace)) |
+///
+/// An exchange without parameters has none of these. Over a shard axis of one rank there are no calls and no bytes from others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct UpdatePlan {
+    /// The calls of both exchanges, and the bytes that the rank receives from other ranks.
+    pub exchanged: Flow,
+    /// The memory beyond shards, gradients and state at the peak of the larger exchange.
+    pub extra: ByteCount,
+}
+
+/// The exchanges of an update, for all shard indices.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Updates {
+    exchanges: Vec<Exchange>,
+}
+
+impl Updates {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let is_muon = |id: ParamId| plan.spec()[id].state == State::Muon;
+        let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
+        let muon = Owners::of(plan, Wholes::Matrices, is_muon).expect("the model was checked");
+        let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
+        let both = [
+            Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get())),
+            Exchange::of(plan, &owned, (2, |_| 0)),
+        ];
+        Self { exchanges: both.into_iter().filter(|it| it.owned.most() > 0).collect() }
+    }
+
+    /// The exchange of the rank at `shard_index`, one of `shards`.
+    pub(super) fn at(&self, shard_index: usize, shards: usize) -> UpdatePlan {
+        let exchanged = match shards {
+            1 => Flow::NONE,
+            _ => self.exchanges.iter().map(|exchange| exchange.flow(shard_index)).sum(),
+        };
+        let extra = self.exchanges.iter().map(|exchange| exchange.extra(shard_index));
+        UpdatePlan { exchanged, extra: extra.max().unwrap_or_default() }
+    }
+
+    /// The largest extra memory of a rank.
+    pub(super) fn most_extra(&self) -> ByteCount {
+        let most = self.exchanges.iter().map(Exchange::most_extra);
+        most.max().unwrap_or_default()
+    }
+}
+
+/// One exchange, in elements.
+#[derive(Clone, Debug)]
+struct Exchange {
+    /// The f32 of each element that go to the owner.
+    copies: u64,
+    held: ByShard,
+    owned: ByShard,
+    both: ByShard,
+    workspace: ByShard,
+}
+
+impl Exchange {
+    fn of(
+        plan: &Plan,
+        owners: &Owners,
+        (copies, workspace): (u64, fn(&WholeMatrix) -> u64),
+    ) -> Self {
+        let held = owners.owned().flat_map(|(_, matrix)| pieces(plan, matrix));
+        let owned = owners.owned().map(|(owner, it)| (owner..owner + 1, it.numel() as u64));
+        let both = owners.owned().flat_map(|(owner, matrix)| {
+            let own = pieces(plan, matrix).filter(move |(shards, _)| shards.contains(&owner));
+            own.map(move |(_, len)| (owner..owner + 1, len))
+        });
+        let mut largest = BTreeMap::<usize, u64>::new();
+        for (owner, matrix) in owners.owned() {
+            let most = largest.entry(owner).or_default();
+            *most = workspace(matrix).max(*most);
+        }
+        let largest = largest.into_iter().map(|(owner, most)| (owner..owner + 1, most));
+        Self {
+            copies,
+            held: ByShard::sums(held),
+            owned: ByShard::sums(owned),
+            both: ByShard::sums(both),
+            workspace: ByShard::sums(largest),
+        }
+    }
+
+    fn flow(&self, shard_index: usize) -> Flow {
+        let [held, owned, both] =
+            [&self.held, &self.owned, &self.both].map(|it| it.at(shard_index));
+        let elements = ElemCount(self.copies * (owned - both) + held - both);
+        Flow { calls: 2, bytes: elements.bytes(DType::F32) }
+    }
+
+    fn extra(&self, shard_index: usize) -> ByteCount {
+        let sent = self.copies * self.held.at(shard_index);
+        let beside = sent.max(self.workspace.at(shard_index));
+        let elements = ElemCount(self.copies * self.owned.at(shard_index) + beside);
+        elements.bytes(DType::F32)
+    }
+
+    fn most_extra(&self) -> ByteCount {
+        let starts = self.held.starts().chain(self.owned.starts());
+        starts.map(|shard_index| self.extra(shard_index)).max().unwrap_or_default()
+    }
+}
+
+/// The pieces of a matrix, as [`cut`] returns them.
+fn pieces(plan: &Plan, matrix: &WholeMatrix) -> impl Iterator<Item = (Range<usize>, u64)> + use<> {
+    let layout = plan.layout(matrix.param.unit);
+    let start = layout.params()[matrix.param.index].start + matrix.start;
+    let pieces = cut(start..start + matrix.numel(), layout.trainable().shard_len);
+    pieces.map(|(shards, len)| (shards, len as u64))
+}
