@@ -22,7 +22,6 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
         uneven,
         order,
         compare_replicas,
-        optimizer_slots,
     } = options;
     let output = output.map_or("as it is", |dtype| dtype.name());
     let compared = match compare_replicas {
@@ -45,7 +44,6 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
         format!("uneven {uneven:?}"),
         format!("order {order:?}"),
         compared,
-        format!("optimizer_slots {optimizer_slots}"),
     ]
 }
 
@@ -74,6 +72,11 @@ fn of_param(unit: usize, param: &Param) -> String {
     let pieces = match param.granularity {
         Granularity::Element => String::new(),
         Granularity::Rows(rows) => format!(", cut at every {rows} rows"),
+        Granularity::Blocks(elements) => format!(", cut at every {elements} elements"),
     };
-    format!("parameter `{}` {:?}{role}{stored}{pieces} in unit {unit}", param.name, param.shape)
+    let view = param.view.map_or_else(String::new, |view| format!(", as matrices {view}"));
+    format!(
+        "parameter `{}` {:?}{role}{stored}{pieces}{view} in unit {unit}",
+        param.name, param.shape
+    )
 }

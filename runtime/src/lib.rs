@@ -130,7 +130,7 @@ pub use hsdp_comm::{control, nccl};
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, Flow, FullCopies, MemoryPlan, Mesh, ModelSpec,
-    Offload, Param, ParamId, Phase, Piece, Plan, Rank, Traffic, Unit, UnitId,
+    Offload, Param, ParamId, Phase, Piece, Plan, Rank, State, Traffic, Unit, UnitId,
 };
 
 pub use hsdp_comm as comm;

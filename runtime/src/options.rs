@@ -46,12 +46,7 @@ pub struct ModelOptions {
     /// The number of steps between comparisons of the bits of shards with those of the replicas; `None` for no comparison. A
     /// comparison detects silent errors of memory or arithmetic. It needs one small exchange and one pass over the shard.
     pub compare_replicas: Option<NonZeroU64>,
-    /// The f32 values of optimizer state for each trainable element, for the memory plan: AdamW 2, SGD with momentum 1. At most 1024.
-    pub optimizer_slots: usize,
 }
-
-/// With more the memory plan of the largest model would not fit a `u64`.
-const MOST_SLOTS: usize = 1024;
 
 impl ModelOptions {
     /// The defaults on a mesh: all dtypes f32, one reduce-scatter in each microbatch, prefetch of one unit, the weighted mean.
@@ -71,7 +66,6 @@ impl ModelOptions {
             uneven: Uneven::default(),
             order: UnitOrder::default(),
             compare_replicas: None,
-            optimizer_slots: 2,
         }
     }
 
@@ -80,11 +74,6 @@ impl ModelOptions {
         self.objective.check()?;
         self.loss_scaling.check()?;
         self.uneven.check(self.objective)?;
-        if self.optimizer_slots > MOST_SLOTS {
-            let slots = self.optimizer_slots;
-            let what = format!("optimizer_slots {slots}: the maximum is {MOST_SLOTS}");
-            return Err(Error::Options { what });
-        }
         Ok(self)
     }
 
@@ -97,7 +86,6 @@ impl ModelOptions {
             accumulation: self.accumulation,
             prefetch: self.prefetch,
             full_copies: self.full_copies,
-            optimizer_slots: self.optimizer_slots,
         }
     }
 

@@ -99,7 +99,7 @@ fn calls_follow_the_closed_formulas() {
     let calls = |accumulation| {
         let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
         let measured = measure(&keeping_the_second(), &options, (StepOptions::microbatches(3), 3));
-        let Traffic { all_gather, reduce_scatter, all_reduce } = measured[0].moved;
+        let Traffic { all_gather, reduce_scatter, all_reduce, update: _ } = measured[0].moved;
         (all_gather.calls, reduce_scatter.calls, all_reduce.calls)
     };
     let gathers = K * (units + resharded);
@@ -226,6 +226,7 @@ fn step_on(
         all_gather: flow(Channel::Gather, Op::AllGather),
         reduce_scatter: flow(Channel::Reduce, Op::ReduceScatter),
         all_reduce: flow(Channel::AllReduce, Op::AllReduce),
+        update: Flow::NONE,
     };
     let padded = model.plan().layouts().iter().map(|layout| layout.full_len() as u64).collect();
     let planned = model.plan().traffic(model.rank(), microbatches as u64);

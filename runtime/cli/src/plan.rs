@@ -4,6 +4,7 @@ mod bundled;
 mod file;
 mod json;
 mod memory;
+mod optimizer;
 mod picture;
 mod report;
 mod traffic;
@@ -17,6 +18,7 @@ use hsdp_program::print;
 use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
 
 use self::memory::Memory;
+use self::optimizer::Optimizer;
 use self::traffic::World;
 use crate::outcome::Outcome;
 
@@ -57,7 +59,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     prefetch: usize,
 
-    /// Optimizer whose state takes memory
+    /// Optimizer whose state takes memory, and whose update may exchange matrices
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     optimizer: Optimizer,
 
@@ -78,17 +80,6 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// The optimizer, which determines the size of the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Optimizer {
-    /// Two f32 of state for each trained element.
-    Adamw,
-    /// No state.
-    Sgd,
-    /// SGD with momentum: one f32 of state for each trained element.
-    SgdMomentum,
-}
-
 /// The device that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Device {
@@ -98,20 +89,11 @@ enum Device {
     Cuda,
 }
 
-impl Optimizer {
-    fn slots(self) -> usize {
-        match self {
-            Self::Adamw => 2,
-            Self::SgdMomentum => 1,
-            Self::Sgd => 0,
-        }
-    }
-}
-
 /// A planned model, with its memory and traffic.
 #[derive(Debug)]
 struct Planned {
     name: String,
+    optimizer: Optimizer,
     plan: Plan,
     memory: Memory,
     world: World,
@@ -154,26 +136,27 @@ fn planned(name: String, spec: ModelSpec, options: &Options) -> Result<Planned, 
         reduce_dtype: options.reduce_dtype,
         accumulation: options.accumulation,
         prefetch: options.prefetch,
-        optimizer_slots: options.optimizer.slots(),
         ..PlanOptions::default()
     };
-    let plan =
-        Plan::new(spec, options.mesh, choices).map_err(|wrong| format!("{name}: {wrong}"))?;
+    let optimizer = options.optimizer;
+    let plan = Plan::new(optimizer.applied_to(&spec), options.mesh, choices)
+        .map_err(|wrong| format!("{name}: {wrong}"))?;
     check_bytes(&plan, options.microbatches)?;
     let memory = match options.device {
         Device::Cpu => Memory::on_host(&plan),
         Device::Cuda => Memory::on_device(&plan, options.offload),
     };
     let world = World::of(&plan, options.microbatches);
-    Ok(Planned { name, plan, memory, world })
+    Ok(Planned { name, optimizer, plan, memory, world })
 }
 
 /// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a reduction and the two halves of
-/// an all-reduce, of at most 4 bytes per element.
+/// an all-reduce, of at most 4 bytes per element. In the update it receives matrices once there and once back.
 fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
     let ranks = plan.mesh().world_size();
-    let bytes = u128::from(elements) * 4 * 5 * u128::from(microbatches) * ranks as u128;
+    let times = 5 * u128::from(microbatches) + 2;
+    let bytes = u128::from(elements) * 4 * times * ranks as u128;
     if u64::try_from(bytes).is_ok() {
         return Ok(());
     }

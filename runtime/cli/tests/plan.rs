@@ -100,6 +100,7 @@ fn a_file_gives_the_numbers_of_the_library() {
         all_gather: sum(|it| it.all_gather),
         reduce_scatter: sum(|it| it.reduce_scatter),
         all_reduce: sum(|it| it.all_reduce),
+        update: Flow::NONE,
     };
     assert_eq!(said["traffic"]["all_ranks"], flows(&all));
     let host = &said["memory"]["places"]["host"];
@@ -112,7 +113,7 @@ fn a_file_gives_the_numbers_of_the_library() {
 fn options_reach_the_plan() {
     let mesh = ["gpt2-small", "--mesh", "2x2"];
     let spec = || planned(&mesh)["parameters"].as_u64().expect("a number");
-    let words = [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)];
+    let words = [("adamw", 2), ("momentum", 1), ("lion", 1), ("sgd", 0)];
     for (optimizer, words) in words {
         let plan = planned(&[&mesh[..], &["--optimizer", optimizer]].concat());
         assert_eq!(plan["memory"]["places"]["host"]["optimizer"], words * 4 * spec() / 2);
@@ -188,7 +189,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2], "frosen": true}]}]}"#,
-        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows` at line 1 column 72",
+        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows`, `blocks`, `matrices` at line 1 column 72",
     ),
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,

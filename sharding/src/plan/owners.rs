@@ -88,7 +88,7 @@ pub struct Part {
 /// let plan = Plan::new(ModelSpec::new().unit(unit), Mesh::new(1, 2)?, PlanOptions::default())?;
 /// let owners = Owners::of(&plan, Wholes::Matrices, |_| true)?;
 /// assert_eq!([owners.owner(0), owners.owner(1)], [1, 0]); // the larger one first
-/// // Shard 1 has the last 16 of the 64 elements of `b`.
+/// // Shard 1 has the last 32 of the 64 elements of `b`.
 /// let sent = owners.sent_by(&plan, 1);
 /// assert_eq!((sent[0][0].matrix, sent[0][0].start), (1, 32));
 /// # Ok::<(), hsdp_sharding::Error>(())

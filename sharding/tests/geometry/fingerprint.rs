@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use hsdp_sharding::{
-    Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit,
+    Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, State, Unit,
 };
 
 fn block() -> Unit {
@@ -71,6 +71,11 @@ fn every_difference_shows() {
         ("frozen of f16", with_block_in(DType::F16, unit([w(), b().frozen()]))),
         ("rows", with_block(unit([w().rows(1), b()]))),
         ("two rows", with_block(unit([w().rows(2), b()]))),
+        ("blocks of an element", with_block(unit([w().blocks(1), b()]))),
+        ("blocks as long as two rows", with_block(unit([w().blocks(64), b()]))),
+        ("declared as a matrix", with_block(unit([w().matrices(1, 64, 32), b()]))),
+        ("declared as two matrices", with_block(unit([w().matrices(2, 32, 32), b()]))),
+        ("matrices in blocks", with_block(unit([w().matrices(2, 32, 32).blocks(64), b()]))),
         ("one parameter more", with_block(block().param(Param::new("c", [1])))),
         ("no tie", fingerprint(plain.clone().unit(block()), "2x3", options)),
         ("other alias", fingerprint(plain.clone().unit(block()).tie("lm", "wte"), "2x3", options)),
@@ -85,7 +90,6 @@ fn every_difference_shows() {
             with_options(PlanOptions { full_copies: FullCopies::PerProcess, ..options }),
         ),
         ("prefetch", with_options(PlanOptions { prefetch: 2, ..options })),
-        ("optimizer", with_options(PlanOptions { optimizer_slots: 1, ..options })),
     ];
     let mut seen = HashMap::new();
     for (what, fingerprint) in all {
@@ -93,6 +97,17 @@ fn every_difference_shows() {
             panic!("`{what}` has the fingerprint of `{other}`");
         }
     }
+}
+
+#[test]
+fn the_state_of_an_optimizer_does_not_show() {
+    let state = |state| {
+        let spec = model_of(block()).updated_by(|_| state);
+        fingerprint(spec, "2x3", PlanOptions::default())
+    };
+    let all =
+        [State::Elements(7), State::EightBit { block: 256 }, State::Factored, State::Owned(3)];
+    assert_eq!(all.map(state), [base(); 4]);
 }
 
 #[test]

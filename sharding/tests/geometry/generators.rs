@@ -1,7 +1,9 @@
 //! Generated models and meshes for the tests. Seeds are fixed, so a test gives the same result in
 //! every run.
 
-use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Role, Unit, UnitId};
+use hsdp_sharding::{
+    Accumulation, DType, FullCopies, Granularity, Mesh, ModelSpec, Param, Role, Unit, UnitId,
+};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -43,13 +45,17 @@ pub(crate) fn unit() -> impl Strategy<Value = Unit> {
     prop::collection::vec(param(), 1..=6).prop_map(|params| named_unit("unit", params))
 }
 
-/// A unit in which some parameters are cut between rows, where they have rows.
+/// A unit in which some parameters are cut between rows, where they have rows, and others between blocks.
 pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
-    let param =
-        (param(), prop::option::weighted(0.8, 1usize..=6)).prop_map(|(param, rows)| match rows {
-            Some(rows) if !param.shape.is_empty() => param.rows(rows),
-            _ => param,
-        });
+    let rows = (1usize..=6).prop_map(Granularity::Rows);
+    let blocks = (1usize..=300).prop_map(Granularity::Blocks);
+    let granularity = prop_oneof![1 => Just(Granularity::Element), 4 => rows, 2 => blocks];
+    let param = (param(), granularity).prop_map(|(mut param, granularity)| {
+        if !param.shape.is_empty() {
+            param.granularity = granularity;
+        }
+        param
+    });
     prop::collection::vec(param, 1..=6).prop_map(|params| named_unit("unit", params))
 }
 

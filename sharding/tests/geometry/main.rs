@@ -5,6 +5,7 @@ mod fingerprint;
 mod generators;
 mod layout;
 mod memory_formulas;
+mod optimizers;
 mod refusals;
 mod rows;
 mod scale;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
-    Param, Phase, Piece, Plan, PlanOptions, Role, Unit, UnitId,
+    Param, Phase, Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -171,8 +171,24 @@ fn counted(plan: &Plan) -> MemoryPlan {
         full: ByteCount::of(peak_full(plan)),
         grad_full: words(if local { grad_full } else { 0 }),
         partial: words(if every { 2 * trainable } else { trainable }),
-        optimizer: words(options.optimizer_slots * trainable),
+        optimizer: words(most_state(plan)),
+        update: ByteCount::ZERO,
     }
+}
+
+/// The most f32 of optimizer state of a rank, whose pieces all have state for each element.
+fn most_state(plan: &Plan) -> usize {
+    let of_rank = |rank| {
+        let of_piece = |(unit, piece): (UnitId, Piece)| {
+            let param = &plan.spec()[unit].params[piece.param];
+            match (param.role, param.state) {
+                (Role::Trainable, State::Elements(slots)) => slots * piece.len.div_ceil(32) * 32,
+                _ => 0,
+            }
+        };
+        plan.pieces_of(rank).into_iter().map(of_piece).sum()
+    };
+    plan.mesh().ranks().map(of_rank).max().expect("a mesh has ranks")
 }
 
 proptest! {
@@ -184,14 +200,15 @@ proptest! {
         mesh in mesh(),
         param_dtype in wire(),
         accumulation in accumulation(),
-        (prefetch, optimizer_slots) in (0usize..=14, 0usize..=2),
+        (prefetch, slots) in (0usize..=14, 0usize..=2),
         full_copies in full_copies(),
         units in any::<u8>(),
     ) {
         let options = PlanOptions {
-            param_dtype, accumulation, prefetch, optimizer_slots, full_copies, ..Default::default()
+            param_dtype, accumulation, prefetch, full_copies, ..Default::default()
         };
         let spec = if param_dtype == DType::F32 { spec } else { stored(&spec, param_dtype, units) };
+        let spec = spec.updated_by(|_| State::Elements(slots));
         let plan = Plan::new(spec, mesh, options).unwrap().in_order(&order);
         prop_assert_eq!(plan.memory(), counted(&plan));
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
@@ -247,17 +264,17 @@ proptest! {
     fn every_element_is_saved_by_one_rank(
         spec in model(),
         mesh in mesh(),
-        optimizer_slots in 0usize..=2,
+        slots in 0usize..=2,
     ) {
-        let options = PlanOptions { optimizer_slots, ..Default::default() };
-        let plan = Plan::new(spec, mesh, options).unwrap();
+        let spec = spec.updated_by(|_| State::Elements(slots));
+        let plan = Plan::new(spec, mesh, PlanOptions::default()).unwrap();
         let mut saved: HashMap<(usize, usize), Vec<u8>> = HashMap::new();
         let (mut copied, mut words) = (ByteCount::ZERO, 0);
         for (unit, spec) in plan.spec().units().iter().enumerate() {
             for (index, param) in spec.params.iter().enumerate() {
                 let numel: usize = param.shape.iter().product();
                 saved.insert((unit, index), vec![0; numel]);
-                let slots = if param.role == Role::Trainable { optimizer_slots } else { 0 };
+                let slots = if param.role == Role::Trainable { slots } else { 0 };
                 words += numel * (1 + slots);
             }
         }
@@ -321,8 +338,9 @@ fn the_total_adds_all_categories() {
         partial: ByteCount(1000),
         optimizer: ByteCount(10_000),
         gather_input: ByteCount(100_000),
+        update: ByteCount(1_000_000),
     };
-    assert_eq!(memory.total(), ByteCount(111_111));
+    assert_eq!(memory.total(), ByteCount(1_111_111));
 }
 
 /// Another order changes the schedule, and neither the layouts nor the fingerprint.

@@ -1,4 +1,4 @@
-//! Row granularity: every cut respects it, and it needs no more padding than necessary.
+//! The granularities of rows and blocks: every cut respects them, and they need no more padding than necessary.
 
 use std::time::Instant;
 
@@ -12,6 +12,7 @@ fn chunk(param: &Param) -> usize {
     match param.granularity {
         Granularity::Element => 1,
         Granularity::Rows(rows) => rows * param.shape[1..].iter().product::<usize>(),
+        Granularity::Blocks(elements) => elements,
     }
 }
 
@@ -60,12 +61,19 @@ fn shortest(unit: &Unit, role: Role, shards: usize) -> usize {
 
 /// Few small parameters, so that every placement can be tried.
 fn small_unit() -> impl Strategy<Value = Unit> {
-    let param = (1usize..=9, 1usize..=48, prop::option::weighted(0.8, 1usize..=3));
+    let rows = (1usize..=3).prop_map(Granularity::Rows);
+    let blocks = (1usize..=100).prop_map(Granularity::Blocks);
+    let granularity = prop_oneof![1 => Just(Granularity::Element), 4 => rows, 2 => blocks];
+    let param = (1usize..=9, 1usize..=48, granularity);
     prop::collection::vec(param, 1..=3).prop_map(|params| {
-        params.into_iter().enumerate().fold(Unit::new("u"), |unit, (index, (len, row, rows))| {
-            let param = Param::new(format!("p{index}"), [len, row]);
-            unit.param(rows.into_iter().fold(param, Param::rows))
-        })
+        params.into_iter().enumerate().fold(
+            Unit::new("u"),
+            |unit, (index, (len, row, granularity))| {
+                let mut param = Param::new(format!("p{index}"), [len, row]);
+                param.granularity = granularity;
+                unit.param(param)
+            },
+        )
     })
 }
 
@@ -73,7 +81,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn pieces_are_whole_groups_of_rows(unit in unit_with_rows(), shards in 1usize..=8) {
+    fn pieces_are_whole_groups_of_rows_and_whole_blocks(unit in unit_with_rows(), shards in 1usize..=8) {
         assert_rows_are_whole(&unit, &UnitLayout::new(&unit, shards).unwrap());
     }
 
@@ -91,6 +99,27 @@ fn a_matrix_over_many_shards_is_cut_into_equal_groups_of_rows() {
     // 600 elements per rank would be enough. 2 rows are 96 elements, and 7 groups of them 672.
     assert_eq!(layout.shard_len(), 672);
     assert_eq!(layout.padding(), ElemCount(8 * 672 - 4800));
+    assert_rows_are_whole(&unit, &layout);
+}
+
+#[test]
+fn blocks_are_counted_in_elements_from_the_start_of_the_parameter() {
+    let bias = Param::new("b", [40]);
+    let unit = Unit::new("u").param(bias).param(Param::new("w", [1000]).blocks(256));
+    let layout = UnitLayout::new(&unit, 3).unwrap();
+    // Over two boundaries a shard would have 512 elements. Blocks 0 to 2 and a rest of 232 fit 3 shards of 512 from 64 on only if
+    // the cut is at 256 or 512: at 256 the parameter begins at 256.
+    assert_eq!((layout.shard_len(), layout.params()[1].start), (512, 256));
+    let cuts: Vec<_> = (0..3)
+        .flat_map(|shard| {
+            layout
+                .pieces(shard)
+                .skip(usize::from(shard == 0))
+                .map(|it| it.param_range())
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(cuts, [0..256, 256..768, 768..1000]);
     assert_rows_are_whole(&unit, &layout);
 }
 

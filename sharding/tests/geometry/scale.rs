@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, State, Unit};
 
 const UNITS: usize = 10_000;
 
@@ -30,6 +30,14 @@ fn block(index: usize, adapt: fn(Param) -> Param) -> Unit {
     shapes.into_iter().fold(Unit::new(format!("h.{index}")), |unit, (name, shape)| {
         unit.param(adapt(Param::new(format!("h.{index}.{name}"), shape)))
     })
+}
+
+/// A matrix is updated by Muon.
+fn by_muon(mut param: Param) -> Param {
+    if param.as_matrices().is_some() {
+        param.state = State::Muon;
+    }
+    param
 }
 
 /// Builds and plans a model, and computes all costs of one rank. Returns a text with the times.
@@ -61,4 +69,22 @@ fn ten_thousand_units_for_1024_ranks() {
 #[test]
 fn ten_thousand_units_by_whole_rows_for_1024_ranks() {
     println!("{}", plan_all(|param| param.rows(1)));
+}
+
+#[test]
+fn forty_thousand_matrices_with_owners_for_1024_ranks() {
+    println!("{}", plan_all(by_muon));
+}
+
+/// The costs of a plan take no memory for each shard.
+#[test]
+fn a_shard_group_may_have_billions_of_ranks() {
+    let spec = ModelSpec::new().unit(block(0, by_muon));
+    let mesh = Mesh::new(1, u32::MAX as usize).expect("a mesh");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a transformer");
+    // The largest matrix, of 3072 x 768, and its workspace. Most ranks have a piece of 32 elements.
+    let of_matrix = 3072 * 768 + 2 * 3072 * 768 + 2 * 768 * 768;
+    assert_eq!(plan.memory().update.get(), 4 * of_matrix);
+    assert_eq!(plan.memory().optimizer.get(), 4 * 2 * 32);
+    assert_eq!(plan.update(Rank::new(u32::MAX as usize - 1)).extra.get(), 0);
 }

@@ -164,7 +164,7 @@ fn a_step_by_hand() {
     let reduce_scatter = Flow { calls: 6, bytes: ByteCount(3 * (128 + 64) * 4) };
     // One replica more: half of a shard comes as contributions, the other half as sums.
     let all_reduce = Flow { calls: 2, bytes: ByteCount((128 + 64) * 4) };
-    assert_eq!(traffic, Traffic { all_gather, reduce_scatter, all_reduce });
+    assert_eq!(traffic, Traffic { all_gather, reduce_scatter, all_reduce, update: Flow::NONE });
     assert_eq!(traffic.total().calls, 17);
 }
 

@@ -94,11 +94,11 @@ fn ranks_that_begin_steps_of_different_models_are_told_in_what_these_differ() {
         let rank = world.rank().index();
         let on = ModelOptions::on(mesh(1, 2));
         let one = model(world.clone(), &on)?;
-        let other = model(world, &ModelOptions { optimizer_slots: 1, ..on })?;
+        let other = model(world, &ModelOptions { prefetch: 2, ..on })?;
         let mut first = if rank == 0 { one } else { other };
         first.begin_step(StepOptions::microbatches(1)).map(drop)
     }));
-    let expected = "rank 1 has optimizer_slots 1, rank 0 has optimizer_slots 2";
+    let expected = "rank 1 has prefetch 2, rank 0 has prefetch 1";
     assert_eq!(error.to_string(), option_differs(expected));
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp::{
     AdamW, AdamWOptions, DynamicScale, Error, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec,
-    Momentum, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, World,
+    Momentum, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
 };
 use hsdp_tests::support::models::{one_parameter, shards, unit};
 use hsdp_tests::support::slopes;
@@ -63,9 +63,15 @@ fn a_model_that_has_no_room_in_memory_is_an_error_on_all_ranks() {
 
 #[test]
 fn more_optimizer_state_than_can_be_counted_is_refused() {
-    let options = ModelOptions { optimizer_slots: usize::MAX, ..ModelOptions::on(Mesh::SINGLE) };
-    let refused = model(options).expect_err("it has no plan").to_string();
-    assert_eq!(refused, format!("optimizer_slots {}: the maximum is 1024", usize::MAX));
+    let spec = one_parameter(4).updated_by(|_| State::Elements(usize::MAX));
+    let made =
+        ShardedModel::new(World::single(), spec, ModelOptions::on(Mesh::SINGLE), springs::initial);
+    let refused = made.expect_err("it has no plan").to_string();
+    let expected = format!(
+        "cannot keep {} f32 an element: the maximum is 1024 f32 an element, and a block has at least 1 element",
+        usize::MAX
+    );
+    assert!(refused.ends_with(&expected), "{refused}");
 }
 
 /// The largest power of two does not double: an infinite scale could not be halved, and every step would be skipped.

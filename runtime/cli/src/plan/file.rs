@@ -43,6 +43,8 @@ struct ParamEntry {
     #[serde(default)]
     frozen: bool,
     rows: Option<usize>,
+    blocks: Option<usize>,
+    matrices: Option<[usize; 3]>,
 }
 
 #[derive(Deserialize)]
@@ -89,6 +91,7 @@ fn check(model: &Model) -> Result<(), String> {
             let place = format!("units[{index}].params[{slot}]");
             check_name(&place, &param.name)?;
             check_shape(&place, param)?;
+            check_granularity(&place, param)?;
         }
     }
     for (index, tie) in model.ties.iter().enumerate() {
@@ -128,6 +131,16 @@ fn check_shape(place: &str, param: &ParamEntry) -> Result<(), String> {
     }
 }
 
+fn check_granularity(place: &str, param: &ParamEntry) -> Result<(), String> {
+    match (param.rows, param.blocks) {
+        (Some(_), Some(_)) => Err(format!(
+            "{place}: parameter `{}` has both `rows` and `blocks`; at most one is possible",
+            param.name
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn spec(model: Model) -> ModelSpec {
     let spec = model.units.into_iter().fold(ModelSpec::new(), |spec, entry| {
         let params = entry.params.into_iter().map(param);
@@ -140,8 +153,13 @@ fn spec(model: Model) -> ModelSpec {
 fn param(entry: ParamEntry) -> Param {
     let param = Param::new(entry.name, entry.shape);
     let param = if entry.frozen { param.frozen() } else { param };
-    match entry.rows {
-        Some(rows) => param.rows(rows),
+    let param = match (entry.rows, entry.blocks) {
+        (Some(rows), _) => param.rows(rows),
+        (None, Some(blocks)) => param.blocks(blocks),
+        (None, None) => param,
+    };
+    match entry.matrices {
+        Some([count, rows, columns]) => param.matrices(count, rows, columns),
         None => param,
     }
 }

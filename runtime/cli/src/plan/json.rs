@@ -5,11 +5,11 @@ use serde_json::{Map, Value, json};
 
 use super::Planned;
 use super::memory::Place;
-use super::traffic::flows;
+use super::traffic::World;
 
 /// The whole plan, with bytes and elements as exact numbers.
 pub(super) fn of(planned: &Planned) -> Value {
-    let Planned { name, plan, memory, world } = planned;
+    let Planned { name, optimizer, plan, memory, world } = planned;
     let options = plan.options();
     let places = memory.places.iter().map(|place| (place.name.to_owned(), place_json(place)));
     json!({
@@ -20,16 +20,16 @@ pub(super) fn of(planned: &Planned) -> Value {
         "accumulation": options.accumulation.name(),
         "microbatches": world.microbatches,
         "prefetch": options.prefetch,
-        "optimizer_slots": options.optimizer_slots,
+        "optimizer": optimizer.name(),
         "parameters": plan.spec().numel().get(),
         "fingerprint": format!("{:016x}", plan.fingerprint()),
         "units": plan.spec().unit_ids().map(|unit| unit_json(planned, unit)).collect::<Vec<_>>(),
-        "memory": { "worst_rank": 0, "places": places.collect::<Map<_, _>>() },
+        "memory": { "places": places.collect::<Map<_, _>>() },
         "traffic": {
             "worst_rank": world.busiest.get(),
             "ranks_as_busy": world.as_busy,
-            "rank": flows_json(flows(&world.most), world.most.total()),
-            "all_ranks": flows_json(flows(&world.total), world.total.total()),
+            "rank": flows_json(world, |flows| flows[0]),
+            "all_ranks": flows_json(world, |flows| flows[1]),
         },
     })
 }
@@ -61,8 +61,9 @@ fn place_json(place: &Place) -> Value {
     Value::Object(peaks)
 }
 
-fn flows_json(flows: [(&'static str, Flow); 3], total: Flow) -> Value {
+/// One of the two flows of each collective.
+fn flows_json(world: &World, of: fn([Flow; 2]) -> Flow) -> Value {
     let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
-    let each = flows.into_iter().chain([("total", total)]);
-    Value::Object(each.map(|(name, it)| (name.to_owned(), flow(it))).collect())
+    let each = world.flows().into_iter().map(|(name, both)| (name.to_owned(), flow(of(both))));
+    Value::Object(each.collect())
 }

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Phase, Plan};
 
-/// The peak memory of a rank. It is the same on all ranks.
+/// The peak memory of a rank, in each category that of the rank with the most.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     /// The place of the model, then the host if a part of the model is offloaded there.
@@ -50,13 +50,14 @@ impl Memory {
 }
 
 impl Place {
-    /// The categories in the order in which they are allocated, `full` once for each phase.
-    pub(super) fn categories(&self) -> [Category; 7] {
+    /// The categories in the order in which they are allocated, `full` once for each phase, and `update` where it takes memory.
+    pub(super) fn categories(&self) -> impl Iterator<Item = Category> + use<> {
         const ALWAYS: &str = "always";
         const FROM_BACKWARD: &str = "first backward to update";
         let [forward, backward] = self.full;
         let peaks = &self.peaks;
-        [
+        let update = peaks.update;
+        let all = [
             ("shard", peaks.shard, ALWAYS),
             ("gather_input", peaks.gather_input, ALWAYS),
             ("optimizer", peaks.optimizer, ALWAYS),
@@ -64,7 +65,9 @@ impl Place {
             ("full", backward, "backward"),
             ("grad_full", peaks.grad_full, FROM_BACKWARD),
             ("partial", peaks.partial, FROM_BACKWARD),
+            ("update", update, "update"),
         ]
-        .map(|(name, bytes, when)| Category { name, bytes, when })
+        .map(|(name, bytes, when)| Category { name, bytes, when });
+        all.into_iter().filter(move |it| it.name != "update" || update > ByteCount::ZERO)
     }
 }

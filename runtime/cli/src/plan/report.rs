@@ -5,7 +5,6 @@ use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
 
 use super::Planned;
 use super::memory::Place;
-use super::traffic::flows;
 
 /// The tables of units, memory and traffic.
 pub(super) fn text(planned: &Planned) -> String {
@@ -13,7 +12,7 @@ pub(super) fn text(planned: &Planned) -> String {
     for place in &planned.memory.places {
         parts.push(memory(place).to_string());
     }
-    parts.push("memory is the same on every rank, so the worst is rank 0".to_owned());
+    parts.push("memory is the same on every rank, except `optimizer` and `update`: these are of the rank with the most".to_owned());
     parts.push(traffic(planned).to_string());
     parts.push(busiest(planned));
     parts.join("\n")
@@ -26,13 +25,14 @@ fn heading(planned: &Planned) -> String {
     let microbatches = world.microbatches;
     format!(
         "{name}: {} parameters in {units} units on mesh {mesh}, {} ranks\n\
-         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}",
+         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, optimizer {}",
         grouped(parameters),
         mesh.world_size(),
         options.param_dtype,
         options.reduce_dtype,
         options.accumulation,
         options.prefetch,
+        planned.optimizer.name(),
     )
 }
 
@@ -97,7 +97,7 @@ fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
 }
 
 fn memory(place: &Place) -> Table {
-    let used = place.categories().into_iter().filter(|it| it.bytes > ByteCount::ZERO);
+    let used = place.categories().filter(|it| it.bytes > ByteCount::ZERO);
     let rows = used.map(|it| [it.name.to_owned(), it.bytes.to_string(), it.when.to_owned()]);
     let header = [&*format!("peak memory of a rank, {}", place.name), "bytes", "held"];
     let mut table = table(header, rows);
@@ -118,12 +118,9 @@ fn traffic(planned: &Planned) -> Table {
         let [calls, bytes, exact, all] = cells(flows);
         [name.to_owned(), calls, bytes, exact, all]
     };
-    let both = flows(&world.most).into_iter().zip(flows(&world.total));
-    let rows = both.map(|((name, one), (_, all))| row(name, [one, all]));
+    let rows = world.flows().into_iter().map(|(name, both)| row(name, both));
     let rank = format!("received in a step by rank {}", world.busiest);
-    let mut table = table([&*rank, "calls", "bytes", "exactly", "bytes of all ranks"], rows);
-    table.add_row(row("total", [world.most.total(), world.total.total()]));
-    table
+    table([&*rank, "calls", "bytes", "exactly", "bytes of all ranks"], rows)
 }
 
 fn busiest(planned: &Planned) -> String {

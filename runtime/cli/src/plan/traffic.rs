@@ -18,40 +18,94 @@ pub(super) struct World {
 }
 
 impl World {
-    /// The traffic of a plan. Ranks of a shard group receive the same. Replicas may differ, by the part of a shard that they have in
-    /// an all-reduce.
+    /// The traffic of a plan. Replicas differ by the part of a shard that they have in an all-reduce, and the ranks of a shard group by
+    /// the matrices that they own in an update. Both add up, so the busiest rank is the busiest in its replica of the busiest replica.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
-        let (mesh, shards) = (plan.mesh(), plan.mesh().shard_size());
-        let first = |replica| mesh.rank_at(Coordinate { replicate_index: replica, shard_index: 0 });
-        let rank = first(0);
-        let most = plan.traffic(rank, microbatches);
-        let mut world =
-            Self { microbatches, busiest: rank, as_busy: 0, most, total: Traffic::default() };
-        for replica in 0..mesh.replicate_size() {
-            world.add(first(replica), plan.traffic(first(replica), microbatches), shards);
+        let mesh = plan.mesh();
+        let rank = |replicate_index, shard_index| {
+            mesh.rank_at(Coordinate { replicate_index, shard_index })
+        };
+        let of_step = |replica| {
+            let all = plan.traffic(rank(replica, 0), microbatches);
+            Traffic { update: Flow::NONE, ..all }
+        };
+        let of_update = |shard| {
+            let update = plan.update(rank(0, shard)).exchanged;
+            Traffic { update, ..Traffic::default() }
+        };
+        let replicas = Ranks::of((0..mesh.replicate_size()).map(of_step));
+        let shards = Ranks::of((0..mesh.shard_size()).map(of_update));
+        let all_steps = times(replicas.total, mesh.shard_size());
+        let all_updates = times(shards.total, mesh.replicate_size());
+        Self {
+            microbatches,
+            busiest: rank(replicas.busiest, shards.busiest),
+            as_busy: replicas.as_busy * shards.as_busy,
+            most: Traffic { update: shards.most.update, ..replicas.most },
+            total: Traffic { update: all_updates.update, ..all_steps },
         }
-        world
     }
 
-    /// Counts the ranks of a shard group. Each of them receives `traffic`.
-    fn add(&mut self, rank: Rank, traffic: Traffic, shards: usize) {
-        let [new, most] = [traffic, self.most].map(|traffic| traffic.total().bytes);
-        if new > most {
-            (self.busiest, self.most, self.as_busy) = (rank, traffic, 0);
+    /// The collectives by name, on the busiest rank and on all ranks together, and last the total. `update` is there if a rank has it.
+    pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
+        let of = |name, flow: fn(&Traffic) -> Flow| (name, [flow(&self.most), flow(&self.total)]);
+        let mut flows = vec![
+            of("all_gather", |it| it.all_gather),
+            of("reduce_scatter", |it| it.reduce_scatter),
+            of("all_reduce", |it| it.all_reduce),
+        ];
+        if self.total.update != Flow::NONE {
+            flows.push(of("update", |it| it.update));
         }
-        self.as_busy += if new >= most { shards } else { 0 };
-        let times = |flow: Flow| flow * shards as u64;
-        self.total.all_gather += times(traffic.all_gather);
-        self.total.reduce_scatter += times(traffic.reduce_scatter);
-        self.total.all_reduce += times(traffic.all_reduce);
+        flows.push(of("total", Traffic::total));
+        flows
     }
 }
 
-/// The collectives by name.
-pub(super) fn flows(traffic: &Traffic) -> [(&'static str, Flow); 3] {
-    [
-        ("all_gather", traffic.all_gather),
-        ("reduce_scatter", traffic.reduce_scatter),
-        ("all_reduce", traffic.all_reduce),
-    ]
+/// The traffic of some ranks.
+#[derive(Debug, Default)]
+struct Ranks {
+    /// The index of the first that receives the most bytes.
+    busiest: usize,
+    /// The number of ranks that receive as many.
+    as_busy: usize,
+    most: Traffic,
+    total: Traffic,
+}
+
+impl Ranks {
+    fn of(all: impl Iterator<Item = Traffic>) -> Self {
+        let mut ranks = Self::default();
+        for (index, traffic) in all.enumerate() {
+            let [new, most] = [traffic, ranks.most].map(|traffic| traffic.total().bytes);
+            if new > most {
+                (ranks.busiest, ranks.as_busy) = (index, 0);
+            }
+            if new > most || index == 0 {
+                ranks.most = traffic;
+            }
+            ranks.as_busy += usize::from(new >= most);
+            ranks.total = sum(ranks.total, traffic);
+        }
+        ranks
+    }
+}
+
+fn sum(one: Traffic, other: Traffic) -> Traffic {
+    Traffic {
+        all_gather: one.all_gather + other.all_gather,
+        reduce_scatter: one.reduce_scatter + other.reduce_scatter,
+        all_reduce: one.all_reduce + other.all_reduce,
+        update: one.update + other.update,
+    }
+}
+
+fn times(traffic: Traffic, ranks: usize) -> Traffic {
+    let times = |flow: Flow| flow * ranks as u64;
+    Traffic {
+        all_gather: times(traffic.all_gather),
+        reduce_scatter: times(traffic.reduce_scatter),
+        all_reduce: times(traffic.all_reduce),
+        update: times(traffic.update),
+    }
 }

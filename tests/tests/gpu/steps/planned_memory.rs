@@ -24,7 +24,7 @@ fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 7], [ByteCount; 7])> {
 }
 
 fn in_order(plan: &MemoryPlan) -> [ByteCount; 7] {
-    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer } = *plan;
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update: _ } = *plan;
     [shard, gather_input, full, grad_full, partial, optimizer, ByteCount::ZERO]
 }
 

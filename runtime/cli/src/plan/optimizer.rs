@@ -1,0 +1,82 @@
+//! The optimizers whose state and update can be planned.
+
+use clap::ValueEnum;
+use hsdp_sharding::{Granularity, ModelSpec, Param, Role, State, Unit};
+
+/// The optimizer, which determines the state of each trained parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Optimizer {
+    /// Two f32 of state for each trained element.
+    Adamw,
+    /// No state.
+    Sgd,
+    /// SGD with momentum: one f32 of state for each trained element.
+    Momentum,
+    /// One f32 of state for each trained element.
+    Lion,
+    /// One f32 for each row and each column of the trained matrices.
+    Adafactor,
+    /// `AdamW` with two bytes of state for each trained element, and two f32 for each block of 256.
+    Adamw8bit,
+    /// Muon for matrices other than embeddings and heads, `AdamW` for all others.
+    Muon,
+}
+
+/// Elements of a block of 8-bit state.
+const BLOCK: usize = 256;
+
+/// Parts of the names of embeddings and heads, which Muon leaves to `AdamW`.
+const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
+
+impl Optimizer {
+    /// Its name on a command line.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Adamw => "adamw",
+            Self::Sgd => "sgd",
+            Self::Momentum => "momentum",
+            Self::Lion => "lion",
+            Self::Adafactor => "adafactor",
+            Self::Adamw8bit => "adamw8bit",
+            Self::Muon => "muon",
+        }
+    }
+
+    /// The model with the state of this optimizer. 8-bit state cuts parameters only between blocks.
+    pub(super) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
+        let spec = match self {
+            Self::Adamw8bit => in_blocks(spec),
+            _ => spec.clone(),
+        };
+        spec.updated_by(|param| self.state(param))
+    }
+
+    fn state(self, param: &Param) -> State {
+        match self {
+            Self::Sgd => State::Elements(0),
+            Self::Momentum | Self::Lion => State::Elements(1),
+            Self::Adafactor => State::Factored,
+            Self::Adamw8bit => State::EightBit { block: BLOCK },
+            Self::Muon if is_updated_whole(param) => State::Muon,
+            Self::Adamw | Self::Muon => State::Elements(2),
+        }
+    }
+}
+
+fn is_updated_whole(param: &Param) -> bool {
+    let is_table = TABLES.iter().any(|table| param.name.contains(table));
+    param.as_matrices().is_some() && !is_table
+}
+
+/// The model whose trained parameters are cut only between blocks.
+fn in_blocks(spec: &ModelSpec) -> ModelSpec {
+    let unit = |unit: &Unit| {
+        let mut unit = unit.clone();
+        for param in unit.params.iter_mut().filter(|param| param.role == Role::Trainable) {
+            param.granularity = Granularity::Blocks(BLOCK);
+        }
+        unit
+    };
+    let units = spec.units().iter().map(unit).fold(ModelSpec::new(), ModelSpec::unit);
+    spec.ties().fold(units, |spec, (alias, target)| spec.tie(alias, target))
+}

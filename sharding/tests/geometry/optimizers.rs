@@ -1,0 +1,467 @@
+//! The states of optimizers and the owners of matrices, against counts that go element by element.
+
+use hsdp_sharding::{
+    ByteCount, Coordinate, Error, Flow, Mesh, ModelSpec, Owners, Param, ParamId, Plan, PlanOptions,
+    Rank, Role, State, Unit, UpdatePlan, WholeMatrix, Wholes,
+};
+use proptest::prelude::*;
+
+use crate::generators::{cases, mesh, model};
+
+/// A state that a parameter can have; `number` is one of its numbers.
+fn state(kind: usize, number: usize, param: &Param) -> State {
+    match kind % 5 {
+        0 => State::Elements(number % 4),
+        1 => State::EightBit { block: number },
+        2 => State::Factored,
+        3 if param.as_matrices().is_some() => State::Muon,
+        _ => State::Owned(number),
+    }
+}
+
+/// The same model, in which all parameters have states, and some of them declare matrices.
+fn updated(spec: &ModelSpec, numbers: &[(usize, usize)]) -> ModelSpec {
+    let mut numbers = numbers.iter().copied().cycle();
+    let mut unit = |unit: &Unit| {
+        let mut unit = unit.clone();
+        for param in unit.params.iter_mut().filter(|param| param.role == Role::Trainable) {
+            let (kind, number) = numbers.next().expect("some numbers");
+            if let (true, [count, rest @ ..]) = (number % 2 == 0, &param.shape[..]) {
+                let rest: usize = rest.iter().product();
+                *param = param.clone().matrices(*count, 1, rest);
+            }
+            param.state = state(kind, number, param);
+        }
+        unit
+    };
+    let units: Vec<Unit> = spec.units().iter().map(&mut unit).collect();
+    units.into_iter().fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+fn generated() -> impl Strategy<Value = Plan> {
+    let numbers = prop::collection::vec((0usize..=4, 1usize..=300), 1..=9);
+    (model(), mesh(), numbers).prop_map(|(spec, mesh, numbers)| {
+        Plan::new(updated(&spec, &numbers), mesh, PlanOptions::default()).expect("a valid model")
+    })
+}
+
+/// The shard that holds an element, and its index in the shard.
+fn place(plan: &Plan, id: ParamId, element: usize) -> (usize, usize) {
+    let layout = plan.layout(id.unit);
+    let in_full = layout.params()[id.index].start + element;
+    let shard_len = layout.trainable().len / layout.shard_size();
+    (in_full / shard_len, in_full % shard_len)
+}
+
+fn trainable(plan: &Plan) -> Vec<(ParamId, Param)> {
+    let params = plan.spec().params().map(|(id, param)| (id, param.clone()));
+    params.filter(|(_, param)| param.role == Role::Trainable).collect()
+}
+
+/// The multiplications of the three products of a Newton-Schulz step on a matrix X of m x n, m <= n: X Xᵀ, its square, and the
+/// polynomial of it times X.
+fn cost(rows: usize, columns: usize) -> usize {
+    let (m, n) = (rows.min(columns), rows.max(columns));
+    m * n * m + m * m * m + m * m * n
+}
+
+/// The longest first, each to the member with the least so far, as a list that is searched every time.
+fn dealt(costs: &[usize], members: usize) -> Vec<usize> {
+    let mut sums = vec![0; members];
+    let mut owners = vec![usize::MAX; costs.len()];
+    for _ in 0..costs.len() {
+        let open = (0..costs.len()).filter(|&it| owners[it] == usize::MAX);
+        let longest = open.rev().max_by_key(|&it| costs[it]).expect("one is open");
+        let least = (0..members).min_by_key(|&member| sums[member]).expect("a member");
+        owners[longest] = least;
+        sums[least] += costs[longest];
+    }
+    owners
+}
+
+/// What an owner updates: its parameter, the first element, rows and columns.
+type Whole = (ParamId, usize, usize, usize);
+
+/// The matrices of the parameters of Muon.
+fn matrices(plan: &Plan) -> Vec<Whole> {
+    let muon = trainable(plan).into_iter().filter(|(_, param)| param.state == State::Muon);
+    let of_param = |(id, param): (ParamId, Param)| {
+        let (count, rows, columns) = match (param.view, &param.shape[..]) {
+            (Some(view), _) => (view.count, view.rows, view.columns),
+            (None, [rows, columns]) => (1, *rows, *columns),
+            (None, shape) => panic!("{shape:?} has no matrices"),
+        };
+        (0..count).map(move |index| (id, index * rows * columns, rows, columns))
+    };
+    muon.flat_map(of_param).collect()
+}
+
+/// The parameters that are owned whole.
+fn parameters(plan: &Plan) -> Vec<Whole> {
+    let owned = |param: &Param| matches!(param.state, State::Owned(_));
+    let of_param = |(id, param): (ParamId, Param)| match (param.view, &param.shape[..]) {
+        (Some(view), _) => (id, 0, view.count * view.rows, view.columns),
+        (None, [rows, columns]) => (id, 0, *rows, *columns),
+        (None, shape) => (id, 0, 1, shape.iter().product()),
+    };
+    trainable(plan).into_iter().filter(|(_, param)| owned(param)).map(of_param).collect()
+}
+
+fn owners_of(plan: &Plan, wholes: &[Whole]) -> Vec<usize> {
+    let costs: Vec<usize> = wholes.iter().map(|&(.., rows, columns)| cost(rows, columns)).collect();
+    dealt(&costs, plan.mesh().shard_size())
+}
+
+/// The elements of a parameter in each shard.
+fn held(plan: &Plan, id: ParamId, numel: usize) -> Vec<usize> {
+    let mut held = vec![0; plan.mesh().shard_size()];
+    (0..numel).for_each(|element| held[place(plan, id, element).0] += 1);
+    held
+}
+
+/// The f32 of the rows and columns of a parameter of two dims or more, counted one by one.
+fn factors(shape: &[usize]) -> usize {
+    let (matrix, stack) = (&shape[shape.len() - 2..], &shape[..shape.len() - 2]);
+    let stacked = stack.iter().fold(1, |all, dim| all * dim);
+    (0..stacked).map(|_| matrix[0] + matrix[1]).sum()
+}
+
+/// The bytes of optimizer state by shard index.
+fn state_by_shard(plan: &Plan) -> Vec<usize> {
+    let mut bytes = vec![0; plan.mesh().shard_size()];
+    for (id, param) in trainable(plan) {
+        for (bytes, len) in bytes.iter_mut().zip(held(plan, id, param.numel())) {
+            let padded = (0..len).step_by(32).count() * 32;
+            *bytes += match param.state {
+                State::Elements(slots) => 4 * slots * padded,
+                State::EightBit { block } => 2 * padded + 8 * (0..len).step_by(block).count(),
+                State::Factored if param.shape.len() > 1 => 4 * factors(&param.shape),
+                State::Factored | State::Muon => 4 * padded,
+                State::Owned(_) => 0,
+            };
+        }
+    }
+    let wholes = parameters(plan);
+    for ((id, ..), owner) in wholes.iter().zip(owners_of(plan, &wholes)) {
+        let State::Owned(words) = plan.spec()[*id].state else { panic!("it is owned") };
+        bytes[owner] += 4 * words;
+    }
+    bytes
+}
+
+/// The exchange of each shard index for some wholes: bytes received, and extra memory.
+fn exchange(plan: &Plan, wholes: &[Whole], (copies, works): (usize, usize)) -> Vec<(usize, usize)> {
+    let shards = plan.mesh().shard_size();
+    let (mut sent, mut received, mut foreign, mut workspace) =
+        (vec![0; shards], vec![0; shards], vec![0; shards], vec![0; shards]);
+    for (&(id, start, rows, columns), owner) in wholes.iter().zip(owners_of(plan, wholes)) {
+        for element in start..start + rows * columns {
+            let (holder, _) = place(plan, id, element);
+            sent[holder] += copies;
+            received[owner] += copies;
+            if holder != owner {
+                foreign[owner] += copies;
+                foreign[holder] += 1;
+            }
+        }
+        let small = rows.min(columns);
+        let needed = works * (2 * rows * columns + 2 * small * small);
+        workspace[owner] = needed.max(workspace[owner]);
+    }
+    let of = |it: usize| (4 * foreign[it], 4 * (received[it] + sent[it].max(workspace[it])));
+    (0..shards).map(of).collect()
+}
+
+fn updates(plan: &Plan) -> Vec<UpdatePlan> {
+    let wholes = [(matrices(plan), (1, 1)), (parameters(plan), (2, 0))];
+    let both: Vec<_> = wholes.iter().map(|(wholes, how)| exchange(plan, wholes, *how)).collect();
+    let used = wholes.iter().filter(|(wholes, _)| !wholes.is_empty()).count();
+    let shards = plan.mesh().shard_size();
+    let of = |shard: usize| {
+        let bytes = both.iter().map(|it| it[shard].0).sum();
+        let calls = if shards > 1 { 2 * used as u64 } else { 0 };
+        let extra = both.iter().map(|it| it[shard].1).max().unwrap_or(0);
+        let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
+        UpdatePlan { exchanged, extra: ByteCount::of(extra) }
+    };
+    (0..shards).map(of).collect()
+}
+
+/// The replica that writes an element of a shard: shards are split evenly, and the first parts are the longer ones.
+fn writer(index: usize, shard_len: usize, replicas: usize) -> usize {
+    let long = shard_len % replicas;
+    let len = |replica| shard_len / replicas + usize::from(replica < long);
+    let mut end = 0;
+    (0..replicas)
+        .find(|&replica| {
+            end += len(replica);
+            index < end
+        })
+        .expect("the parts are the shard")
+}
+
+/// The bytes that each rank writes of trainable parameters and their state.
+fn written(plan: &Plan) -> Vec<usize> {
+    let mesh = plan.mesh();
+    let mut bytes = vec![0; mesh.world_size()];
+    let rank = |replicate_index, shard_index| {
+        mesh.rank_at(Coordinate { replicate_index, shard_index }).index()
+    };
+    for (id, param) in trainable(plan) {
+        let (mut in_piece, mut last) = (0, usize::MAX);
+        for element in 0..param.numel() {
+            let (shard, index) = place(plan, id, element);
+            (in_piece, last) = (if shard == last { in_piece + 1 } else { 0 }, shard);
+            let replica = writer(index, plan.layout(id.unit).shard_len(), mesh.replicate_size());
+            bytes[rank(replica, shard)] += 4 + match param.state {
+                State::Elements(slots) => 4 * slots,
+                State::EightBit { block } => 2 + if in_piece % block == 0 { 8 } else { 0 },
+                State::Muon => 4,
+                State::Factored if param.shape.len() < 2 => 4,
+                State::Factored | State::Owned(_) => 0,
+            };
+        }
+        if param.state == State::Factored && param.shape.len() > 1 {
+            bytes[rank(0, place(plan, id, 0).0)] += 4 * factors(&param.shape);
+        }
+    }
+    let wholes = parameters(plan);
+    for ((id, ..), owner) in wholes.iter().zip(owners_of(plan, &wholes)) {
+        let State::Owned(words) = plan.spec()[*id].state else { panic!("it is owned") };
+        bytes[rank(0, owner)] += 4 * words;
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(cases(192))]
+
+    #[test]
+    fn state_is_what_is_counted(plan in generated()) {
+        let counted = state_by_shard(&plan);
+        for rank in plan.mesh().ranks() {
+            let shard = plan.mesh().coordinate(rank).shard_index;
+            prop_assert_eq!(plan.optimizer_state(rank), ByteCount::of(counted[shard]));
+        }
+        let most = counted.into_iter().max().unwrap();
+        prop_assert_eq!(plan.memory().optimizer, ByteCount::of(most));
+    }
+
+    #[test]
+    fn an_update_exchanges_what_is_counted(plan in generated()) {
+        let counted = updates(&plan);
+        for rank in plan.mesh().ranks() {
+            let expected = counted[plan.mesh().coordinate(rank).shard_index];
+            prop_assert_eq!(plan.update(rank), expected);
+            prop_assert_eq!(plan.traffic(rank, 3).update, expected.exchanged);
+            prop_assert_eq!(plan.traffic(rank, 0).update, Flow::NONE);
+        }
+        let most = counted.into_iter().map(|update| update.extra).max().unwrap();
+        prop_assert_eq!(plan.memory().update, most);
+    }
+
+    #[test]
+    fn a_snapshot_has_what_is_written(plan in generated()) {
+        let written = written(&plan);
+        for rank in plan.mesh().ranks() {
+            let frozen = plan.pieces_saved_by(rank).into_iter().filter(|(unit, piece)| {
+                plan.spec()[*unit].params[piece.param].role == Role::Frozen
+            });
+            let frozen: usize = frozen.map(|(_, piece)| 4 * piece.len).sum();
+            prop_assert_eq!(plan.snapshot(rank), ByteCount::of(written[rank.index()] + frozen));
+        }
+    }
+
+    /// All elements of all matrices arrive at their owners, each once, from the shard that holds it.
+    #[test]
+    fn every_element_is_sent_to_its_owner_once(plan in generated()) {
+        let is_muon = |id: ParamId| plan.spec()[id].state == State::Muon;
+        let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
+        let muon = Owners::of(&plan, Wholes::Matrices, is_muon).unwrap();
+        let owned = Owners::of(&plan, Wholes::Parameters, is_owned).unwrap();
+        assert_all_arrive(&plan, &muon, &matrices(&plan));
+        assert_all_arrive(&plan, &owned, &parameters(&plan));
+        prop_assert_eq!(&muon, &Owners::of(&plan.clone(), Wholes::Matrices, is_muon).unwrap());
+    }
+}
+
+fn assert_all_arrive(plan: &Plan, owners: &Owners, expected: &[Whole]) {
+    let whole = |it: &WholeMatrix| (it.param, it.start, it.rows, it.columns);
+    assert_eq!(owners.matrices().iter().map(whole).collect::<Vec<_>>(), expected);
+    let own: Vec<usize> = (0..expected.len()).map(|index| owners.owner(index)).collect();
+    assert_eq!(own, owners_of(plan, expected));
+    let mut arrived: Vec<Vec<u8>> = expected.iter().map(|it| vec![0; it.2 * it.3]).collect();
+    for shard_index in 0..plan.mesh().shard_size() {
+        let sent = owners.sent_by(plan, shard_index);
+        assert_eq!(sent.len(), plan.mesh().shard_size());
+        for (owner, parts) in sent.into_iter().enumerate() {
+            assert!(parts.is_sorted_by(|one, next| one.matrix < next.matrix), "{parts:?}");
+            for part in parts {
+                assert_eq!(own[part.matrix], owner);
+                let (id, start, ..) = expected[part.matrix];
+                assert_eq!(id.unit, part.unit);
+                for (offset, index) in part.shard.enumerate() {
+                    let in_matrix = part.start + offset;
+                    assert_eq!(place(plan, id, start + in_matrix), (shard_index, index));
+                    arrived[part.matrix][in_matrix] += 1;
+                }
+            }
+        }
+    }
+    assert!(arrived.iter().flatten().all(|times| *times == 1));
+}
+
+/// The least possible maximum of the sums of `members`, by trying all ways to deal out the costs.
+fn optimum(costs: &[usize], sums: &mut Vec<usize>) -> usize {
+    let Some((cost, rest)) = costs.split_first() else {
+        return sums.iter().copied().max().unwrap_or(0);
+    };
+    let mut best = usize::MAX;
+    for member in 0..sums.len() {
+        sums[member] += cost;
+        best = best.min(optimum(rest, sums));
+        sums[member] -= cost;
+    }
+    best
+}
+
+proptest! {
+    #![proptest_config(cases(128))]
+
+    /// The bound of Graham (1969), theorem 3: 4/3 - 1/(3 S) of the optimum.
+    #[test]
+    fn no_owner_has_much_more_than_the_best_dealing_gives_it(
+        shapes in prop::collection::vec((1usize..=12, 1usize..=12), 1..=8),
+        shards in 1usize..=3,
+    ) {
+        let params = shapes.iter().enumerate();
+        let params = params.map(|(index, &(rows, columns))| Param::new(format!("{index}"), [rows, columns]));
+        let spec = ModelSpec::new().unit(params.fold(Unit::new("u"), Unit::param));
+        let plan = Plan::new(spec, Mesh::new(1, shards).unwrap(), PlanOptions::default()).unwrap();
+        let owners = Owners::of(&plan, Wholes::Matrices, |_| true).unwrap();
+        let costs: Vec<usize> = shapes.iter().map(|&(rows, columns)| cost(rows, columns)).collect();
+        let mut sums = vec![0; shards];
+        costs.iter().enumerate().for_each(|(it, cost)| sums[owners.owner(it)] += cost);
+        let most = sums.into_iter().max().unwrap();
+        let best = optimum(&costs, &mut vec![0; shards]);
+        prop_assert!(best <= most && 3 * shards * most <= (4 * shards - 1) * best);
+    }
+}
+
+fn two_matrices(state: impl Fn(&Param) -> State) -> Plan {
+    let unit = Unit::new("u").param(Param::new("a", [4, 4])).param(Param::new("b", [8, 8]));
+    let spec = ModelSpec::new().unit(unit).updated_by(state);
+    Plan::new(spec, Mesh::new(2, 2).unwrap(), PlanOptions::default()).unwrap()
+}
+
+/// Shard 0 has `a` and the first half of `b`, which it owns; shard 1 has the other half of `b`, and owns `a`.
+#[test]
+fn an_update_by_hand() {
+    let plan = two_matrices(|_| State::Muon);
+    let [first, second] = [0, 1].map(|rank| plan.update(Rank::new(rank)));
+    // There: half of `b`. Back: `a`.
+    assert_eq!(first.exchanged, Flow { calls: 2, bytes: ByteCount(4 * (32 + 16)) });
+    // There: `a`. Back: half of `b`.
+    assert_eq!(second.exchanged, Flow { calls: 2, bytes: ByteCount(4 * (16 + 32)) });
+    assert_eq!(first.extra, ByteCount(4 * (64 + 2 * 64 + 2 * 64)));
+    assert_eq!(second.extra, ByteCount(4 * (16 + 2 * 16 + 2 * 16)));
+    assert_eq!(plan.update(Rank::new(3)), second, "replicas do the same");
+    assert_eq!(plan.memory().update, first.extra);
+    assert_eq!(plan.traffic(Rank::new(0), 5).total().calls, 5 * 2 + 5 + 1 + 2);
+    assert_eq!([0, 1].map(|rank| plan.optimizer_state(Rank::new(rank)).get()), [4 * 64, 4 * 32]);
+}
+
+#[test]
+fn states_by_hand() {
+    let state =
+        |state| [0, 1].map(|rank| two_matrices(|_| state).optimizer_state(Rank::new(rank)).get());
+    assert_eq!(state(State::Elements(3)), [3 * 4 * (32 + 32), 3 * 4 * 32]);
+    assert_eq!(state(State::EightBit { block: 20 }), [2 * 64 + 8 * (1 + 2), 2 * 32 + 8 * 2]);
+    assert_eq!(state(State::Factored), [4 * (8 + 16); 2]);
+    // The larger matrix goes to shard 0.
+    assert_eq!(state(State::Owned(7)), [4 * 7; 2]);
+    let only_large = two_matrices(|param| match param.name.as_str() {
+        "b" => State::Owned(7),
+        _ => State::Elements(0),
+    });
+    let rank = |rank| only_large.optimizer_state(Rank::new(rank)).get();
+    assert_eq!([0, 1].map(rank), [4 * 7, 0]);
+    // The owner gets value and gradient of the other half, and keeps room for those of all 64 and of its own half.
+    let update = only_large.update(Rank::new(0));
+    assert_eq!(update.exchanged.bytes, ByteCount(4 * 2 * 32));
+    assert_eq!(update.extra, ByteCount(4 * (2 * 64 + 2 * 32)));
+}
+
+#[test]
+fn a_stack_is_dealt_out_matrix_by_matrix_or_whole() {
+    let unit = Unit::new("u").param(Param::new("experts", [4, 16, 8]).matrices(4, 16, 8));
+    let mesh = Mesh::new(1, 2).unwrap();
+    let plan = Plan::new(ModelSpec::new().unit(unit), mesh, PlanOptions::default()).unwrap();
+    let of = |wholes| Owners::of(&plan, wholes, |_| true).unwrap();
+    let matrices = of(Wholes::Matrices);
+    assert_eq!((0..4).map(|it| matrices.owner(it)).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    assert_eq!(matrices.matrices()[3].range(), 3 * 128..4 * 128);
+    let whole = of(Wholes::Parameters);
+    assert_eq!((whole.matrices().len(), whole.matrices()[0].rows), (1, 64));
+}
+
+fn refused(param: Param) -> String {
+    let spec = ModelSpec::new().unit(Unit::new("u").param(param));
+    let refused = Plan::new(spec, Mesh::SINGLE, PlanOptions::default());
+    refused.expect_err("it is refused").to_string()
+}
+
+#[test]
+fn states_matrices_and_blocks_that_cannot_be_are_refused() {
+    let with = |state| {
+        let mut param = Param::new("w", [6]);
+        param.state = state;
+        refused(param)
+    };
+    let rest = "the maximum is 1024 f32 an element, and a block has at least 1 element";
+    assert_eq!(
+        with(State::Elements(1025)),
+        format!("parameter `w` cannot keep 1025 f32 an element: {rest}")
+    );
+    assert_eq!(
+        with(State::EightBit { block: 0 }),
+        format!(
+            "parameter `w` cannot keep two bytes an element and two f32 a block of 0 elements: {rest}"
+        )
+    );
+    assert_eq!(
+        with(State::Muon),
+        "parameter `w` of shape [6] is no matrix: declare it with `matrices`, or update it by another optimizer"
+    );
+    assert_eq!(
+        with(State::Owned((1 << 48) + 1)),
+        "the optimizer state of all owners takes 281474976710657 elements with its padding, more than 281474976710656"
+    );
+    for (count, rows, columns) in [(1, 2, 4), (0, 2, 3), (1, 0, 6), (2, 3, 0)] {
+        let expected = format!(
+            "parameter `w` of shape [6] is not a stack of matrices, {count} of {rows} x {columns}: \
+             these have another number of elements"
+        );
+        assert_eq!(refused(Param::new("w", [6]).matrices(count, rows, columns)), expected);
+    }
+    assert_eq!(
+        refused(Param::new("w", [6]).blocks(0)),
+        "parameter `w` cannot be cut into blocks of 0 elements: that needs at least 1"
+    );
+}
+
+#[test]
+fn owners_name_the_first_parameter_without_matrices() {
+    let unit = Unit::new("u")
+        .param(Param::new("frozen", [3]).frozen())
+        .param(Param::new("w", [2, 3]))
+        .param(Param::new("first", [3]))
+        .param(Param::new("second", [3]));
+    let plan =
+        Plan::new(ModelSpec::new().unit(unit), Mesh::SINGLE, PlanOptions::default()).unwrap();
+    let error = Owners::of(&plan, Wholes::Matrices, |_| true).unwrap_err();
+    assert_eq!(error, Error::NoMatrices { param: "first".into(), shape: vec![3] });
+    let selected = Owners::of(&plan, Wholes::Matrices, |id| id.index < 2).unwrap();
+    assert_eq!(selected.matrices().len(), 1);
+    assert_eq!(Owners::of(&plan, Wholes::Parameters, |_| true).unwrap().matrices().len(), 3);
+}
