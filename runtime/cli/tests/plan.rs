@@ -6,7 +6,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::{
-    Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Traffic, Unit,
+    Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, State, Traffic, Unit,
+    UnitLayout,
 };
 use program::{Said, hsdp};
 use serde_json::{Value, json};
@@ -70,21 +71,82 @@ fn flow(flow: Flow) -> Value {
 }
 
 fn flows(traffic: &Traffic) -> Value {
-    json!({
+    let mut all = json!({
         "all_gather": flow(traffic.all_gather), "reduce_scatter": flow(traffic.reduce_scatter),
         "all_reduce": flow(traffic.all_reduce), "total": flow(traffic.total()),
-    })
+    });
+    if traffic.update != Flow::NONE {
+        all["update"] = flow(traffic.update);
+    }
+    all
 }
 
-/// The test computes the traffic of every rank, the program that of one rank of each replica.
-#[test]
-fn a_file_gives_the_numbers_of_the_library() {
+/// The plan of a file, as the program says it, on a mesh of 3 x 2.
+fn planned_file(model: &str, optimizer: &str) -> Value {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("model.json");
-    fs::write(&file, MODEL).expect("written");
-    let said = planned(&[&file.display().to_string(), "--mesh", "3x2", "--microbatches", "4"]);
+    fs::write(&file, model).expect("written");
+    let options = ["--mesh", "3x2", "--microbatches", "4", "--optimizer", optimizer];
+    planned(&[&[&*file.display().to_string()], &options[..]].concat())
+}
+
+#[test]
+fn a_file_gives_the_numbers_of_the_library() {
+    let said = planned_file(MODEL, "adamw");
+    assert_says(&said, same());
+    assert_eq!(said["memory"]["places"]["host"].get("update"), None, "no matrices are exchanged");
+}
+
+#[test]
+fn the_update_of_whole_matrices_has_the_numbers_of_the_library() {
+    let said = planned_file(MODEL, "muon");
+    let state = |param: &Param| match param.shape.len() {
+        2 => State::Muon,
+        _ => State::Elements(2),
+    };
+    let plan = assert_says(&said, same().updated_by(state));
+    let host = &said["memory"]["places"]["host"];
+    assert_eq!(host["update"], plan.memory().update.get());
+    assert_eq!(said["optimizer"], "muon");
+    // An embedding is left to AdamW, and a declared view is a matrix.
+    let tables = MODEL.replace("\"v\"", "\"v_embed\"").replace("[50, 7]", "[350]");
+    let said = planned_file(&tables, "muon");
+    assert_eq!(said["traffic"]["rank"].get("update"), None);
+    let viewed = tables.replace("[350]", "[350], \"matrices\": [2, 25, 7]");
+    let said = planned_file(&viewed, "muon");
+    assert_eq!(said["traffic"]["rank"]["update"]["calls"], 2);
+}
+
+#[test]
+fn eight_bit_state_has_two_bytes_an_element_and_cuts_between_blocks() {
+    let said = planned_file(MODEL, "adamw8bit");
+    let one = Unit::new("one")
+        .param(Param::new("w", [50, 7]).blocks(256))
+        .param(Param::new("b", [7]).blocks(256));
+    let two = Unit::new("two")
+        .param(Param::new("v", [33, 5]).blocks(256))
+        .param(Param::new("f", []).frozen())
+        .keep();
+    let spec = ModelSpec::new().unit(one).unit(two).tie("head", "w");
+    assert_says(&said, spec.updated_by(|_| State::EightBit { block: 256 }));
+    // The first shard has `w` up to its first block, and all of `v`: 256 and 165 elements of a block each.
+    let expected = (2 * 256 + 8) + (2 * 192 + 8);
+    assert_eq!(said["memory"]["places"]["host"]["optimizer"], expected);
+    let in_file = MODEL.replace("\"rows\": 4", "\"blocks\": 64");
+    let said = planned_file(&in_file, "adamw");
+    let plan = said["units"][1]["padding"].clone();
+    let unit = Unit::new("two")
+        .param(Param::new("v", [33, 5]).blocks(64))
+        .param(Param::new("f", []).frozen());
+    let layout = UnitLayout::new(&unit, 2).expect("a layout");
+    assert_eq!(plan, layout.padding().get());
+}
+
+/// Compares a plan of 4 microbatches on a mesh of 3 x 2. The test computes the traffic of every rank, the program that of one rank of
+/// each replica and of each shard.
+fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
     let mesh = Mesh::new(3, 2).expect("a mesh");
-    let plan = Plan::new(same(), mesh, PlanOptions::default()).expect("a plan");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
     assert_eq!(said["fingerprint"], format!("{:016x}", plan.fingerprint()));
     let of_ranks: Vec<Traffic> = mesh.ranks().map(|rank| plan.traffic(rank, 4)).collect();
     let bytes = |traffic: &Traffic| traffic.total().bytes;
@@ -100,13 +162,15 @@ fn a_file_gives_the_numbers_of_the_library() {
         all_gather: sum(|it| it.all_gather),
         reduce_scatter: sum(|it| it.reduce_scatter),
         all_reduce: sum(|it| it.all_reduce),
-        update: Flow::NONE,
+        update: sum(|it| it.update),
     };
     assert_eq!(said["traffic"]["all_ranks"], flows(&all));
     let host = &said["memory"]["places"]["host"];
     assert_eq!(host["total"], plan.memory().total().get());
+    assert_eq!(host["optimizer"], plan.memory().optimizer.get());
     assert_eq!(host["full_backward"], plan.full_in(Phase::Backward).get());
     assert_eq!(said["units"][1]["padding"], plan.layouts()[1].padding().get());
+    plan
 }
 
 #[test]
@@ -151,7 +215,7 @@ fn text_names_the_worst_rank_and_the_totals() {
     fs::write(&file, MODEL).expect("written");
     let (code, text, _) = hsdp(&["plan", &file.display().to_string(), "--mesh", "3x2"]);
     assert_eq!(code, Some(0));
-    for said in ["523 parameters in 2 units", "memory is the same on every rank", "the most bytes"]
+    for said in ["523 parameters in 2 units", "is the same on every rank, except", "the most bytes"]
     {
         assert!(text.contains(said), "{said} in {text}");
     }
@@ -194,6 +258,14 @@ const WRONG: &[(&str, &str)] = &[
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,
         "units[0].params[0].shape[1]: parameter `w` has a dim of size 0",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 2], "rows": 1, "blocks": 2}]}]}"#,
+        "units[0].params[0]: parameter `w` has both `rows` and `blocks`; at most one is possible",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 2], "matrices": [1, 2, 3]}]}]}"#,
+        "parameter `w` of shape [2, 2] is not a stack of matrices, 1 of 2 x 3",
     ),
     (
         r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,

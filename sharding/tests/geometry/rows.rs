@@ -107,18 +107,11 @@ fn blocks_are_counted_in_elements_from_the_start_of_the_parameter() {
     let bias = Param::new("b", [40]);
     let unit = Unit::new("u").param(bias).param(Param::new("w", [1000]).blocks(256));
     let layout = UnitLayout::new(&unit, 3).unwrap();
-    // Over two boundaries a shard would have 512 elements. Blocks 0 to 2 and a rest of 232 fit 3 shards of 512 from 64 on only if
-    // the cut is at 256 or 512: at 256 the parameter begins at 256.
+    // Shards of 384 to 480 elements would cut it at two places that are no multiple of 256 apart. Of the places from 64 on, 256 is
+    // the first from which a boundary at 512 lies between two blocks.
     assert_eq!((layout.shard_len(), layout.params()[1].start), (512, 256));
-    let cuts: Vec<_> = (0..3)
-        .flat_map(|shard| {
-            layout
-                .pieces(shard)
-                .skip(usize::from(shard == 0))
-                .map(|it| it.param_range())
-                .collect::<Vec<_>>()
-        })
-        .collect();
+    let pieces = (0..3).flat_map(|shard| layout.pieces(shard)).filter(|piece| piece.param == 1);
+    let cuts: Vec<_> = pieces.map(|piece| piece.param_range()).collect();
     assert_eq!(cuts, [0..256, 256..768, 768..1000]);
     assert_rows_are_whole(&unit, &layout);
 }
