@@ -122,7 +122,7 @@ fn held(plan: &Plan, id: ParamId, numel: usize) -> Vec<usize> {
 /// The f32 of the rows and columns of a parameter of two dims or more, counted one by one.
 fn factors(shape: &[usize]) -> usize {
     let (matrix, stack) = (&shape[shape.len() - 2..], &shape[..shape.len() - 2]);
-    let stacked = stack.iter().fold(1, |all, dim| all * dim);
+    let stacked: usize = stack.iter().product();
     (0..stacked).map(|_| matrix[0] + matrix[1]).sum()
 }
 
@@ -351,7 +351,8 @@ proptest! {
 fn two_matrices(state: impl Fn(&Param) -> State) -> Plan {
     let unit = Unit::new("u").param(Param::new("a", [4, 4])).param(Param::new("b", [8, 8]));
     let spec = ModelSpec::new().unit(unit).updated_by(state);
-    Plan::new(spec, Mesh::new(2, 2).unwrap(), PlanOptions::default()).unwrap()
+    let mesh = Mesh::new(2, 2).expect("a mesh");
+    Plan::new(spec, mesh, PlanOptions::default()).expect("two small matrices")
 }
 
 /// Shard 0 has `a` and the first half of `b`, which it owns; shard 1 has the other half of `b`, and owns `a`.
