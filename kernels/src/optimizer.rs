@@ -3,10 +3,12 @@
 
 mod adamw;
 mod blocks;
+mod lion;
 mod sgd;
 
 pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, update_in_blocks};
+pub use lion::{LionStep, lion};
 pub(crate) use sgd::SgdFactors;
 pub use sgd::{MomentumKind, SgdStep, sgd};

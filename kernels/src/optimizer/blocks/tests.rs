@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::{BLOCK, FusedUpdate, update_in_blocks};
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
-use crate::optimizer::{AdamWStep, MomentumKind, SgdStep, adamw, sgd};
+use crate::optimizer::{AdamWStep, LionStep, MomentumKind, SgdStep, adamw, lion, sgd};
 use crate::scale::divide_in_place;
 use crate::simd::tests::on_both;
 use hsdp_sharding::DType;
@@ -45,7 +45,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// An update of parameters by a gradient, with two buffers of state.
 type Update = fn(&mut [f32], &[f32], [&mut [f32]; 2]);
 
-const UPDATES: [Update; 2] = [
+const UPDATES: [Update; 3] = [
     |parameters, gradient, [first, second]| {
         let step = AdamWStep {
             learning_rate: 3e-3,
@@ -63,6 +63,11 @@ const UPDATES: [Update; 2] = [
         let step =
             SgdStep { learning_rate: 0.05, momentum: 0.9, kind, weight_decay: 0.01, clip: 0.3 };
         sgd(&step, parameters, gradient, Some(velocity));
+    },
+    |parameters, gradient, [momentum, _]| {
+        let (beta1, beta2) = (0.9, 0.99);
+        let step = LionStep { learning_rate: 1e-3, beta1, beta2, weight_decay: 0.1, clip: 0.3 };
+        lion(&step, parameters, gradient, momentum);
     },
 ];
 
