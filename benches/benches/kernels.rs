@@ -10,9 +10,10 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use hsdp_kernels::{
-    AdamWStep, Divisor, Element, Fold, FusedUpdate, MomentumKind, Real, ReduceOp, SgdStep, Wire,
-    adamw, cast, contribute, divide_in_place, first_non_finite, pack, reduce_elements, scaled_copy,
-    settle, sgd, squared_norm, unpack, update_in_blocks,
+    AdamWStep, Divisor, EIGHT_BIT_BLOCK, EightBit, Element, Fold, FusedUpdate, LionStep,
+    MomentumKind, Real, ReduceOp, SgdStep, Wire, adamw, adamw_8bit, cast, contribute,
+    divide_in_place, first_non_finite, lion, pack, reduce_elements, scaled_copy, settle, sgd,
+    squared_norm, unpack, update_in_blocks,
 };
 
 /// A divisor without an exact reciprocal by which what is divided in place stays in range for thousands of runs.
@@ -28,7 +29,7 @@ struct Case {
 /// Makes a case on so many elements.
 type Make = fn(usize) -> Case;
 
-const CASES: [(&str, Make); 32] = [
+const CASES: [(&str, Make); 34] = [
     ("copy", copy),
     ("contribute f32, wire f32", |len| contributed::<f32>(len, Wire::F32, 1.0)),
     ("contribute f32, wire f32, pre 3", |len| contributed::<f32>(len, Wire::F32, 3.0)),
@@ -48,6 +49,8 @@ const CASES: [(&str, Make); 32] = [
     ("squared_norm", norm),
     ("first_non_finite", finite),
     ("adamw", adam),
+    ("adamw, 8-bit state", adam_8bit),
+    ("lion", lion_of),
     ("sgd", momentum),
     ("passes: divide, adamw", |len| finished(len, ABOUT_ONE, in_passes::<f32>)),
     ("fused: divide, adamw", |len| finished(len, ABOUT_ONE, in_blocks::<f32>)),
@@ -236,6 +239,36 @@ fn adam(len: usize) -> Case {
         adamw(&STEP, black_box(&mut parameter), black_box(&gradient), moments.0, moments.1);
     };
     Case { bytes: 7 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn adam_8bit(len: usize) -> Case {
+    let gradient = numbers(len, |number| number + 0.125);
+    let mut parameter = vec![0.0; len];
+    let scales = len.div_ceil(EIGHT_BIT_BLOCK);
+    let mut state = [0; 2].map(|_| (vec![0; len], vec![0.0; scales]));
+    let mut update = move |parameter: &mut [f32]| {
+        let state = state.each_mut().map(|(codes, scales)| EightBit { codes, scales });
+        adamw_8bit(&STEP, parameter, black_box(&gradient), black_box(state));
+    };
+    update(&mut parameter);
+    let moved = |parameter: &f32| (parameter.abs() - 1e-3).abs() < 1e-8;
+    assert!(parameter.iter().all(moved), "a first step is the rate");
+    let bytes = 3 * bytes::<f32>(len) + 4 * (bytes::<u8>(len) + bytes::<f32>(scales));
+    Case { bytes, run: Box::new(move || update(black_box(&mut parameter))) }
+}
+
+fn lion_of(len: usize) -> Case {
+    let (beta1, beta2) = (0.9, 0.99);
+    let step = LionStep { learning_rate: 0.5, beta1, beta2, weight_decay: 0.0, clip: 1.0 };
+    let gradient = numbers(len, |number| number);
+    let (mut parameter, mut momentum) = (vec![0.0; len], vec![0.0; len]);
+    lion(&step, &mut parameter, &gradient, &mut momentum);
+    let sign = |g: &f32| if *g == 0.0 { 0.0 } else { g.signum() };
+    assert!(parameter.iter().zip(&gradient).all(|(parameter, g)| *parameter == -0.5 * sign(g)));
+    let run = move || {
+        lion(&step, black_box(&mut parameter), black_box(&gradient), black_box(&mut momentum));
+    };
+    Case { bytes: 5 * bytes::<f32>(len), run: Box::new(run) }
 }
 
 /// What the end of a step works on: a gradient that is still to be divided, and parameters that are also wanted in another

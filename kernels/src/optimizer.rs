@@ -3,12 +3,15 @@
 
 mod adamw;
 mod blocks;
+mod dynamic_map;
+mod eight_bit;
 mod lion;
 mod sgd;
 
 pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, update_in_blocks};
+pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
 pub use lion::{LionStep, lion};
 pub(crate) use sgd::SgdFactors;
 pub use sgd::{MomentumKind, SgdStep, sgd};

@@ -86,7 +86,13 @@ impl AdamWFactors {
     }
 
     #[inline(always)]
-    fn update(&self, parameter: &mut f32, gradient: f32, first: &mut f32, second: &mut f32) {
+    pub(super) fn update(
+        &self,
+        parameter: &mut f32,
+        gradient: f32,
+        first: &mut f32,
+        second: &mut f32,
+    ) {
         let gradient = gradient * self.clip;
         *first = self.keep_first * *first + self.take_first * gradient;
         *second = self.keep_second * *second + self.take_second * gradient * gradient;
