@@ -20,6 +20,7 @@
 //! | clipping and overflow checks | `clip_grad_norm_`, `_amp_foreach_non_finite_check_and_unscale_` | [`squared_norm`], [`first_non_finite`] |
 //! | updates | `torch.optim` | [`adamw`], [`lion`], [`sgd`] |
 //! | an update with state of 8 bits an element | `AdamW8bit` of bitsandbytes | [`adamw_8bit`], [`EightBit`] |
+//! | the orthogonalization of Muon | `torch.optim.Muon` | [`NewtonSchulz`] |
 //! | an update with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
 //! | a copy that bypasses the caches | | [`copy_past_caches`], [`copy_all_past_caches`] |
@@ -86,7 +87,8 @@ pub use inspect::{first_non_finite, squared_norm};
 pub use matmul::{Matrix, Threads, matmul};
 pub use optimizer::{
     AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MomentumKind,
-    SgdStep, adamw, adamw_8bit, decode_8bit, encode_8bit, lion, sgd, update_in_blocks,
+    NewtonSchulz, SgdStep, adamw, adamw_8bit, decode_8bit, encode_8bit, lion, sgd,
+    update_in_blocks,
 };
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};

@@ -1,10 +1,12 @@
 //! Products of matrices.
 
+use std::ops::Range;
+
 use gemm::{Parallelism, gemm};
 
 use crate::accumulate::Fold;
 
-/// A matrix of f32 in memory, whose rows are contiguous; or the transpose of one.
+/// A matrix of f32 in memory, whose rows are contiguous; or the transpose of one, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     values: &'a [f32],
@@ -31,6 +33,22 @@ impl<'a> Matrix<'a> {
     pub fn t(self) -> Self {
         let Self { values, rows, columns, strides } = self;
         Self { values, rows: columns, columns: rows, strides: (strides.1, strides.0) }
+    }
+
+    /// Some of its columns, in the same memory.
+    ///
+    /// # Panics
+    /// If it has fewer columns.
+    pub(crate) fn columns(self, range: Range<usize>) -> Self {
+        let Self { values, rows, columns, strides } = self;
+        assert!(range.start <= range.end && range.end <= columns, "{range:?} of {columns} columns");
+        let columns = range.len();
+        if rows == 0 || columns == 0 {
+            return Self { values: &[], rows, columns, strides };
+        }
+        let reach = (rows - 1) * strides.0 + (columns - 1) * strides.1 + 1;
+        let values = &values[range.start * strides.1..][..reach];
+        Self { values, rows, columns, strides }
     }
 }
 
@@ -66,7 +84,7 @@ pub fn matmul(target: &mut [f32], fold: Fold, [a, b]: [Matrix<'_>; 2], threads: 
     let (row, column) = (b.columns.cast_signed(), 1);
     let [(a_row, a_column), (b_row, b_column)] = [a, b]
         .map(|Matrix { strides: (row, column), .. }| (row.cast_signed(), column.cast_signed()));
-    // SAFETY: K-6, each matrix has as many elements as its sizes and strides reach, and the target is borrowed alone.
+    // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the target is borrowed alone.
     unsafe {
         gemm(
             a.rows,

@@ -6,6 +6,7 @@ mod blocks;
 mod dynamic_map;
 mod eight_bit;
 mod lion;
+mod newton_schulz;
 mod sgd;
 
 pub(crate) use adamw::AdamWFactors;
@@ -13,5 +14,6 @@ pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, update_in_blocks};
 pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
 pub use lion::{LionStep, lion};
+pub use newton_schulz::NewtonSchulz;
 pub(crate) use sgd::SgdFactors;
 pub use sgd::{MomentumKind, SgdStep, sgd};

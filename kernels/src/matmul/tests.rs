@@ -71,6 +71,34 @@ fn the_bits_do_not_depend_on_the_threads() {
 }
 
 #[test]
+fn some_columns_of_a_matrix_are_those_and_no_others() {
+    let (values, identity) = (values(6 * 7), |size: usize| -> Vec<f32> {
+        (0..size * size).map(|at| if at % (size + 1) == 0 { 1.0 } else { 0.0 }).collect()
+    });
+    let matrix = Matrix::new(&values, 6, 7);
+    for (range, part) in [0..6, 2..5, 5..6, 3..3].map(|it| (it.clone(), matrix.t().columns(it))) {
+        let (mut found, identity) = (vec![f32::NAN; 7 * range.len()], identity(7));
+        let pair = [Matrix::new(&identity, 7, 7), part];
+        matmul(&mut found, Fold::Replace, pair, Threads::One);
+        let expected = (0..7).flat_map(|column| range.clone().map(move |row| row * 7 + column));
+        assert_eq!(found, expected.map(|at| values[at]).collect::<Vec<_>>());
+    }
+    for (range, part) in [0..7, 2..5, 6..7, 3..3].map(|it| (it.clone(), matrix.columns(it))) {
+        let (mut found, identity) = (vec![f32::NAN; 6 * range.len()], identity(6));
+        let pair = [Matrix::new(&identity, 6, 6), part];
+        matmul(&mut found, Fold::Replace, pair, Threads::One);
+        let expected = (0..6).flat_map(|row| range.clone().map(move |column| row * 7 + column));
+        assert_eq!(found, expected.map(|at| values[at]).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+#[should_panic(expected = "2..8 of 7 columns")]
+fn columns_that_are_not_there_are_refused() {
+    let _ = Matrix::new(&values(42), 6, 7).columns(2..8);
+}
+
+#[test]
 fn products_of_nothing_are_zeros() {
     let mut product = [3.0; 4];
     let nothing = Matrix::new(&[], 2, 0);

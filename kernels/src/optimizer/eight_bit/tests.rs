@@ -36,8 +36,7 @@ fn by_construction(map: EightBitMap) -> Vec<f64> {
 
 /// The code of the number nearest to `value`, by a search through all; of two, the lower one.
 fn nearest(map: EightBitMap, value: f64) -> u8 {
-    let distance =
-        |code: u8| (f64::from(map.numbers()[usize::from(code)]) - f64::from(value)).abs();
+    let distance = |code: u8| (f64::from(map.numbers()[usize::from(code)]) - value).abs();
     (0..=255).min_by(|one, other| distance(*one).total_cmp(&distance(*other))).expect("256 codes")
 }
 

@@ -1,0 +1,194 @@
+//! The orthogonalization of the Muon optimizer.
+
+use std::ops::Range;
+
+use hsdp_sharding::DType;
+
+use crate::accumulate::Fold;
+use crate::inspect::squared_norm;
+use crate::matmul::{Matrix, Threads, matmul};
+use crate::round::{nearest_f32, round_bf16};
+use crate::simd::vectorized;
+
+/// The least number of columns that are multiplied at once: products of narrow matrices are slow.
+const LEAST_COLUMNS: usize = 256;
+
+/// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its singular vectors.
+///
+/// Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), whose coefficients are the default; Liu et al.,
+/// "Muon is scalable for LLM training", arXiv 2502.16982. The order of the operations is that of `torch.optim.Muon`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NewtonSchulz {
+    /// The number of iterations.
+    pub steps: usize,
+    /// The factors of x, x^3 and x^5 in an iteration of a singular value x.
+    pub coefficients: [f64; 3],
+    /// The least divisor of the matrix, in place of a norm below it.
+    pub eps: f64,
+    /// [`DType::F32`]; or [`DType::BF16`], which rounds all results as PyTorch does with tensors of this dtype. Products are summed in f32.
+    pub dtype: DType,
+}
+
+impl Default for NewtonSchulz {
+    fn default() -> Self {
+        let coefficients = [3.4445, -4.775, 2.0315];
+        Self { steps: 5, coefficients, eps: 1e-7, dtype: DType::F32 }
+    }
+}
+
+impl NewtonSchulz {
+    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for a matrix of these sizes: m * m + m * max(m,
+    /// min(256, n)), where m is the lesser of the sizes, and n the greater.
+    #[must_use]
+    pub fn workspace(rows: usize, columns: usize) -> usize {
+        let (short, long) = (rows.min(columns), rows.max(columns));
+        short * (short + columns_at_once(short, long))
+    }
+
+    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization. What `workspace` holds has no meaning, before
+    /// and after.
+    ///
+    /// With X the matrix, or its transpose if it has more rows than columns:
+    ///
+    /// ```text
+    /// X = X / max(norm(X), eps)
+    /// steps times:  A = X X^T;  B = b A + c A A;  X = a X + B X
+    /// ```
+    ///
+    /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are rounded. The bits depend on the processor, as
+    /// those of [`matmul`] do, and not on the threads.
+    ///
+    /// # Panics
+    /// If the matrix or the workspace has another length than its sizes say, or `dtype` is neither f32 nor bf16.
+    pub fn orthogonalize(
+        &self,
+        matrix: &mut [f32],
+        (rows, columns): (usize, usize),
+        workspace: &mut [f32],
+        threads: Threads,
+    ) {
+        let (len, own) = (rows.checked_mul(columns), Self::workspace(rows, columns));
+        assert_eq!(len, Some(matrix.len()), "orthogonalize: the elements of {rows} x {columns}");
+        assert_eq!(workspace.len(), own, "orthogonalize: the workspace of {rows} x {columns}");
+        let short = rows.min(columns);
+        let (gram, product) = workspace.split_at_mut(short * short);
+        let round = Rounding::of(self.dtype);
+        round.all(matrix);
+        let norm = round.one(nearest_f32(squared_norm(matrix).sqrt().max(self.eps)));
+        round.replace(matrix, |value| value / norm);
+        let mut iteration = Iteration { matrix, rows, columns, gram, product, round, threads };
+        let coefficients = self.coefficients.map(nearest_f32);
+        (0..self.steps).for_each(|_| iteration.step(coefficients));
+    }
+}
+
+/// The number of columns of X that are multiplied at once: their product needs no more memory than a square.
+fn columns_at_once(short: usize, long: usize) -> usize {
+    short.max(long.min(LEAST_COLUMNS))
+}
+
+/// The rounding of results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    None,
+    BF16,
+}
+
+impl Rounding {
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::None,
+            DType::BF16 => Self::BF16,
+            other => panic!("orthogonalize: in {other}, but only f32 and bf16 are possible"),
+        }
+    }
+
+    #[inline(always)]
+    fn one(self, value: f32) -> f32 {
+        if self == Self::BF16 { round_bf16(value) } else { value }
+    }
+
+    fn all(self, values: &mut [f32]) {
+        if self == Self::BF16 {
+            self.replace(values, |value| value);
+        }
+    }
+
+    /// Replaces each value by a function of it, rounded.
+    fn replace(self, values: &mut [f32], by: impl Fn(f32) -> f32) {
+        vectorized(
+            #[inline(always)]
+            || values.iter_mut().for_each(|value| *value = self.one(by(*value))),
+        );
+    }
+
+    /// Replaces `values` by `keep * values + take * others`, rounded.
+    fn combine(self, values: &mut [f32], others: &[f32], (keep, take): (f32, f32)) {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (value, other) in values.iter_mut().zip(others) {
+                    *value = self.one(keep * *value + take * other);
+                }
+            },
+        );
+    }
+}
+
+struct Iteration<'a> {
+    matrix: &'a mut [f32],
+    rows: usize,
+    columns: usize,
+    /// A, then B.
+    gram: &'a mut [f32],
+    /// A A, then B times some columns of X.
+    product: &'a mut [f32],
+    round: Rounding,
+    threads: Threads,
+}
+
+impl Iteration<'_> {
+    fn step(&mut self, [a, b, c]: [f32; 3]) {
+        let short = self.rows.min(self.columns);
+        let x = wide(self.matrix, self.rows, self.columns);
+        matmul(self.gram, Fold::Replace, [x, x.t()], self.threads);
+        self.round.all(self.gram);
+        let gram = Matrix::new(self.gram, short, short);
+        let square = &mut self.product[..short * short];
+        matmul(square, Fold::Replace, [gram, gram], self.threads);
+        self.round.combine(self.gram, square, (b, c));
+        let long = self.rows.max(self.columns);
+        for start in (0..long).step_by(columns_at_once(short, long).max(1)) {
+            let end = long.min(start + columns_at_once(short, long));
+            self.add_product_to(start..end, a);
+        }
+    }
+
+    /// Replaces these columns of X by `a X + B X`. A column of B X needs no other column of X.
+    fn add_product_to(&mut self, range: Range<usize>, a: f32) {
+        let (rows, columns) = (self.rows, self.columns);
+        let (short, width) = (rows.min(columns), range.len());
+        let part = wide(self.matrix, rows, columns).columns(range.clone());
+        let b = Matrix::new(self.gram, short, short);
+        let product = &mut self.product[..short * width];
+        if rows > columns {
+            // Columns of X are rows of the matrix, which are contiguous.
+            matmul(product, Fold::Replace, [part.t(), b.t()], self.threads);
+            let part = &mut self.matrix[range.start * short..range.end * short];
+            return self.round.combine(part, product, (a, 1.0));
+        }
+        matmul(product, Fold::Replace, [b, part], self.threads);
+        for (row, product) in self.matrix.chunks_exact_mut(columns).zip(product.chunks(width)) {
+            self.round.combine(&mut row[range.clone()], product, (a, 1.0));
+        }
+    }
+}
+
+/// X: the matrix, or its transpose if it has more rows than columns.
+fn wide(values: &[f32], rows: usize, columns: usize) -> Matrix<'_> {
+    let matrix = Matrix::new(values, rows, columns);
+    if rows > columns { matrix.t() } else { matrix }
+}
+
+#[cfg(test)]
+mod tests;
