@@ -34,13 +34,19 @@ impl Kernel for SquaredNorm<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let (rows, rest) = self.values.as_chunks();
-        // The last row is filled up with zeros, which change no sum.
-        let mut last = [0.0; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        let sums = add_squares(add_squares([0.0; LANES], rows), &[last]);
-        in_pairs(sums)
+        sum_of_squares(self.values)
     }
+}
+
+/// The loop of [`squared_norm`].
+#[inline(always)]
+pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
+    let (rows, rest) = values.as_chunks();
+    // The last row is filled up with zeros, which change no sum.
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let sums = add_squares(add_squares([0.0; LANES], rows), &[last]);
+    in_pairs(sums)
 }
 
 /// Adds the squares of each row to the sums. The sums stay in registers.

@@ -21,6 +21,7 @@
 //! | updates | `torch.optim` | [`adamw`], [`lion`], [`sgd`] |
 //! | an update with state of 8 bits an element | `AdamW8bit` of bitsandbytes | [`adamw_8bit`], [`EightBit`] |
 //! | the orthogonalization of Muon | `torch.optim.Muon` | [`NewtonSchulz`] |
+//! | an update with factored second moments, in pieces | `torch.optim.Adafactor` | [`adafactor`] |
 //! | an update with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
 //! | a copy that bypasses the caches | | [`copy_past_caches`], [`copy_all_past_caches`] |
@@ -87,7 +88,7 @@ pub use inspect::{first_non_finite, squared_norm};
 pub use matmul::{Matrix, Threads, matmul};
 pub use optimizer::{
     AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MomentumKind,
-    NewtonSchulz, SgdStep, adamw, adamw_8bit, decode_8bit, encode_8bit, lion, sgd,
+    NewtonSchulz, SgdStep, adafactor, adamw, adamw_8bit, decode_8bit, encode_8bit, lion, sgd,
     update_in_blocks,
 };
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
