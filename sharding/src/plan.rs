@@ -260,7 +260,7 @@ impl Plan {
     /// | state | bytes |
     /// |---|---|
     /// | `Elements(k)` | 4 · k · len |
-    /// | `EightBit` | 2 · len, and 8 for each block of which the piece has the first element |
+    /// | `EightBit` | 8 · len, since codes are written as f32, and 8 for each block of which the piece has the first element |
     /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
     ///
     /// What belongs to no piece is written by the first replica alone: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or

@@ -45,12 +45,12 @@ impl WholeMatrix {
         self.start..self.start + self.numel()
     }
 
-    /// The f32 that Newton-Schulz steps (Muon) need beside the matrix: two matrices of its shape, and two square ones of its smaller
-    /// dim m: 2 · rows · columns + 2 · m · m.
+    /// The f32 that Newton-Schulz steps (Muon) need: the matrix, whose parts come from several ranks, a square of its smaller dim m, and
+    /// m rows of max(m, min(256, n)) columns, for the larger dim n.
     #[must_use]
     pub fn workspace(&self) -> ElemCount {
-        let small = self.rows.min(self.columns);
-        ElemCount::of(2 * self.numel() + 2 * small * small)
+        let (small, large) = (self.rows.min(self.columns), self.rows.max(self.columns));
+        ElemCount::of(self.numel() + small * (small + small.max(large.min(256))))
     }
 
     /// The multiplications of a Newton-Schulz step: m · m · (2 n + m), for the smaller dim m and the larger n. For these there are

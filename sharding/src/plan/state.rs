@@ -104,7 +104,7 @@ fn copied(param: &Param, piece: Piece, part: &Range<usize>) -> u64 {
         (Role::Frozen, _) => values,
         (Role::Trainable, State::EightBit { block }) => {
             let blocks = (start + within.len).div_ceil(block) - start.div_ceil(block);
-            values + 2 * within.len as u64 + 2 * F32 * blocks as u64
+            values * 3 + 2 * F32 * blocks as u64
         }
         (Role::Trainable, _) => values * (1 + slots(param)),
     }

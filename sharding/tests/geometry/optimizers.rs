@@ -164,8 +164,10 @@ fn exchange(plan: &Plan, wholes: &[Whole], (copies, works): (usize, usize)) -> V
                 foreign[holder] += 1;
             }
         }
-        let small = rows.min(columns);
-        let needed = works * (2 * rows * columns + 2 * small * small);
+        // The matrix, its square, and a square, or 256 columns if it has these and they are more.
+        let (small, large) = (rows.min(columns), rows.max(columns));
+        let product = if large < 256 { small.max(large) } else { small.max(256) };
+        let needed = works * (rows * columns + small * small + small * product);
         workspace[owner] = needed.max(workspace[owner]);
     }
     let of = |it: usize| (4 * foreign[it], 4 * (received[it] + sent[it].max(workspace[it])));
@@ -215,7 +217,7 @@ fn written(plan: &Plan) -> Vec<usize> {
             let replica = writer(index, plan.layout(id.unit).shard_len(), mesh.replicate_size());
             bytes[rank(replica, shard)] += 4 + match param.state {
                 State::Elements(slots) => 4 * slots,
-                State::EightBit { block } => 2 + if in_piece % block == 0 { 8 } else { 0 },
+                State::EightBit { block } => 8 + if in_piece % block == 0 { 8 } else { 0 },
                 State::Muon => 4,
                 State::Factored if param.shape.len() < 2 => 4,
                 State::Factored | State::Owned(_) => 0,
@@ -364,8 +366,8 @@ fn an_update_by_hand() {
     assert_eq!(first.exchanged, Flow { calls: 2, bytes: ByteCount(4 * (32 + 16)) });
     // There: `a`. Back: half of `b`.
     assert_eq!(second.exchanged, Flow { calls: 2, bytes: ByteCount(4 * (16 + 32)) });
-    assert_eq!(first.extra, ByteCount(4 * (64 + 2 * 64 + 2 * 64)));
-    assert_eq!(second.extra, ByteCount(4 * (16 + 2 * 16 + 2 * 16)));
+    assert_eq!(first.extra, ByteCount(4 * (64 + 64 + 2 * 64)));
+    assert_eq!(second.extra, ByteCount(4 * (16 + 16 + 2 * 16)));
     assert_eq!(plan.update(Rank::new(3)), second, "replicas do the same");
     assert_eq!(plan.memory().update, first.extra);
     assert_eq!(plan.traffic(Rank::new(0), 5).total().calls, 5 * 2 + 5 + 1 + 2);
