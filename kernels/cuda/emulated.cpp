@@ -26,5 +26,6 @@ std::function<void()> emulate(const char* name, unsigned grid, unsigned block, v
     KERNEL(inspect_blocks)
     OF_EACH_CAST(adamw)
     OF_EACH_CAST(sgd)
+    OF_EACH_CAST(lion)
     return {};
 }

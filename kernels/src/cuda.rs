@@ -9,7 +9,7 @@
 //! | sums of contributions | [`sum_contributions`](crate::sum_contributions) | [`Stream::sum`] |
 //! | casts | [`cast`](crate::cast) | [`Stream::narrow`] |
 //! | norm, check | [`squared_norm`](crate::squared_norm), [`first_non_finite`](crate::first_non_finite) | [`Stream::inspect`] |
-//! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`] |
+//! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`], [`Stream::lion`] |
 //!
 //! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
 //! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device. So a program that is built with

@@ -7,6 +7,7 @@ mod blocks;
 mod dynamic_map;
 mod eight_bit;
 mod lion;
+mod muon;
 mod newton_schulz;
 mod sgd;
 
@@ -14,7 +15,9 @@ pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, update_in_blocks};
 pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
+pub(crate) use lion::LionFactors;
 pub use lion::{LionStep, lion};
+pub use muon::{MuonStep, muon, muon_direction};
 pub use newton_schulz::NewtonSchulz;
 pub(crate) use sgd::SgdFactors;
 pub use sgd::{MomentumKind, SgdStep, sgd};

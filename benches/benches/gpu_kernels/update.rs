@@ -73,7 +73,10 @@ impl Update {
     ) -> Result<Self, CudaError> {
         let each = (len / count / 32).max(1) * 32;
         let len = each * count;
-        let piece = |index| PieceOfStep { range: index * each..(index + 1) * each, step: 1 };
+        let piece = |index| {
+            let state = index * each;
+            PieceOfStep { range: state..state + each, state, step: 1 }
+        };
         let second = if rule.states() == 2 { len } else { 0 };
         Ok(Self {
             rule,

@@ -101,5 +101,7 @@ names! {
         /// Anything that the runtime did not issue.
         #[default]
         User = "user",
+        /// Exchanging matrices and sums in an update by an optimizer.
+        Update = "update",
     }
 }

@@ -11,6 +11,7 @@ pub(super) enum Kernel {
     Narrow(Wire),
     AdamW(Cast),
     Sgd(Cast),
+    Lion(Cast),
     Inspect,
     InspectBlocks,
 }
@@ -25,13 +26,14 @@ pub(super) enum Cast {
 
 /// The name of each kernel, at its index.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 20] = [
+pub(super) const NAMES: [&str; 23] = [
     "pack_f32", "pack_f16", "pack_bf16",
     "unpack_f32", "unpack_f16", "unpack_bf16",
     "sum_f32", "sum_f16", "sum_bf16",
     "narrow_f32", "narrow_f16", "narrow_bf16",
     "adamw_alone", "adamw_f16", "adamw_bf16",
     "sgd_alone", "sgd_f16", "sgd_bf16",
+    "lion_alone", "lion_f16", "lion_bf16",
     "inspect", "inspect_blocks",
 ];
 
@@ -45,8 +47,9 @@ impl Kernel {
             Self::Narrow(wire) => (3, wire as usize),
             Self::AdamW(cast) => (4, cast as usize),
             Self::Sgd(cast) => (5, cast as usize),
-            Self::Inspect => (6, 0),
-            Self::InspectBlocks => (6, 1),
+            Self::Lion(cast) => (6, cast as usize),
+            Self::Inspect => (7, 0),
+            Self::InspectBlocks => (7, 1),
         };
         3 * row + column
     }
@@ -73,7 +76,11 @@ mod tests {
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
         }
         for (cast, end) in CASTS {
-            let kernels = [(Kernel::AdamW(cast), "adamw"), (Kernel::Sgd(cast), "sgd")];
+            let kernels = [
+                (Kernel::AdamW(cast), "adamw"),
+                (Kernel::Sgd(cast), "sgd"),
+                (Kernel::Lion(cast), "lion"),
+            ];
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
         }
         all.push((Kernel::Inspect, "inspect".to_owned()));

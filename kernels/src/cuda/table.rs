@@ -74,6 +74,7 @@ pub(super) struct Param {
 pub(super) struct Piece {
     pub(super) start: u64,
     pub(super) len: u64,
+    pub(super) state: u64,
     pub(super) rate: f32,
     pub(super) second_root: f32,
 }
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn entries_are_as_large_as_the_kernels_say() {
-        assert_eq!([size_of::<Param>(), size_of::<Piece>()], [32, 24]);
-        assert_eq!(size_of::<Table<Piece, 3>>(), 3 * 24 + 8);
+        assert_eq!([size_of::<Param>(), size_of::<Piece>()], [32, 32]);
+        assert_eq!(size_of::<Table<Piece, 3>>(), 3 * 32 + 8);
     }
 }

@@ -10,10 +10,10 @@ use super::kernel::{Cast, Kernel};
 use super::launch::{Argument, Launch, WIDTH, Writes};
 use super::stream::Stream;
 use super::table::{MOST_PIECES, Piece, Table};
-use crate::optimizer::{AdamWFactors, SgdFactors};
-use crate::{AdamWStep, MomentumKind, SgdStep};
+use crate::optimizer::{AdamWFactors, LionFactors, SgdFactors};
+use crate::{AdamWStep, LionStep, MomentumKind, SgdStep};
 
-/// The buffers that an update reads and writes besides the state of its optimizer. The state is as long as the gradient.
+/// The buffers that an update reads and writes besides the state of its optimizer.
 #[derive(Debug)]
 pub struct DeviceUpdate<'a> {
     /// The f32 master parameters: at least as many as the gradient has elements. The parameters beyond that are not trained.
@@ -32,6 +32,8 @@ pub struct DeviceUpdate<'a> {
 pub struct PieceOfStep {
     /// The elements, which start at a multiple of 4.
     pub range: Range<usize>,
+    /// The first element of their state in the buffers of state, a multiple of 4. So an optimizer may have state for some parameters alone.
+    pub state: usize,
     /// The number of this update of the parameter, from 1.
     pub step: u64,
 }
@@ -62,23 +64,39 @@ struct DeviceSgd {
     unused: u32,
 }
 
+/// `LionFactors` of `update.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct DeviceLion {
+    clip: f32,
+    keep_parameter: f32,
+    keep_direction: f32,
+    take_direction: f32,
+    keep_momentum: f32,
+    take_momentum: f32,
+    rate: f32,
+    unused: u32,
+}
+
 // SAFETY: CU-3, eight fields of 4 bytes, in the kernel's order.
 unsafe impl Argument for DeviceAdamW {}
 // SAFETY: CU-3, six fields of 4 bytes, in the kernel's order.
 unsafe impl Argument for DeviceSgd {}
+// SAFETY: CU-3, eight fields of 4 bytes, in the kernel's order.
+unsafe impl Argument for DeviceLion {}
 
 impl Stream {
     /// Makes one AdamW update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. The
-    /// last argument is the first and the second moment, f32 and as long as the gradient. Each piece has its own number of the update,
-    /// and `step.step` is ignored.
+    /// last argument is the first and the second moment, f32 and as long as each other. Each piece has its own number of the update, and
+    /// `step.step` is ignored.
     ///
     /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`adamw`](crate::adamw).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device, or if a piece is out of order, lies
-    /// outside of the gradient, does not start at a multiple of 4, or has update number 0; [`CudaError::Driver`] if a call of the driver
-    /// fails.
+    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device, or if a piece or its state is out of order,
+    /// lies outside of the gradient or the buffers of state, or does not start at a multiple of 4, or if a piece has update number 0;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn adamw(
         &self,
         update: DeviceUpdate<'_>,
@@ -86,33 +104,20 @@ impl Stream {
         step: &AdamWStep,
         (first, second): (&mut DeviceBuffer, &mut DeviceBuffer),
     ) -> Result<(), CudaError> {
-        let len = update.check("adamw", pieces)?;
-        first.check("adamw", DType::F32, len)?;
-        second.check("adamw", DType::F32, len)?;
-        let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
+        update.check("adamw", pieces)?;
+        check_state("adamw", pieces, [first, second])?;
         let factors = device_adamw(&AdamWFactors::of(&AdamWStep { step: 1, ..*step }));
-        let addresses = [parameters, gradient, first, second].map(|buffer| buffer.address(0));
-        let (cast, address) = cast_of(rounded.as_deref());
-        for part in pieces.chunks(MOST_PIECES) {
-            let piece = |piece: &PieceOfStep| {
-                let own = AdamWFactors::of(&AdamWStep { step: piece.step, ..*step });
-                entry(piece, (own.rate, own.second_root))
-            };
-            let (table, elements) = table(part, piece);
-            let launch = Launch::over(Kernel::AdamW(cast), elements).argument(&table);
-            let launch = addresses.iter().fold(launch, Launch::argument);
-            let launch = launch.argument(&address).argument(&divisor).argument(&factors);
-            let mut writes: Writes<'_> =
-                [&mut *parameters, &mut *first, &mut *second].into_iter().collect();
-            writes.extend(rounded.as_deref_mut());
-            // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
-            unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
-        }
-        Ok(())
+        let entry = |piece: &PieceOfStep| {
+            let own = AdamWFactors::of(&AdamWStep { step: piece.step, ..*step });
+            entry(piece, (own.rate, own.second_root))
+        };
+        let states = [Some(first), Some(second)];
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffers; the kernel has two states, and these factors.
+        unsafe { self.launch(update, (pieces, entry), (Kernel::AdamW, &factors), states) }
     }
 
     /// Makes one SGD update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. `velocity`
-    /// is f32 and as long as the gradient.
+    /// is f32.
     ///
     /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`sgd`](crate::sgd).
@@ -125,30 +130,70 @@ impl Stream {
         update: DeviceUpdate<'_>,
         pieces: &[PieceOfStep],
         step: &SgdStep,
-        mut velocity: Option<&mut DeviceBuffer>,
+        velocity: Option<&mut DeviceBuffer>,
     ) -> Result<(), CudaError> {
-        let len = update.check("sgd", pieces)?;
-        match &velocity {
-            Some(velocity) => velocity.check("sgd", DType::F32, len)?,
+        update.check("sgd", pieces)?;
+        match velocity.as_deref() {
+            Some(velocity) => check_state("sgd", pieces, [velocity])?,
             None if step.momentum != 0.0 => {
                 let problem = format!("momentum {} without a velocity", step.momentum);
                 return Err(CudaError::Mismatch { operation: "sgd", problem });
             }
             None => {}
         }
-        let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
         let factors = device_sgd(&SgdFactors::of(step), step.kind);
-        let own = velocity.as_deref().map_or(0, |velocity| velocity.address(0));
-        let addresses = [parameters.address(0), gradient.address(0), own];
+        let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the kernel has one state, and these factors.
+        unsafe { self.launch(update, (pieces, entry), (Kernel::Sgd, &factors), [velocity]) }
+    }
+
+    /// Makes one Lion update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. `momentum`
+    /// is f32.
+    ///
+    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
+    /// [`lion`](crate::lion).
+    ///
+    /// # Errors
+    /// Those of [`adamw`](Self::adamw).
+    pub fn lion(
+        &self,
+        update: DeviceUpdate<'_>,
+        pieces: &[PieceOfStep],
+        step: &LionStep,
+        momentum: &mut DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        update.check("lion", pieces)?;
+        check_state("lion", pieces, [momentum])?;
+        let factors = device_lion(&LionFactors::of(step));
+        let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the kernel has one state, and these factors.
+        unsafe { self.launch(update, (pieces, entry), (Kernel::Lion, &factors), [Some(momentum)]) }
+    }
+
+    /// Launches a kernel for all pieces. A state that is not there has address 0.
+    ///
+    /// # Safety
+    /// CU-5: the pieces lie within the gradient, and their state within each buffer of state. The kernel takes as many states, and these factors.
+    unsafe fn launch<F: Argument, const STATES: usize>(
+        &self,
+        update: DeviceUpdate<'_>,
+        (pieces, entry): (&[PieceOfStep], impl Fn(&PieceOfStep) -> Piece),
+        (kernel, factors): (fn(Cast) -> Kernel, &F),
+        mut states: [Option<&mut DeviceBuffer>; STATES],
+    ) -> Result<(), CudaError> {
+        let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
+        let elements = [parameters.address(0), gradient.address(0)];
+        let own = states.each_ref().map(|it| it.as_deref().map_or(0, |state| state.address(0)));
         let (cast, address) = cast_of(rounded.as_deref());
         for part in pieces.chunks(MOST_PIECES) {
-            let (table, elements) = table(part, |piece| entry(piece, (0.0, 0.0)));
-            let launch = Launch::over(Kernel::Sgd(cast), elements).argument(&table);
-            let launch = addresses.iter().fold(launch, Launch::argument);
-            let launch = launch.argument(&address).argument(&divisor).argument(&factors);
+            let (table, len) = table(part, &entry);
+            let launch = Launch::over(kernel(cast), len).argument(&table);
+            let launch = elements.iter().chain(&own).fold(launch, Launch::argument);
+            let launch = launch.argument(&address).argument(&divisor).argument(factors);
             let mut writes: Writes<'_> = [&mut *parameters].into_iter().collect();
-            writes.extend(velocity.as_deref_mut().into_iter().chain(rounded.as_deref_mut()));
-            // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
+            writes.extend(states.iter_mut().filter_map(Option::as_deref_mut));
+            writes.extend(rounded.as_deref_mut());
+            // SAFETY: CU-5, the caller's promise is passed on; of the other buffers, none is shorter than the gradient.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
         }
         Ok(())
@@ -156,8 +201,8 @@ impl Stream {
 }
 
 impl DeviceUpdate<'_> {
-    /// Checks that the pieces lie within the gradient and that the other buffers fit it. Returns the length of the gradient.
-    fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<usize, CudaError> {
+    /// Checks that the pieces lie within the gradient and that the other buffers fit it.
+    fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<(), CudaError> {
         let (len, all) = (self.gradient.len(), self.parameters.len());
         self.parameters.check(operation, DType::F32, all.max(len))?;
         self.gradient.check(operation, DType::F32, len)?;
@@ -166,7 +211,7 @@ impl DeviceUpdate<'_> {
             rounded.check(operation, dtype, all)?;
         }
         let mut end = 0;
-        for PieceOfStep { range, step } in pieces {
+        for PieceOfStep { range, step, .. } in pieces {
             let fits = range.start >= end && range.start <= range.end && range.end <= len;
             if !fits || !range.start.is_multiple_of(WIDTH) || *step == 0 {
                 let problem = format!(
@@ -177,8 +222,32 @@ impl DeviceUpdate<'_> {
             }
             end = range.end;
         }
-        Ok(len)
+        Ok(())
     }
+}
+
+/// Checks that the state of all pieces lies within buffers of one length, in order.
+fn check_state<const COUNT: usize>(
+    operation: &'static str,
+    pieces: &[PieceOfStep],
+    buffers: [&DeviceBuffer; COUNT],
+) -> Result<(), CudaError> {
+    let len = buffers[0].len();
+    buffers.into_iter().try_for_each(|buffer| buffer.check(operation, DType::F32, len))?;
+    let mut end = 0;
+    for PieceOfStep { range, state, .. } in pieces {
+        let own = range.len();
+        let fits = *state >= end && state.checked_add(own).is_some_and(|last| last <= len);
+        if !fits || !state.is_multiple_of(WIDTH) {
+            let problem = format!(
+                "the state of piece {range:?} is invalid: it starts at element {state}, but must start at a multiple of 4 \
+                 from {end} on, and its {own} elements must lie within {len}"
+            );
+            return Err(CudaError::Mismatch { operation, problem });
+        }
+        end = state + own;
+    }
+    Ok(())
 }
 
 /// The cast for this buffer, and the buffer's address. Its dtype has been checked.
@@ -188,8 +257,9 @@ fn cast_of(rounded: Option<&DeviceBuffer>) -> (Cast, u64) {
 }
 
 fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {
-    let PieceOfStep { range, .. } = piece;
-    Piece { start: range.start as u64, len: range.len() as u64, rate, second_root }
+    let PieceOfStep { range, state, .. } = piece;
+    let (start, len) = (range.start as u64, range.len() as u64);
+    Piece { start, len, state: *state as u64, rate, second_root }
 }
 
 /// The table of pieces, of which there is at least one, and the number of elements from the first to the last.
@@ -223,6 +293,19 @@ fn device_sgd(factors: &SgdFactors, kind: MomentumKind) -> DeviceSgd {
         momentum: factors.momentum,
         rate: factors.rate,
         nesterov: u32::from(kind == MomentumKind::Nesterov),
+        unused: 0,
+    }
+}
+
+fn device_lion(factors: &LionFactors) -> DeviceLion {
+    DeviceLion {
+        clip: factors.clip,
+        keep_parameter: factors.keep_parameter,
+        keep_direction: factors.keep_direction,
+        take_direction: factors.take_direction,
+        keep_momentum: factors.keep_momentum,
+        take_momentum: factors.take_momentum,
+        rate: factors.rate,
         unused: 0,
     }
 }

@@ -24,6 +24,8 @@ pub enum Category {
     Partial,
     /// The state of an optimizer.
     Optimizer,
+    /// The exchange of whole matrices in an update, and the computation on them.
+    Update,
     /// Copies of shards and state that a checkpoint is written from.
     Snapshot,
     /// Any other purpose. It is not counted.
@@ -41,13 +43,14 @@ pub struct Usage {
 
 impl Category {
     /// Every category that is counted.
-    pub const COUNTED: [Self; 7] = [
+    pub const COUNTED: [Self; 8] = [
         Self::Shard,
         Self::GatherInput,
         Self::Full,
         Self::GradFull,
         Self::Partial,
         Self::Optimizer,
+        Self::Update,
         Self::Snapshot,
     ];
 
@@ -65,6 +68,7 @@ impl fmt::Display for Category {
             Self::GradFull => "grad_full",
             Self::Partial => "partial",
             Self::Optimizer => "optimizer",
+            Self::Update => "update",
             Self::Snapshot => "snapshot",
             Self::Other => "other",
         })

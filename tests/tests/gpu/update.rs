@@ -2,22 +2,25 @@
 
 use hsdp_kernels::cuda::{DeviceBuffer, DeviceUpdate, PieceOfStep};
 use hsdp_kernels::{
-    AdamWStep, FusedUpdate, HostBuffer, MomentumKind, SgdStep, Values, adamw, sgd, update_in_blocks,
+    AdamWStep, FusedUpdate, HostBuffer, LionStep, MomentumKind, SgdStep, Values, adamw, lion, sgd,
+    update_in_blocks,
 };
 use hsdp_sharding::DType;
 
 use super::numbers::ordinary;
 use super::{assert_same, device, download, stream, upload};
 
-/// More pieces than one launch takes, with gaps between them that no update may touch.
-fn pieces() -> (Vec<PieceOfStep>, usize) {
-    let (mut start, mut pieces) = (8, Vec::new());
+/// More pieces than one launch takes, with gaps between them, and between their states, that no update may touch; and the numbers of elements
+/// and of states.
+fn pieces() -> (Vec<PieceOfStep>, [usize; 2]) {
+    let (mut start, mut state, mut pieces) = (8, 4, Vec::new());
     for index in 0..125_usize {
         let len = [1, 7, 8, 9, 40, 3000][index % 6];
-        pieces.push(PieceOfStep { range: start..start + len, step: 1 + index as u64 % 3 });
+        pieces.push(PieceOfStep { range: start..start + len, state, step: 1 + index as u64 % 3 });
         start += (len + index % 5).next_multiple_of(8);
+        state += (len + index % 3).next_multiple_of(4);
     }
-    (pieces, start + 3)
+    (pieces, [start + 3, state + 5])
 }
 
 /// The dtypes in which the result may be wanted, too.
@@ -33,10 +36,11 @@ struct Host {
 }
 
 impl Host {
-    fn new(len: usize, cast: Option<DType>) -> Self {
+    fn new([len, states]: [usize; 2], cast: Option<DType>) -> Self {
         let rounded = cast.map(|dtype| HostBuffer::zeros(dtype, len).expect("memory"));
-        let [parameters, gradient, first] = [1, 2, 3].map(|seed| ordinary(seed, len));
-        let second = ordinary(4, len).into_iter().map(f32::abs).collect();
+        let [parameters, gradient] = [1, 2].map(|seed| ordinary(seed, len));
+        let first = ordinary(3, states);
+        let second = ordinary(4, states).into_iter().map(f32::abs).collect();
         Self { parameters, rounded, gradient, first, second }
     }
 
@@ -52,7 +56,8 @@ impl Host {
         let parameters = &mut self.parameters[range.clone()];
         let fused =
             FusedUpdate { parameters, rounded, gradient: &self.gradient[range.clone()], divisor };
-        let (first, second) = (&mut self.first[range.clone()], &mut self.second[range]);
+        let own = piece.state..piece.state + range.len();
+        let (first, second) = (&mut self.first[own.clone()], &mut self.second[own]);
         update_in_blocks(fused, |block, parameters, gradient| {
             act(parameters, gradient, &mut first[block.clone()], &mut second[block]);
         });
@@ -118,10 +123,28 @@ fn sgd_updates_as_the_twin_does() {
     }
 }
 
+#[test]
+#[ignore = "needs a CUDA device"]
+fn lion_updates_as_the_twin_does() {
+    let (pieces, len) = pieces();
+    let (beta1, beta2) = (0.9, 0.99);
+    let step = LionStep { learning_rate: 1e-2, beta1, beta2, weight_decay: 0.1, clip: 0.37 };
+    for cast in CASTS {
+        compare(
+            &pieces,
+            (len, cast, 96.0),
+            |device, update| {
+                stream().lion(update, &pieces, &step, &mut device.0).expect("updated");
+            },
+            |_, parameters, gradient, first, _| lion(&step, parameters, gradient, first),
+        );
+    }
+}
+
 /// Updates on the device and by the twin, and compares all that either writes.
 fn compare(
     pieces: &[PieceOfStep],
-    (len, cast, divisor): (usize, Option<DType>, f64),
+    (len, cast, divisor): ([usize; 2], Option<DType>, f64),
     on_device: impl Fn(&mut (DeviceBuffer, DeviceBuffer), DeviceUpdate<'_>),
     twin: impl Fn(&PieceOfStep, &mut [f32], &[f32], &mut [f32], &mut [f32]),
 ) {
@@ -171,11 +194,23 @@ fn pieces_that_do_not_fit_are_refused() {
     };
     for (range, number) in [(60..70, 1), (6..8, 1), (8..16, 0)] {
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
-        let piece = PieceOfStep { range: range.clone(), step: number };
+        let piece = PieceOfStep { range: range.clone(), state: 0, step: number };
         let refused = stream.adamw(update, &[piece], &step, (first, second));
         let said = format!(
             "adamw: piece {range:?} of update {number} is invalid: it must start at a multiple of 4 \
              from 0 on, lie within 64 elements, and updates count from 1"
+        );
+        assert_eq!(refused.expect_err("it does not fit").to_string(), said);
+    }
+    for (states, number, from) in [([60, 0], 0, 0), ([6, 24], 0, 0), ([8, 12], 1, 16)] {
+        let piece = |range, state| PieceOfStep { range, state, step: 1 };
+        let pieces = [piece(0..8, states[0]), piece(8..16, states[1])];
+        let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
+        let refused = stream.adamw(update, &pieces, &step, (first, second));
+        let (range, state) = (&pieces[number].range, states[number]);
+        let said = format!(
+            "adamw: the state of piece {range:?} is invalid: it starts at element {state}, but must start at a \
+             multiple of 4 from {from} on, and its 8 elements must lie within 64"
         );
         assert_eq!(refused.expect_err("it does not fit").to_string(), said);
     }
