@@ -29,7 +29,7 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (an optimizer's state), `portions` (the parts of each tensor that a rank owns), `together`
+//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
 //! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
@@ -41,27 +41,29 @@ mod frozen;
 mod import;
 mod load;
 mod made;
+mod pair;
 mod portions;
 mod save;
 mod snapshot;
 mod together;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) use checkpointed::copy_part;
-pub use checkpointed::{Checkpointed, OptimizerState};
+pub use checkpointed::{Checkpointed, Expected, SavedState, Spread, StateTensor};
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
-pub use hsdp_checkpoint::{Exported, Folder, export};
+pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, export};
 use hsdp_sharding::{Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
 use parking_lot::Mutex;
 pub use save::Saved;
-use together::{Failed, Problem, Together};
+pub use together::Problem;
+use together::{Failed, Together};
 
 use self::background::InFlight;
 use self::snapshot::Snapshot;
@@ -233,7 +235,8 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
 /// Refuses a call that does not fit the model's state. The other ranks get the reason.
 ///
 /// # Errors
-/// [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another model.
+/// [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another model, or consists of two of one
+/// kind.
 fn check<O: Checkpointed>(
     model: &ShardedModel,
     optimizer: &O,
@@ -241,7 +244,7 @@ fn check<O: Checkpointed>(
 ) -> Result<(), Error> {
     joint::run(model.world(), model.committed_steps(), || {
         check_between_steps(model, operation)?;
-        check_owner(model, optimizer, operation)
+        check_optimizer(model, optimizer, operation)
     })
 }
 
@@ -258,15 +261,22 @@ fn check_between_steps(model: &ShardedModel, operation: &'static str) -> Result<
 }
 
 /// # Errors
-/// [`Error::Misuse`] if the optimizer was made for another model.
-fn check_owner<O: Checkpointed>(
+/// [`Error::Misuse`] if the optimizer was made for another model, or consists of two of one kind.
+fn check_optimizer<O: Checkpointed>(
     model: &ShardedModel,
     optimizer: &O,
     operation: &'static str,
 ) -> Result<(), Error> {
-    if optimizer.model() == model.id() {
-        return Ok(());
+    let refuse = |what| Err(model.engine.fabric.misuse(operation, model.committed_steps(), what));
+    if !optimizer.is_of(model.id()) {
+        return refuse("the optimizer was made for another model".to_owned());
     }
-    let what = "the optimizer was made for another model".to_owned();
-    Err(model.engine.fabric.misuse(operation, model.committed_steps(), what))
+    let kind = optimizer.head(model.plan().spec()).kind;
+    let mut kinds = BTreeSet::new();
+    match kind.split(pair::AND).find(|kind| !kinds.insert(*kind)) {
+        None => Ok(()),
+        Some(twice) => refuse(format!(
+            "two optimizers are {twice}: a checkpoint keeps the state of one of each kind, which may have groups"
+        )),
+    }
 }

@@ -55,6 +55,7 @@ use crate::full::Full;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
 use crate::objective::{LossSum, Seed};
+use crate::optimizer::Assignment;
 use crate::precision::LossScale;
 use crate::uneven::{EndOfRun, Shutdown, Supply};
 use crate::updated::Updated;
@@ -112,6 +113,8 @@ pub(crate) struct State {
     pub(crate) loads: u64,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
+    /// The optimizers of the last update.
+    pub(crate) assignment: Assignment,
     /// The step whose update has begun and has not ended.
     pub(crate) half_updated: Option<u64>,
     /// The largest weight that a microbatch of the last step had on this rank.
@@ -139,7 +142,7 @@ impl State {
 
     /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
     /// [`commit`](Self::commit) some parameters may be updated, and others not.
-    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: &dyn Display) {
+    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
         if gradients.verdict == Verdict::Apply {
             self.updated.note(self.next_step, options, gradients.max_norm);
             self.half_updated = Some(gradients.step);
@@ -162,6 +165,7 @@ impl Engine {
             committed: 0,
             loads: 0,
             updated: Updated::default(),
+            assignment: Assignment::default(),
             half_updated: None,
             last_weight: 0,
             attempts: 0,

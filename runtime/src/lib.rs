@@ -106,7 +106,9 @@ pub use model::{ModelId, ShardedModel};
 pub use non_finite::{NonFiniteGradient, Origin};
 pub use objective::{LossSum, Objective, Seed};
 pub use optimizer::{
-    AdamW, AdamWOptions, DeviceRun, Momentum, Optimizer, Run, Sgd, SgdOptions, Update,
+    Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, DeviceRun, Elementwise, Lion,
+    LionOptions, Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run,
+    RunState, Selected, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating,
 };
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use placement::Placement;

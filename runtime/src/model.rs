@@ -143,7 +143,7 @@ impl ShardedModel {
     }
 
     /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
-    /// [options](Self::update_as) with which an optimizer has updated the last step.
+    /// [options](crate::Optimizer::check) with which an optimizer has updated the last step.
     ///
     /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no
     /// step to drop. This rank calls this method again, and so do the others: they may have another error (`StepAborted` if they
@@ -168,7 +168,7 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
     /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
-    /// loss scale, number of microbatches or the [options](Self::update_as) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
+    /// loss scale, number of microbatches or the [options](crate::Optimizer::check) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
     /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, or
     /// while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
@@ -190,7 +190,7 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::UnevenEnds`] on all ranks if another rank has data for a step, except under
     /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps, or differ in
-    /// the [options](Self::update_as) of the last update;
+    /// the [options](crate::Optimizer::check) of the last update;
     /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn end_run(&mut self) -> Result<(), Error> {
         self.engine.end_run()

@@ -1,7 +1,8 @@
 //! The options with which this rank has updated its shards. The ranks compare them, since the replicas of a shard stay equal
 //! only under equal updates. PROTOCOL.md, "Updates".
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
+use std::mem;
 
 use crate::digest;
 
@@ -21,24 +22,26 @@ pub(crate) struct Updated {
 }
 
 impl Updated {
+    /// The memory of the lines of an update: it is noted by [`note`](Self::note), or given up.
+    pub(crate) fn room(&mut self) -> String {
+        let mut lines = mem::take(&mut self.lines);
+        lines.clear();
+        lines.reserve(ROOM);
+        lines
+    }
+
     /// Notes the options of an update, one line each, and the norm to which the gradients were clipped. `finished` steps are
     /// finished, of which it updates the last.
-    ///
-    /// # Panics
-    /// If `options` cannot be displayed.
-    pub(crate) fn note(&mut self, finished: u64, options: &dyn Display, max_norm: Option<f64>) {
-        self.lines.clear();
-        self.lines.reserve(ROOM);
-        let clipping = |lines: &mut String| match max_norm {
-            Some(norm) => writeln!(lines, "gradients clipped to {norm:?}"),
-            None => writeln!(lines, "gradients that are not clipped"),
-        };
-        let mut written = write!(self.lines, "{options}");
+    pub(crate) fn note(&mut self, finished: u64, options: String, max_norm: Option<f64>) {
+        self.lines = options;
         if !matches!(self.lines.as_bytes(), [] | [.., b'\n']) {
             self.lines.push('\n');
         }
-        written = written.and_then(|()| clipping(&mut self.lines));
-        written.expect("the options of an optimizer have a text");
+        let written = match max_norm {
+            Some(norm) => writeln!(self.lines, "gradients clipped to {norm:?}"),
+            None => writeln!(self.lines, "gradients that are not clipped"),
+        };
+        written.expect("a string takes any text");
         self.digest = digest::of_text(&self.lines).max(NONE + 1);
         self.finished = finished;
     }
@@ -61,8 +64,8 @@ mod tests {
 
     fn noted(finished: u64, options: &str) -> Updated {
         let mut updated = Updated::default();
-        updated.note(3, &"of an older step\n", Some(0.5));
-        updated.note(finished, &options, None);
+        updated.note(3, "of an older step\n".to_owned(), Some(0.5));
+        updated.note(finished, options.to_owned(), None);
         updated
     }
 

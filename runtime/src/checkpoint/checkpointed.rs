@@ -1,63 +1,66 @@
 //! The state that an optimizer gives to a checkpoint, and takes from one.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
+use hsdp_checkpoint::{Generation, OptimizerHead, state_tensor};
 use hsdp_kernels::copy_past_caches;
-use hsdp_sharding::UnitId;
-use serde_json::Value;
+use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
+use super::together::Problem;
+use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
 /// An optimizer whose state goes into checkpoints.
+///
+/// Several optimizers of one model are one, as a pair or a triple: the state of each goes into the same checkpoint. They keep different
+/// kinds of state.
 pub trait Checkpointed: Sized + Send + Sync {
-    /// The kind of optimizer, such as `adamw`. A checkpoint of another kind is refused.
-    const KIND: &'static str;
+    /// Whether the optimizer was made for this model.
+    fn is_of(&self, model: &ModelId) -> bool;
 
-    /// The model for which the optimizer was made.
-    fn model(&self) -> &ModelId;
+    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its options, for people to read: a program that resumes uses
+    /// its own options. The number of updates of each parameter that it updates, by name; none if it does not count them.
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
-    /// The kinds of its state, each of which has an f32 for each trainable element of this rank's shards. Their tensors
-    /// in a checkpoint are called `optimizer:<kind>:<parameter>`.
-    fn state_kinds(&self) -> &'static [&'static str];
+    /// The tensors of its state, the same on all ranks; none before the first update.
+    fn tensors(&self) -> Vec<StateTensor>;
 
-    /// The options with which it was made, for people to read. A program that resumes uses its own options.
-    fn options(&self) -> Value;
+    /// The tensors that it would read from a checkpoint.
+    fn expected(&self, saved: &SavedState<'_>) -> Expected;
 
-    /// The number of updates of each parameter of a unit, in the unit's order; empty if the optimizer does not count
-    /// them.
-    fn updates(&self, unit: UnitId) -> Vec<u64>;
-
-    /// One kind of its state for a unit, `[trainable elements of this rank's shard]`: borrowed, or a copy.
+    /// Elements of a tensor of its state, of a parameter, that this rank has: borrowed, or a copy. `None` if it has no such tensor.
     ///
     /// # Errors
     /// [`Error::Device`](Error) if the state lies on a device that fails.
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, UnitId),
-    ) -> Result<Cow<'a, [f32]>, Error>;
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error>;
 
-    /// Copies elements of one kind of its state for a unit, from the `from`-th on, until `into` is full. Training waits
-    /// for this copy where a checkpoint is saved in the background.
+    /// Copies elements of a tensor of its state, from the `start`-th on, until `into` is full. `false` if it has no such tensor. Training
+    /// waits for this copy where a checkpoint is saved in the background.
     ///
     /// # Errors
     /// As [`state`](Self::state).
     fn copy_state(
         &self,
         model: &ShardedModel,
-        of: (&str, UnitId),
-        (from, into): (usize, &mut [f32]),
-    ) -> Result<(), Error> {
-        copy_part(&self.state(model, of)?, (from, into));
-        Ok(())
+        of: (&str, ParamId),
+        (start, into): (usize, &mut [f32]),
+    ) -> Result<bool, Error> {
+        let state = self.state(model, of, start..start + into.len())?;
+        Ok(state.map(|state| copy_part(&state, (0, into))).is_some())
     }
 
-    /// A new optimizer with the same options and with `state`. This one does not change.
+    /// A new optimizer with the same options, and with the state of a checkpoint. This one does not change.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if a device has no memory for the state.
-    fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error>;
+    /// If the checkpoint cannot be read, or there is no memory for the state.
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem>;
 }
 
 /// Copies elements, from the `from`-th on, until `into` is full.
@@ -65,12 +68,127 @@ pub(crate) fn copy_part(all: &[f32], (from, into): (usize, &mut [f32])) {
     copy_past_caches(into, &all[from..from + into.len()]);
 }
 
-/// An optimizer's state on this rank.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct OptimizerState {
-    /// By kind, in the order of [`Checkpointed::state_kinds`], and by unit: the elements that [`Checkpointed::state`]
-    /// returned.
-    pub elements: Vec<Vec<Vec<f32>>>,
-    /// By unit and parameter: the number of updates.
-    pub updates: Vec<Vec<u64>>,
+/// A tensor of an optimizer's state, f32. Its name in a checkpoint is `optimizer:<kind>:<parameter>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateTensor {
+    /// The kind of state, such as `exp_avg`.
+    pub kind: &'static str,
+    /// The parameter.
+    pub parameter: ParamId,
+    /// The relation of its elements to those of the parameter.
+    pub spread: Spread,
+}
+
+/// The relation of the elements of a tensor of state to those of its parameter, and so to ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// An element for each of the parameter: the tensor has its shape, and each rank of a shard group has a part.
+    Elements,
+    /// An element for each block of this number of elements of the parameter, which is cut between blocks only.
+    Blocks(usize),
+    /// This number of elements, all of which each rank of the shard group has.
+    Whole(usize),
+}
+
+impl Spread {
+    /// The shape of the tensor, for a parameter.
+    pub(super) fn shape(self, parameter: &Param) -> Vec<u64> {
+        match self {
+            Self::Elements => parameter.shape.iter().map(|size| *size as u64).collect(),
+            Self::Blocks(block) => vec![parameter.numel().div_ceil(block) as u64],
+            Self::Whole(len) => vec![len as u64],
+        }
+    }
+
+    /// The elements that a rank has that holds `range` of the parameter.
+    pub(super) fn range(self, range: Range<usize>) -> Range<usize> {
+        match self {
+            Self::Elements => range,
+            Self::Blocks(block) => range.start.div_ceil(block)..range.end.div_ceil(block),
+            Self::Whole(len) => 0..len,
+        }
+    }
+}
+
+/// The part of a checkpoint that an optimizer expects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// The tensors.
+    pub tensors: Vec<StateTensor>,
+    /// The parameters whose updates are counted.
+    pub counted: Vec<ParamId>,
+}
+
+/// The state of optimizers in a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedState<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) generation: &'a Generation,
+    /// Whose state it is.
+    pub(super) whose: Whose,
+}
+
+/// The optimizers to which the state in a checkpoint belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// One optimizer updates all trainable parameters.
+    One,
+    /// Each parameter has the state of one of several optimizers.
+    Several,
+}
+
+impl SavedState<'_> {
+    /// The same state, of which each parameter's belongs to one of several optimizers.
+    pub(super) fn of_several(self) -> Self {
+        Self { whose: Whose::Several, ..self }
+    }
+
+    /// The parameters of which there is such state, in the order of the model: all trainable ones, if one optimizer updates them all, and
+    /// there is any.
+    #[must_use]
+    pub fn parameters_with(&self, kinds: &[&str]) -> Vec<ParamId> {
+        let tensors = &self.generation.manifest().tensors;
+        let has =
+            |name: &str| kinds.iter().any(|kind| tensors.contains_key(&state_tensor(kind, name)));
+        let params = self.fabric.plan.spec().params();
+        let trainable = params.filter(|(_, param)| param.role == Role::Trainable);
+        let (all, with): (Vec<_>, Vec<_>) =
+            trainable.map(|(id, param)| (id, has(&param.name).then_some(id))).unzip();
+        match self.whose {
+            Whose::One if with.iter().any(Option::is_some) => all,
+            _ => with.into_iter().flatten().collect(),
+        }
+    }
+
+    /// A parameter of the model.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn parameter(&self, parameter: ParamId) -> &Param {
+        &self.fabric.plan.spec()[parameter]
+    }
+
+    /// The number of updates of a parameter.
+    #[must_use]
+    pub fn updates(&self, parameter: ParamId) -> u64 {
+        let head = self.generation.manifest().optimizer.as_ref();
+        let name = &self.fabric.plan.spec()[parameter].name;
+        let counted = head.and_then(|head| head.updates.get(name));
+        counted.copied().unwrap_or(0)
+    }
+
+    /// Reads elements of a tensor, from the `start`-th on, until `into` is full.
+    ///
+    /// # Errors
+    /// If the checkpoint has no such tensor, or is damaged.
+    pub fn read(
+        &self,
+        (kind, parameter): (&str, ParamId),
+        start: usize,
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        let name = state_tensor(kind, &self.fabric.plan.spec()[parameter].name);
+        Ok(self.generation.read(&name, start as u64, into)?)
+    }
 }

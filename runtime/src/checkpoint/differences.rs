@@ -1,12 +1,12 @@
 //! The differences between a checkpoint and a model with its optimizer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, state_tensor};
-use hsdp_sharding::{Param, Role};
+use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_sharding::{Param, ParamId, Role};
 
 use super::together::Problem;
-use super::{Checkpointed, Content};
+use super::{Checkpointed, Content, Expected, SavedState, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 
 /// The parameters that a checkpoint has.
@@ -19,13 +19,14 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
 
 /// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`.
 pub(super) fn check<O: Checkpointed>(
-    fabric: &Fabric,
-    (generation, optimizer): (&Generation, &O),
+    saved: &SavedState<'_>,
+    optimizer: &O,
     wanted: Content,
 ) -> Result<(), Problem> {
+    let SavedState { fabric, generation, .. } = *saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
     let refused = |what: String| Err(Problem::lasting(what));
-    let wrong = differences(fabric, (manifest, optimizer));
+    let wrong = differences(saved, optimizer);
     if !wrong.is_empty() {
         return refused(format!("{path} is of another model: {}", wrong.join("; ")));
     }
@@ -48,40 +49,49 @@ fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {
 }
 
 /// All differences between a checkpoint and this model and optimizer.
-fn differences<O: Checkpointed>(
-    fabric: &Fabric,
-    (manifest, optimizer): (&Manifest, &O),
-) -> Vec<String> {
+fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<String> {
+    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
+    let own = optimizer.head(fabric.plan.spec()).kind;
     let mut wrong = Vec::new();
     match &manifest.optimizer {
-        Some(OptimizerHead { kind, .. }) if kind == O::KIND => {}
+        Some(OptimizerHead { kind, .. }) if *kind == own => {}
         Some(OptimizerHead { kind, .. }) => {
-            wrong.push(format!("its optimizer is {}, not {}", kind.escape_debug(), O::KIND));
+            wrong.push(format!("its optimizer is {}, not {own}", kind.escape_debug()));
             return wrong;
         }
         None => wrong.push("it has no optimizer".to_owned()),
     }
-    let content = content_of(manifest);
-    wrong.extend(missing_counts(fabric, (manifest, optimizer)));
+    let Expected { tensors, counted } = optimizer.expected(saved);
+    wrong.extend(missing_counts(saved, &counted));
     let mut expected = BTreeSet::new();
-    for param in params(fabric).filter(|param| content.has(param.role)) {
-        let kinds = if param.role == Role::Trainable { optimizer.state_kinds() } else { &[] };
-        let states = kinds.iter().map(|kind| state_tensor(kind, &param.name));
-        for name in [param.name.clone()].into_iter().chain(states) {
-            let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
-            match manifest.tensors.get(&name) {
-                None => wrong.push(format!("`{name}` is missing")),
-                Some(tensor) if tensor.shape != shape => {
-                    wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
-                }
-                Some(_) => {}
+    for (name, shape) in named(fabric, content_of(manifest), &tensors) {
+        match manifest.tensors.get(&name) {
+            None => wrong.push(format!("`{name}` is missing")),
+            Some(tensor) if tensor.shape != shape => {
+                wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
             }
-            expected.insert(name);
+            Some(_) => {}
         }
+        expected.insert(name);
     }
     let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
     wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
     wrong
+}
+
+/// The names and shapes of the tensors that a checkpoint should have: those of each parameter, one after the other.
+fn named(fabric: &Fabric, content: Content, tensors: &[StateTensor]) -> Vec<(String, Vec<u64>)> {
+    let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
+    for tensor in tensors {
+        of_parameter.entry(tensor.parameter).or_default().push(tensor);
+    }
+    let params = fabric.plan.spec().params().filter(|(_, param)| content.has(param.role));
+    let named = params.flat_map(|(id, param)| {
+        let states = of_parameter.get(&id).into_iter().flatten();
+        let states = states.map(|it| (state_tensor(it.kind, &param.name), it.spread.shape(param)));
+        [(param.name.clone(), Spread::Elements.shape(param))].into_iter().chain(states)
+    });
+    named.collect()
 }
 
 /// The text of a tensor that the model does not read.
@@ -95,15 +105,10 @@ fn left_over_text(fabric: &Fabric, name: &str) -> String {
 }
 
 /// The parameters whose updates the optimizer counts and the checkpoint does not, one text for each.
-fn missing_counts<O: Checkpointed>(
-    fabric: &Fabric,
-    (manifest, optimizer): (&Manifest, &O),
-) -> Vec<String> {
+fn missing_counts(saved: &SavedState<'_>, counted: &[ParamId]) -> Vec<String> {
+    let manifest = saved.generation.manifest();
     let Some(OptimizerHead { updates, .. }) = &manifest.optimizer else { return Vec::new() };
-    let (spec, content) = (fabric.plan.spec(), content_of(manifest));
-    let counted = spec.unit_ids().filter(|unit| !optimizer.updates(*unit).is_empty());
-    let params = counted.flat_map(|unit| &spec[unit].params);
-    let names = params.filter(|param| content.has(param.role)).map(|param| &param.name);
+    let names = counted.iter().map(|id| &saved.fabric.plan.spec()[*id].name);
     let missing = names.filter(|name| !updates.contains_key(*name));
     missing.map(|name| format!("the number of updates of `{name}` is missing")).collect()
 }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Generation, Manifest, Training, state_tensor};
-use hsdp_kernels::memory::{self, Category};
+use hsdp_checkpoint::{Generation, Manifest, Training};
 use hsdp_sharding::{Role, UnitId, UnitLayout};
 use serde_json::Value;
 
+use super::checkpointed::Whose;
 use super::portions::{self, Portion};
 use super::together::{Failed, Kind, Problem, Together};
-use super::{Checkpointed, Checkpoints, Content, OptimizerState, differences, frozen};
+use super::{Checkpointed, Checkpoints, Content, SavedState, differences, frozen};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
@@ -125,23 +125,21 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Result<Resumed, Failed>, Error> {
         let read = loading(model, step).attempt(|| {
-            let generation = self.store.open(step)?;
-            differences::check(&model.engine.fabric, (&generation, optimizer), self.content)?;
-            read(&model.engine.fabric, (&generation, optimizer))
+            let (fabric, generation) = (&model.engine.fabric, self.store.open(step)?);
+            let saved = SavedState { fabric, generation: &generation, whose: Whose::One };
+            differences::check(&saved, optimizer, self.content)?;
+            Ok((read(&saved)?, optimizer.restored(model, &saved)?))
         });
         let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let Read { parameters, frozen_digest, state, training, user } = read;
+        let (Read { parameters, frozen_digest, training, user }, restored) = read;
         if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
             return Ok(Err(failed));
         }
-        let placed = loading(model, step).attempt(|| {
-            let parameters = parameters.placed(model)?;
-            Ok((parameters, optimizer.restored(model, state)?))
-        });
-        let (parameters, restored) = match placed? {
+        let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?));
+        let parameters = match placed? {
             Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
         };
@@ -211,7 +209,6 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
 struct Read {
     parameters: Parameters,
     frozen_digest: Option<u64>,
-    state: OptimizerState,
     training: Training,
     user: Value,
 }
@@ -241,35 +238,32 @@ impl Parameters {
     }
 }
 
-fn read<O: Checkpointed>(
-    fabric: &Fabric,
-    (generation, optimizer): (&Generation, &O),
-) -> Result<Read, Problem> {
-    let manifest = generation.manifest();
-    let trained = |category, name: &dyn Fn(&str) -> String| {
-        let mut units = zeroed(fabric, category)?;
-        let portions = portions::of_rank(fabric).into_iter();
-        for portion in portions.filter(|it| it.role == Role::Trainable) {
-            let elements = &mut units[portion.unit.index()][portion.range];
-            generation.read(&name(&portion.name), portion.offset, elements)?;
-        }
-        Ok::<_, Problem>(units)
-    };
-    let parameters = match differences::content_of(manifest) {
+fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
+    let SavedState { fabric, generation, .. } = *saved;
+    let Manifest { frozen_digest, training, user, .. } = generation.manifest();
+    let parameters = match differences::content_of(generation.manifest()) {
         Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
             for Portion { name, offset, range, .. } in portions {
                 generation.read(name, *offset, &mut parameters[range.clone()])?;
             }
             Ok(())
         })?),
-        Content::Trainable => Parameters::Trained(trained(Category::Other, &str::to_owned)?),
+        Content::Trainable => Parameters::Trained(trained(fabric, generation)?),
     };
-    let of_kind = |kind: &&str| trained(Category::Optimizer, &|name| state_tensor(kind, name));
-    let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
-    let state = OptimizerState { elements, updates: updates(fabric, manifest) };
-    let Manifest { frozen_digest, training, user, .. } = manifest;
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
-    Ok(Read { parameters, frozen_digest, state, training, user })
+    Ok(Read { parameters, frozen_digest, training, user })
+}
+
+/// The trained elements of this rank's shards, by unit.
+fn trained(fabric: &Fabric, generation: &Generation) -> Result<Vec<Vec<f32>>, Problem> {
+    let zeros = |layout: &Arc<UnitLayout>| zeros(layout.trainable().shard_len);
+    let mut units = fabric.plan.layouts().iter().map(zeros).collect::<Result<Vec<_>, _>>()?;
+    let portions = portions::of_rank(fabric).into_iter();
+    for portion in portions.filter(|it| it.role == Role::Trainable) {
+        let elements = &mut units[portion.unit.index()][portion.range];
+        generation.read(&portion.name, portion.offset, elements)?;
+    }
+    Ok(units)
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
@@ -293,22 +287,6 @@ pub(super) fn shards_of(
     fabric.plan.spec().unit_ids().map(shard).collect()
 }
 
-/// Zeros for the trained elements of this rank's shards, by unit.
-fn zeroed(fabric: &Fabric, category: Category) -> Result<Vec<Vec<f32>>, Error> {
-    let of_unit = |layout: &Arc<UnitLayout>| {
-        let _scope = memory::scope(category);
-        zeros(layout.trainable().shard_len)
-    };
-    fabric.plan.layouts().iter().map(of_unit).collect()
-}
-
 fn zeros(len: usize) -> Result<Vec<f32>, Error> {
     Ok(hsdp_kernels::zeros(len)?)
-}
-
-fn updates(fabric: &Fabric, manifest: &Manifest) -> Vec<Vec<u64>> {
-    let counted = manifest.optimizer.as_ref().map(|optimizer| &optimizer.updates);
-    let of = |name: &str| counted.and_then(|counted| counted.get(name)).copied().unwrap_or(0);
-    let units = fabric.plan.spec().units().iter();
-    units.map(|unit| unit.params.iter().map(|param| of(&param.name)).collect()).collect()
 }

@@ -1,17 +1,20 @@
 //! The elements of each tensor that a rank has.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
-use hsdp_sharding::{Piece, Role, UnitId};
+use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
-use super::Content;
+use super::{Content, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 
 /// Some consecutive elements of a parameter in this rank's shard.
 #[derive(Clone, Debug)]
 pub(super) struct Portion {
     pub(super) unit: UnitId,
+    /// The parameter: its index in the unit.
+    pub(super) param: usize,
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
     pub(super) role: Role,
@@ -21,44 +24,96 @@ pub(super) struct Portion {
     pub(super) range: Range<usize>,
 }
 
+impl Portion {
+    fn parameter(&self) -> ParamId {
+        ParamId { unit: self.unit, index: self.param }
+    }
+
+    /// The elements, in the parameter.
+    fn param_range(&self) -> Range<usize> {
+        let start = usize::try_from(self.offset).expect("it is within the parameter");
+        start..start + self.range.len()
+    }
+}
+
 /// All portions that this rank has.
 pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
     of_pieces(fabric, fabric.plan.pieces_of(fabric.rank()))
 }
 
-/// Some consecutive elements of a tensor that this rank writes: of a parameter, or of one kind of an optimizer's state for it.
+/// Some consecutive elements of a tensor that this rank writes.
 #[derive(Clone, Debug)]
 pub(super) struct Written {
-    pub(super) portion: Portion,
-    /// The index of the kind of state; `None` for a parameter.
-    pub(super) kind: Option<usize>,
     /// The tensor's name.
-    pub(super) name: String,
+    name: String,
+    shape: Vec<u64>,
+    /// The first element, in the tensor.
+    offset: u64,
+    pub(super) source: Source,
 }
 
-impl Written {
-    pub(super) fn slice<'a>(&'a self, values: Elements<'a>) -> Slice<'a> {
-        let Portion { shape, offset, .. } = &self.portion;
-        Slice { tensor: &self.name, shape, offset: *offset, values }
+/// The place of elements that a rank writes.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// In this rank's shard of a unit.
+    Shard { unit: UnitId, range: Range<usize> },
+    /// In a tensor of an optimizer's state.
+    State { kind: &'static str, parameter: ParamId, range: Range<usize> },
+}
+
+impl Source {
+    /// The number of elements.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Shard { range, .. } | Self::State { range, .. } => range.len(),
+        }
     }
 }
 
-/// The elements that this rank writes of a model and of an optimizer with these kinds of state, in the order of its
-/// file.
-pub(super) fn to_write(fabric: &Fabric, kinds: &[&str], content: Content) -> Vec<Written> {
+impl Written {
+    fn of_parameter(portion: &Portion) -> Self {
+        let Portion { unit, name, shape, offset, range, .. } = portion.clone();
+        Self { name, shape, offset, source: Source::Shard { unit, range } }
+    }
+
+    /// The elements of a tensor of state that a rank writes because of a portion of the parameter, if there are any.
+    fn of_state(fabric: &Fabric, portion: &Portion, tensor: StateTensor) -> Option<Self> {
+        let StateTensor { kind, parameter, spread } = tensor;
+        let held = portion.param_range();
+        let writes_whole = held.start == 0;
+        if matches!(spread, Spread::Whole(_)) && !writes_whole {
+            return None;
+        }
+        let range = spread.range(held);
+        let (name, shape) =
+            (state_tensor(kind, &portion.name), spread.shape(&fabric.plan.spec()[parameter]));
+        let offset = range.start as u64;
+        let source = Source::State { kind, parameter, range };
+        (source.len() > 0).then_some(Self { name, shape, offset, source })
+    }
+
+    pub(super) fn slice<'a>(&'a self, values: Elements<'a>) -> Slice<'a> {
+        Slice { tensor: &self.name, shape: &self.shape, offset: self.offset, values }
+    }
+}
+
+/// The elements that this rank writes of a model and of the state of its optimizer, in the order of its file: parameters first, and
+/// then one kind of state after the other.
+pub(super) fn to_write(fabric: &Fabric, states: &[StateTensor], content: Content) -> Vec<Written> {
     let mut portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
     portions.retain(|portion| content.has(portion.role));
-    let of_kind = |kind: Option<usize>| {
-        let has = move |it: &&Portion| kind.is_none() || it.role == Role::Trainable;
-        let written = move |portion: &Portion| {
-            let parameter = &portion.name;
-            let name =
-                kind.map_or_else(|| parameter.clone(), |kind| state_tensor(kinds[kind], parameter));
-            Written { portion: portion.clone(), kind, name }
+    let mut written: Vec<Written> = portions.iter().map(Written::of_parameter).collect();
+    let mut kinds = BTreeMap::<&str, BTreeMap<ParamId, StateTensor>>::new();
+    for state in states {
+        kinds.entry(state.kind).or_default().insert(state.parameter, *state);
+    }
+    for of_kind in kinds.into_values() {
+        let of_portion = |portion: &Portion| {
+            Written::of_state(fabric, portion, *of_kind.get(&portion.parameter())?)
         };
-        portions.iter().filter(has).map(written)
-    };
-    [None].into_iter().chain((0..kinds.len()).map(Some)).flat_map(of_kind).collect()
+        written.extend(portions.iter().filter_map(of_portion));
+    }
+    written
 }
 
 fn of_pieces(fabric: &Fabric, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
@@ -66,6 +121,7 @@ fn of_pieces(fabric: &Fabric, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
         let param = &fabric.plan.spec()[unit].params[piece.param];
         Portion {
             unit,
+            param: piece.param,
             name: param.name.clone(),
             shape: param.shape.iter().map(|size| *size as u64).collect(),
             role: param.role,

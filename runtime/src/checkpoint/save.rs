@@ -1,7 +1,6 @@
 //! Saving: each rank writes its part, and rank 0 makes a generation of the parts.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hsdp_checkpoint::{
@@ -9,11 +8,11 @@ use hsdp_checkpoint::{
     Slice, Store, Training, Writer, nonce,
 };
 use hsdp_kernels::Values;
-use hsdp_sharding::{Rank, UnitId};
+use hsdp_sharding::Rank;
 use serde_json::Value;
 
 use super::made::{Identity, Made};
-use super::portions::{self, Written};
+use super::portions::{self, Source, Written};
 use super::together::{Failed, Kind, Problem, Together};
 use super::{Checkpointed, Checkpoints, Content, frozen};
 use crate::comparison;
@@ -96,6 +95,7 @@ pub(super) struct Saving<'a, O> {
     step: u64,
     /// This rank's part of the digest of the frozen parameters, if these are left out.
     frozen: Option<u64>,
+    of_optimizer: OptimizerHead,
     /// `user` and the optimizer's options as JSON.
     texts: [String; 2],
 }
@@ -106,8 +106,10 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         (model, optimizer): (&'a ShardedModel, &'a O),
         (user, frozen): (&'a Value, Option<u64>),
     ) -> Self {
-        let texts = [user.to_string(), optimizer.options().to_string()];
-        Self { store, model, optimizer, user, step: model.committed_steps(), frozen, texts }
+        let of_optimizer = optimizer.head(model.plan().spec());
+        let texts = [user.to_string(), of_optimizer.options.to_string()];
+        let step = model.committed_steps();
+        Self { store, model, optimizer, user, step, frozen, of_optimizer, texts }
     }
 
     fn content(&self) -> Content {
@@ -219,24 +221,10 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
             step: self.step,
             mesh: MeshShape { replicate, shard },
             training: Training { loss_scale: state.loss_scale.saved(), weight_hint },
-            optimizer: Some(OptimizerHead {
-                kind: O::KIND.to_owned(),
-                options: self.optimizer.options(),
-                updates: self.updates(),
-            }),
+            optimizer: Some(self.of_optimizer.clone()),
             user: self.user.clone(),
             frozen_digest,
         }
-    }
-
-    fn updates(&self) -> BTreeMap<String, u64> {
-        let spec = self.model.plan().spec();
-        let of_unit = |unit: UnitId| {
-            let counted = spec[unit].params.iter().zip(self.optimizer.updates(unit));
-            let counted = counted.filter(|(param, _)| self.content().has(param.role));
-            counted.map(|(param, updates)| (param.name.clone(), updates)).collect::<Vec<_>>()
-        };
-        spec.unit_ids().flat_map(of_unit).collect()
     }
 }
 
@@ -253,8 +241,8 @@ struct Contents<'a> {
     written: Vec<Written>,
     /// By unit.
     shards: Vec<HostShard>,
-    /// By kind, and by unit.
-    states: Vec<Vec<Cow<'a, [f32]>>>,
+    /// By `written`; empty for parameters.
+    states: Vec<Cow<'a, [f32]>>,
 }
 
 impl<'a> Contents<'a> {
@@ -263,26 +251,26 @@ impl<'a> Contents<'a> {
         optimizer: &'a O,
         content: Content,
     ) -> Result<Self, Error> {
-        let (units, kinds) = (|| model.plan().spec().unit_ids(), optimizer.state_kinds());
-        let of_kind = |kind: &&'static str| {
-            units().map(|unit| optimizer.state(model, (kind, unit))).collect::<Result<_, _>>()
-        };
         let fabric = &model.engine.fabric;
         let shards = model.engine.state().shards.clone();
-        Ok(Self {
-            written: portions::to_write(fabric, kinds, content),
-            shards: shards.iter().map(|shard| shard.kept(fabric)).collect::<Result<_, _>>()?,
-            states: kinds.iter().map(of_kind).collect::<Result<_, Error>>()?,
-        })
+        let written = portions::to_write(fabric, &optimizer.tensors(), content);
+        let state = |written: &Written| match &written.source {
+            Source::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
+            Source::State { kind, parameter, range } => {
+                let state = optimizer.state(model, (kind, *parameter), range.clone())?;
+                Ok(state.expect("an optimizer has the tensors that it names"))
+            }
+        };
+        let states = written.iter().map(state).collect::<Result<_, Error>>()?;
+        let shards = shards.iter().map(|shard| shard.kept(fabric)).collect::<Result<_, _>>()?;
+        Ok(Self { written, shards, states })
     }
 
     fn slices(&self) -> Vec<Slice<'_>> {
-        let slices = self.written.iter().map(|written| {
-            let unit = written.portion.unit.index();
-            let range = written.portion.range.clone();
-            let values = match written.kind {
-                None => self.shards[unit].values(range),
-                Some(kind) => Values::F32(&self.states[kind][unit][range]),
+        let slices = self.written.iter().zip(&self.states).map(|(written, state)| {
+            let values = match &written.source {
+                Source::Shard { unit, range } => self.shards[unit.index()].values(range.clone()),
+                Source::State { .. } => Values::F32(state),
             };
             written.slice(elements(values))
         });

@@ -2,10 +2,11 @@
 
 use hsdp_checkpoint::Slice;
 use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::UnitId;
 
-use super::portions::{self, Portion, Written};
+use super::portions::{self, Source, Written};
 use super::together::{Kind, Problem};
-use super::{Checkpointed, Content};
+use super::{Checkpointed, Content, StateTensor};
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
@@ -14,8 +15,8 @@ use crate::model::{ModelId, ShardedModel};
 pub(super) struct Snapshot {
     elements: Vec<f32>,
     written: Vec<Written>,
-    /// The model and the kinds of state to which `written` belongs.
-    of: Option<(ModelId, &'static [&'static str])>,
+    /// The model and the tensors of state to which `written` belongs.
+    of: Option<(ModelId, Vec<StateTensor>)>,
 }
 
 impl Snapshot {
@@ -29,17 +30,17 @@ impl Snapshot {
         optimizer: &O,
         content: Content,
     ) -> Result<(), Problem> {
-        let kinds = optimizer.state_kinds();
-        self.know(model, kinds, content);
+        self.know(model, optimizer.tensors(), content);
         self.make_room()?;
         let mut room = &mut *self.elements;
-        for Written { portion, kind, .. } in &self.written {
-            let (into, rest) = room.split_at_mut(portion.range.len());
-            let from = portion.range.start;
-            match kind {
-                None => copy_shard(model, (portion, from), into)?,
-                Some(kind) => {
-                    optimizer.copy_state(model, (kinds[*kind], portion.unit), (from, into))?;
+        for Written { source, .. } in &self.written {
+            let (into, rest) = room.split_at_mut(source.len());
+            match source {
+                Source::Shard { unit, range } => copy_shard(model, (*unit, range.start), into)?,
+                Source::State { kind, parameter, range } => {
+                    let of = (*kind, *parameter);
+                    let copied = optimizer.copy_state(model, of, (range.start, into))?;
+                    debug_assert!(copied, "an optimizer has the tensors that it names");
                 }
             }
             room = rest;
@@ -51,7 +52,7 @@ impl Snapshot {
     pub(super) fn slices(&self) -> Vec<Slice<'_>> {
         let mut elements = &*self.elements;
         let slices = self.written.iter().map(|written| {
-            let (own, rest) = elements.split_at(written.portion.range.len());
+            let (own, rest) = elements.split_at(written.source.len());
             elements = rest;
             written.slice(own.into())
         });
@@ -59,16 +60,16 @@ impl Snapshot {
     }
 
     /// Notes the names and places of the elements, which are the same for each snapshot of the checkpoints of a model.
-    fn know(&mut self, model: &ShardedModel, kinds: &'static [&'static str], content: Content) {
-        if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == kinds) {
+    fn know(&mut self, model: &ShardedModel, states: Vec<StateTensor>, content: Content) {
+        if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == states) {
             return;
         }
-        self.written = portions::to_write(&model.engine.fabric, kinds, content);
-        self.of = Some((model.id().clone(), kinds));
+        self.written = portions::to_write(&model.engine.fabric, &states, content);
+        self.of = Some((model.id().clone(), states));
     }
 
     fn make_room(&mut self) -> Result<(), Problem> {
-        let len = self.written.iter().map(|written| written.portion.range.len()).sum();
+        let len = self.written.iter().map(|written| written.source.len()).sum();
         let _snapshot = memory::scope(Category::Snapshot);
         if self.elements.len() != len {
             self.elements = Vec::new();
@@ -85,9 +86,9 @@ impl Snapshot {
 
 fn copy_shard(
     model: &ShardedModel,
-    (portion, from): (&Portion, usize),
+    (unit, from): (UnitId, usize),
     into: &mut [f32],
 ) -> Result<(), Error> {
     let engine = &model.engine;
-    engine.state().shards[portion.unit.index()].copy_to(&engine.fabric, from, into)
+    engine.state().shards[unit.index()].copy_to(&engine.fabric, from, into)
 }

@@ -18,9 +18,9 @@ use crate::error::Error;
 /// once.
 const SIGNS_OF_LIFE: u32 = 4;
 
-/// Why a rank's part failed.
+/// The reason why a rank's part failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub struct Problem {
     pub(super) kind: Kind,
     pub(super) what: String,
 }

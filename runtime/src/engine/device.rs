@@ -20,6 +20,6 @@ pub(crate) use self::{
     full::{DeviceArriving, DeviceFull},
     model_device::ModelDevice,
     shard::DeviceShard,
-    sums::{DeviceAllReducing, DeviceScattering, DeviceSums, read_f32},
+    sums::{DeviceAllReducing, DeviceScattering, DeviceSums},
     unsharded::DeviceUnsharded,
 };

@@ -1,6 +1,6 @@
 //! Groups of parameters, with options of their own.
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::sync::Arc;
 
 use hsdp_sharding::{Param, Plan, Role, UnitId};
@@ -9,23 +9,7 @@ use serde_json::{Value, json};
 use crate::digest;
 use crate::error::Error;
 use crate::model::ShardedModel;
-
-/// The options of a kind of optimizer.
-pub(super) trait Options: Copy {
-    /// The kind, as errors name it.
-    const KIND: &'static str;
-
-    fn learning_rate(&mut self) -> &mut f64;
-
-    /// Refuses values with which an update would destroy the parameters. `of` has these options: the optimizer or a group.
-    fn check(&self, of: &dyn Display) -> Result<(), Error>;
-
-    /// Writes a line for each option, each of which begins with `of`.
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result;
-
-    /// The options for a checkpoint.
-    fn json(&self) -> Value;
-}
+use crate::optimizer::rule::OptimizerOptions;
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]
@@ -49,7 +33,7 @@ struct Group<O> {
     names: u64,
 }
 
-impl<O: Options> Groups<O> {
+impl<O: OptimizerOptions> Groups<O> {
     pub(super) fn none(model: &ShardedModel, options: O) -> Self {
         let plan = Arc::clone(&model.engine.fabric.plan);
         Self { options, groups: Vec::new(), plan, of: Vec::new() }
@@ -131,7 +115,7 @@ impl<O: Options> Groups<O> {
     }
 
     /// A line for each option, and for the parameters of each group, for the comparison of ranks.
-    pub(super) fn lines(&self) -> impl Display {
+    pub(super) fn lines(&self) -> impl fmt::Display {
         fmt::from_fn(|f| {
             self.options.write(f, &O::KIND)?;
             for (index, group) in self.groups.iter().enumerate() {
@@ -156,7 +140,7 @@ impl<O: Options> Groups<O> {
 
 /// The options of a group, and the ratio of its learning rate to that of the optimizer. If the latter is 0, `change` gets 1 instead,
 /// to see whether it changes the rate.
-fn changed<O: Options>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Option<f64>) {
+fn changed<O: OptimizerOptions>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Option<f64>) {
     let rate = *options.learning_rate();
     if rate != 0.0 {
         let mut of_group = change(options);

@@ -1,20 +1,18 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
-use std::borrow::Cow;
 use std::fmt::{self, Display};
 
+use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
-use hsdp_sharding::{Param, UnitId};
 use serde_json::{Value, json};
 
-use crate::checkpoint::copy_part;
-use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
-use crate::gradients::Gradients;
-use crate::model::{ModelId, ShardedModel};
-use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step, reborrow};
-use crate::optimizer::groups::{Groups, Options};
-use crate::optimizer::{Allowed, Optimizer, Update, check_options, state_like_shards, take};
+use crate::optimizer::options::{Allowed, check_options};
+use crate::optimizer::rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
+use crate::optimizer::{Elementwise, Run};
+
+/// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.
+pub type Sgd = Elementwise<SgdOptions>;
 
 /// Whether and how past gradients enter an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -45,7 +43,7 @@ impl Default for SgdOptions {
     }
 }
 
-impl Options for SgdOptions {
+impl OptimizerOptions for SgdOptions {
     const KIND: &'static str = "sgd";
 
     fn learning_rate(&mut self) -> &mut f64 {
@@ -86,6 +84,29 @@ impl Options for SgdOptions {
     }
 }
 
+impl Rule for SgdOptions {
+    const COUNTS: bool = false;
+    const ON_DEVICE: bool = true;
+
+    fn kinds(&self) -> &'static [&'static str] {
+        if self.momentum == Momentum::Off { &[] } else { &["momentum_buffer"] }
+    }
+
+    fn update(&self, _: u64, run: Run<'_>, state: RunState<'_>) {
+        let step = self.of_step(run.clip);
+        hsdp_kernels::sgd(&step, run.parameters, run.gradient, state.only());
+    }
+
+    fn update_on_device(
+        &self,
+        UnitRun { stream, update, clip }: UnitRun<'_>,
+        pieces: &[PieceOfStep],
+        state: UnitState<'_>,
+    ) -> Result<(), CudaError> {
+        stream.sgd(update, pieces, &self.of_step(clip), state.only())
+    }
+}
+
 impl SgdOptions {
     /// An update.
     fn of_step(&self, clip: f32) -> SgdStep {
@@ -96,171 +117,5 @@ impl SgdOptions {
         };
         let Self { learning_rate, weight_decay, .. } = *self;
         SgdStep { learning_rate, momentum, kind, weight_decay, clip }
-    }
-}
-
-/// SGD on this rank's shards, with state in f32.
-#[derive(Debug)]
-pub struct Sgd {
-    model: ModelId,
-    groups: Groups<SgdOptions>,
-    /// One f32 for each trainable element; nothing without momentum.
-    velocities: Option<Vec<Vec<f32>>>,
-    /// The same for a model on a device.
-    on_device: DeviceState,
-}
-
-impl Sgd {
-    /// Makes the state for this rank's shards of `model`.
-    ///
-    /// # Panics
-    /// If there is not enough memory.
-    #[must_use]
-    pub fn new(model: &ShardedModel, options: SgdOptions) -> Self {
-        let velocities = (options.momentum != Momentum::Off).then(|| state_like_shards(model));
-        Self {
-            model: model.id().clone(),
-            groups: Groups::none(model, options),
-            velocities,
-            on_device: DeviceState::default(),
-        }
-    }
-
-    /// Gives a group of parameters options of its own, as [`AdamW::group`](crate::AdamW::group) does. A group has momentum only if the
-    /// optimizer has some, too.
-    #[must_use]
-    pub fn group(
-        self,
-        has: impl Fn(&Param) -> bool,
-        change: impl FnOnce(SgdOptions) -> SgdOptions,
-    ) -> Self {
-        Self { groups: self.groups.with(has, change), ..self }
-    }
-
-    fn has_velocities(&self) -> bool {
-        self.groups.options.momentum != Momentum::Off
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.groups.check()?;
-        let has_momentum = |options: &SgdOptions| options.momentum != Momentum::Off;
-        if self.has_velocities() || !self.groups.of_groups().any(has_momentum) {
-            return Ok(());
-        }
-        let what = "sgd: a group has momentum, and the optimizer has none: no velocities were made"
-            .to_owned();
-        Err(Error::Options { what })
-    }
-
-    fn step_on_device(
-        &mut self,
-        model: &mut ShardedModel,
-        gradients: Gradients,
-    ) -> Result<Update, Error> {
-        let has_velocities = self.has_velocities();
-        let Self { groups, on_device, .. } = self;
-        if has_velocities {
-            on_device.make(model, gradients.step())?;
-        }
-        model.update_on_device_as(groups.lines(), gradients, |run| {
-            let DeviceRun { unit, stream, mut update, pieces, clip } = run;
-            let of_unit = (unit, update.gradient.len());
-            let mut velocity = has_velocities.then(|| on_device.of(stream, of_unit)).transpose()?;
-            for (options, has) in groups.each() {
-                let pieces = pieces.iter().filter(|piece| has(unit, piece.param));
-                let pieces = pieces_of_step(pieces, |_| 1);
-                if !pieces.is_empty() {
-                    let (update, step) = (reborrow(&mut update), options.of_step(clip));
-                    stream.sgd(update, &pieces, &step, velocity.as_deref_mut())?;
-                }
-            }
-            Ok(())
-        })
-    }
-}
-
-impl Optimizer for Sgd {
-    fn step(
-        &mut self,
-        model: &mut ShardedModel,
-        mut gradients: Gradients,
-    ) -> Result<Update, Error> {
-        take(&mut gradients, model, &self.model)?;
-        self.check()?;
-        if model.updates_on_device() {
-            return self.step_on_device(model, gradients);
-        }
-        let Self { groups, velocities, .. } = self;
-        model.update_as(groups.lines(), gradients, |run| {
-            let options = groups.of(run.unit, run.piece.param);
-            let range = run.piece.shard_range();
-            let velocity = velocities.as_mut().map(|all| &mut all[run.unit.index()][range]);
-            hsdp_kernels::sgd(&options.of_step(run.clip), run.parameters, run.gradient, velocity);
-        })
-    }
-
-    fn set_learning_rate(&mut self, rate: f64) {
-        self.groups.set_learning_rate(rate);
-    }
-}
-
-impl Checkpointed for Sgd {
-    const KIND: &'static str = "sgd";
-
-    fn model(&self) -> &ModelId {
-        &self.model
-    }
-
-    fn state_kinds(&self) -> &'static [&'static str] {
-        if self.has_velocities() { &["momentum_buffer"] } else { &[] }
-    }
-
-    fn options(&self) -> Value {
-        self.groups.json()
-    }
-
-    fn updates(&self, _: UnitId) -> Vec<u64> {
-        Vec::new()
-    }
-
-    fn state<'a>(
-        &'a self,
-        model: &ShardedModel,
-        (_, unit): (&str, UnitId),
-    ) -> Result<Cow<'a, [f32]>, Error> {
-        if model.updates_on_device() {
-            return self.on_device.to_host(model, unit).map(Cow::Owned);
-        }
-        Ok(Cow::Borrowed(self.velocities.as_ref().map_or(&[], |all| &all[unit.index()])))
-    }
-
-    fn copy_state(
-        &self,
-        model: &ShardedModel,
-        (kind, unit): (&str, UnitId),
-        (from, into): (usize, &mut [f32]),
-    ) -> Result<(), Error> {
-        if model.updates_on_device() {
-            return self.on_device.copy_to(model, (unit, from), into);
-        }
-        copy_part(&self.state(model, (kind, unit))?, (from, into));
-        Ok(())
-    }
-
-    fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
-        let velocities = state.elements.into_iter().next();
-        if model.updates_on_device() {
-            let on_device =
-                velocities.map(|all| DeviceState::from_host(model, &all)).transpose()?;
-            let on_device = on_device.unwrap_or_default();
-            let groups = self.groups.clone();
-            return Ok(Self { groups, on_device, ..Self::new(model, self.groups.options) });
-        }
-        Ok(Self {
-            model: model.id().clone(),
-            groups: self.groups.clone(),
-            velocities,
-            on_device: DeviceState::default(),
-        })
     }
 }

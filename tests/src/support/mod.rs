@@ -3,6 +3,7 @@
 pub mod handmade;
 pub mod models;
 pub mod modules;
+pub mod rules;
 pub mod slopes;
 pub mod sources;
 pub mod springs;

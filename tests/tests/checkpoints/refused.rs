@@ -5,6 +5,7 @@ use hsdp::{
     AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions,
     ShardedModel, StepOptions, Unit,
 };
+use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use serde_json::json;
@@ -25,8 +26,12 @@ fn row_42_all_that_differs_between_models_is_listed_at_once() {
     let saved = || spec([Param::new("a", [4]), Param::new("b", [2, 3]), Param::new("c", [7])]);
     let other = || spec([Param::new("a", [4]), Param::new("b", [3, 2]), Param::new("d", [7])]);
     on_ranks(2, |world| {
-        let model = ShardedModel::new(world, saved(), options(), springs::initial)?;
-        let adamw = AdamW::new(&model, AdamWOptions::default());
+        let mut model = ShardedModel::new(world, saved(), options(), springs::initial)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch(&mut step, 1.0)?;
+        let gradients = step.finish()?;
+        adamw.step(&mut model, gradients)?;
         let options = CheckpointOptions::default();
         Checkpoints::open(&model, folder.path(), options)?.save(&model, &adamw, &json!(null))
     });
@@ -48,7 +53,7 @@ fn row_42_all_that_differs_between_models_is_listed_at_once() {
                  `optimizer:exp_avg_sq:c` is state that this model does not have";
     assert_eq!(
         error.to_string(),
-        format!("loading at step 0, on rank 0: {path}/step-00000000 is of another model: {wrong}")
+        format!("loading at step 1, on rank 0: {path}/step-00000001 is of another model: {wrong}")
     );
 }
 

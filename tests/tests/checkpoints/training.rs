@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Resumed, Saved};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Resumed, Saved, StateTensor};
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer, Param, ShardedModel,
-    StepOptions, Unit, World,
+    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer, Param, ParamId, Piece,
+    ShardedModel, StepOptions, Unit, UnitId, World,
 };
 use hsdp_checkpoint::Hash;
 use hsdp_tests::support::models::layer;
@@ -96,13 +96,20 @@ impl<O: Optimizer + Checkpointed> Training<O> {
         let mut add = |values: &[f32]| values.iter().for_each(|it| bytes.extend(it.to_le_bytes()));
         for unit in self.model.plan().spec().unit_ids() {
             add(&self.model.shard(unit)?);
-            for kind in self.optimizer.state_kinds() {
-                add(&self.optimizer.state(&self.model, (kind, unit))?);
+        }
+        let pieces = self.model.plan().pieces_of(self.model.rank());
+        for StateTensor { kind, parameter, .. } in self.optimizer.tensors() {
+            let is_of = |(unit, piece): &&(UnitId, Piece)| {
+                parameter == ParamId { unit: *unit, index: piece.param }
+            };
+            for (_, piece) in pieces.iter().filter(is_of) {
+                let range = piece.param_range();
+                let state = self.optimizer.state(&self.model, (kind, parameter), range)?;
+                add(&state.expect("it has the tensors that it names"));
             }
         }
-        let units = self.model.plan().spec().unit_ids();
-        let updates = units.flat_map(|unit| self.optimizer.updates(unit));
-        bytes.extend(updates.flat_map(u64::to_le_bytes));
+        let updates = self.optimizer.head(self.model.plan().spec()).updates;
+        bytes.extend(updates.into_values().flat_map(u64::to_le_bytes));
         Ok(Hash::of(&bytes))
     }
 }

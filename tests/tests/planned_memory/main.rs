@@ -411,7 +411,9 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<(Vec<ByteCount>, Memor
     on_ranks(options.mesh.world_size(), |world| {
         let mut model = model(world, spec, options)?;
         train(&mut model, 2)?;
-        Ok((all_peaks(model.rank()), model.plan().memory()))
+        let (plan, rank) = (model.plan(), model.rank());
+        let planned = MemoryPlan { optimizer: plan.optimizer_state(rank), ..plan.memory() };
+        Ok((all_peaks(rank), planned))
     })
 }
 
@@ -468,6 +470,7 @@ fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
         Category::GradFull => plan.grad_full,
         Category::Partial => plan.partial,
         Category::Optimizer => plan.optimizer,
+        Category::Update => plan.update,
         Category::Snapshot | Category::Other => ByteCount::ZERO,
     }
 }

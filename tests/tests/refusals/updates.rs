@@ -5,11 +5,12 @@ use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, DynamicScale, Error, Gradients, LossScaling, ModelOptions, Momentum,
-    NonFinite, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, DynamicScale, Elementwise, Error, Gradients, LossScaling, ModelOptions,
+    Momentum, NonFinite, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::rules::Signs;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, on_ranks, outcomes};
@@ -51,6 +52,10 @@ fn by_adamw(
     options: AdamWOptions,
 ) -> Result<(), Error> {
     AdamW::new(model, options).step(model, gradients).map(drop)
+}
+
+fn by_signs(model: &mut ShardedModel, gradients: Gradients, rate: f64) -> Result<(), Error> {
+    Elementwise::new(model, Signs { rate }).step(model, gradients).map(drop)
 }
 
 fn by_sgd(
@@ -169,11 +174,8 @@ fn every_other_option_is_named_too() {
             "rank 2 has gradients clipped to 0.5, rank 0 has gradients clipped to 1.0",
         ),
         (
-            [
-                |model, it| model.update_as("signs rate 1\n", it, |_| ()).map(drop),
-                |model, it| model.update_as("signs rate 2\n", it, |_| ()).map(drop),
-            ],
-            "rank 2 has signs rate 2, rank 0 has signs rate 1",
+            [|model, it| by_signs(model, it, 1.0), |model, it| by_signs(model, it, 2.0)],
+            "rank 2 has signs rate 2.0, rank 0 has signs rate 1.0",
         ),
     ];
     for (updates, who_has_what) in cases {
@@ -187,7 +189,7 @@ fn an_option_that_is_nan_is_the_same_as_another_that_is_nan() {
     on_ranks(4, |world| {
         let mut model = model(world)?;
         let gradients = gradients(&mut model, 1.0)?;
-        model.update_as(format_args!("signs rate {:?}", f64::NAN), gradients, |_| ())?;
+        by_signs(&mut model, gradients, f64::NAN)?;
         next_step(&mut model)
     });
 }

@@ -170,7 +170,11 @@ fn momentum_of_a_group_alone_is_refused() {
     let mut sgd = Sgd::new(&model, plain).group(is_weight, |_| SGD);
     let gradients = gradients(&mut model);
     let refused = sgd.step(&mut model, gradients).expect_err("it has no velocities").to_string();
-    assert!(refused.contains("a group has momentum, and the optimizer has none"), "{refused}");
+    assert!(
+        refused
+            .contains("sgd group 0 needs state, and the options of the optimizer itself keep none"),
+        "{refused}"
+    );
 }
 
 /// The error of all ranks, of which rank 2 makes another optimizer.

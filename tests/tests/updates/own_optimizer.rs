@@ -1,41 +1,19 @@
-//! An optimizer of a user's own: it changes parameters by `ShardedModel::update`, one run of elements after the other.
+//! An optimizer of a user's own: a rule, or `ShardedModel::update`, one run of elements after the other.
 
 use hsdp::{
-    Error, Gradients, Mesh, ModelId, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel,
-    StepOptions, Unit, UnitId, Update, World,
+    Elementwise, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel, StepOptions,
+    Unit, UnitId, Update, World,
 };
+use hsdp_tests::support::rules::Signs;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 
 use crate::{gradients, model, parameters};
 
-/// An optimizer that hsdp does not have: it moves each element by the sign of its gradient.
-struct Signs {
-    model: ModelId,
-    rate: f64,
-}
-
-impl Optimizer for Signs {
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        assert_eq!(self.model, *model.id());
-        #[expect(clippy::cast_possible_truncation, reason = "a rate of a test")]
-        let rate = self.rate as f32;
-        model.update(gradients, |run| {
-            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
-                *parameter -= rate * (gradient * run.clip).signum();
-            }
-        })
-    }
-
-    fn set_learning_rate(&mut self, rate: f64) {
-        self.rate = rate;
-    }
-}
-
 #[test]
 fn an_optimizer_can_be_written_outside() {
     let mut model = model();
-    let mut signs = Signs { model: model.id().clone(), rate: 0.0 };
+    let mut signs = Elementwise::new(&model, Signs { rate: 0.0 });
     signs.set_learning_rate(0.25);
     let before = parameters(&model);
     let gradients = gradients(&mut model);

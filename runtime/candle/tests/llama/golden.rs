@@ -7,7 +7,7 @@ use hsdp_candle::llama::Recomputation;
 use serde::Deserialize;
 
 use crate::batches::{Batches, golden};
-use crate::run::{Numbers, Run, llama};
+use crate::run::{Numbers, Recipe, Run, llama};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -39,7 +39,7 @@ fn run(folder: &str, (mesh, microbatches): (&str, usize), recomputation: Recompu
     let model = golden(folder).join("model");
     let llama = llama(&model).recomputing(recomputation);
     let mesh: Mesh = mesh.parse().expect("a mesh");
-    Run { llama, model, mesh, microbatches, steps: 12 }
+    Run { llama, model, mesh, microbatches, steps: 12, recipe: Recipe::AdamW }
 }
 
 #[track_caller]
@@ -48,15 +48,28 @@ fn close(what: &str, got: f64, want: f64, relative: f64) {
     assert!(within, "{what}: {got}, not {want}: off by {:e}", (got - want).abs() / want.abs());
 }
 
-fn compare(what: &str, got: &Numbers, folder: &str) {
-    let text = std::fs::read_to_string(golden(folder).join("expected_adamw.json")).expect("there");
+/// The bounds of relative differences.
+#[derive(Clone, Copy)]
+struct Bounds {
+    losses: f64,
+    norms: f64,
+    held_out: f64,
+}
+
+const ADAMW: Bounds = Bounds { losses: 2e-5, norms: 1e-4, held_out: 5e-5 };
+
+/// PyTorch multiplies matrices in another order, and Muon makes a small singular value as large as all others.
+const MUON: Bounds = Bounds { losses: 2e-4, norms: 2e-3, held_out: 2e-4 };
+
+fn compare(what: &str, got: &Numbers, (folder, expected, within): (&str, &str, Bounds)) {
+    let text = std::fs::read_to_string(golden(folder).join(expected)).expect("there");
     let want: Expected = serde_json::from_str(&text).expect("numbers");
     assert_eq!(got.losses.len(), want.losses.len());
     for (step, (got, want)) in got.losses.iter().zip(&want.losses).enumerate() {
-        close(&format!("{what}: loss of step {step}"), *got, *want, 2e-5);
+        close(&format!("{what}: loss of step {step}"), *got, *want, within.losses);
     }
     for (step, (got, want)) in got.norms.iter().zip(&want.grad_norms).enumerate() {
-        close(&format!("{what}: norm of step {step}"), *got, *want, 1e-4);
+        close(&format!("{what}: norm of step {step}"), *got, *want, within.norms);
     }
     let names = |numbers: &BTreeMap<String, f64>| numbers.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&got.first), names(&want.first_step_grad_norms));
@@ -64,7 +77,7 @@ fn compare(what: &str, got: &Numbers, folder: &str) {
         close(&format!("{what}: norm of {name}"), got.first[name], *want, 1e-4);
     }
     for (got, want) in got.held_out.iter().zip([want.eval_loss_before, want.eval_loss_after]) {
-        close(&format!("{what}: held-out loss"), *got, want, 5e-5);
+        close(&format!("{what}: held-out loss"), *got, want, within.held_out);
     }
 }
 
@@ -73,9 +86,30 @@ fn check(folder: &str, mesh: (&str, usize)) {
     let batches = Batches::read(&golden(folder));
     let what = format!("{folder} on {mesh:?}");
     let kept = run(folder, mesh, Recomputation::Off).numbers(&batches);
-    compare(&what, &kept, folder);
+    compare(&what, &kept, (folder, "expected_adamw.json", ADAMW));
     let recomputed = run(folder, mesh, Recomputation::Blocks).numbers(&batches);
     assert_eq!(recomputed, kept, "{what}");
+}
+
+fn check_muon(folder: &str, mesh: (&str, usize)) {
+    let run = Run { recipe: Recipe::Muon, ..run(folder, mesh, Recomputation::Off) };
+    let numbers = run.numbers(&Batches::read(&golden(folder)));
+    let what = format!("muon, {folder} on {mesh:?}");
+    compare(&what, &numbers, (folder, "expected_muon.json", MUON));
+}
+
+#[test]
+fn a_run_with_muon_is_that_of_pytorch() {
+    check_muon("plain", ("2x2", 1));
+    check_muon("padded", ("1x4", 2));
+}
+
+#[test]
+#[ignore = "minutes without optimization: .ci/run has it optimized"]
+fn so_it_is_with_muon_on_every_mesh() {
+    for folder in FOLDERS {
+        ALL.iter().for_each(|mesh| check_muon(folder, *mesh));
+    }
 }
 
 #[test]

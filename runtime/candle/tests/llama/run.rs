@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use hsdp::checkpoint::{Import, Imported};
 use hsdp::prelude::*;
+use hsdp::{Muon, MuonOptions};
 use hsdp_candle::llama::{Llama, LlamaConfig};
 use hsdp_candle::{Error, Pass};
 
@@ -21,6 +22,46 @@ pub(crate) struct Run {
     pub(crate) mesh: Mesh,
     pub(crate) microbatches: usize,
     pub(crate) steps: usize,
+    pub(crate) recipe: Recipe,
+}
+
+/// The recipes of the golden runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recipe {
+    AdamW,
+    /// Muon for the matrices of layers, and AdamW for the rest.
+    Muon,
+}
+
+/// The optimizers of a recipe.
+struct Optimizers {
+    recipe: Recipe,
+    muon: Muon,
+    adamw: AdamW,
+}
+
+impl Optimizers {
+    fn of(model: &ShardedModel, recipe: Recipe) -> Self {
+        let options = MuonOptions { learning_rate: 0.01, ..MuonOptions::default() };
+        Self { recipe, muon: Muon::new(model, options), adamw: adamw(model) }
+    }
+
+    fn step(&mut self, model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), Error> {
+        let Self { muon, adamw, .. } = self;
+        match self.recipe {
+            Recipe::AdamW => adamw.step(model, gradients)?,
+            Recipe::Muon => model.update_by(
+                gradients,
+                [(muon, is_in_layer), (adamw, |param| !is_in_layer(param))],
+            )?,
+        };
+        Ok(())
+    }
+}
+
+/// Whether Muon has a parameter.
+fn is_in_layer(param: &Param) -> bool {
+    param.name.starts_with("model.layers.") && param.shape.len() == 2
 }
 
 /// The numbers of a run.
@@ -68,7 +109,7 @@ impl Run {
         let spec = self.llama.spec()?;
         let options = ModelOptions::on(self.mesh);
         let mut model = self.model(world, spec, options)?;
-        let mut optimizer = adamw(&model);
+        let mut optimizers = Optimizers::of(&model, self.recipe);
         let mut numbers = Numbers::default();
         numbers.held_out[0] = self.held_out(&mut model, batches)?;
         for step in 0..self.steps {
@@ -78,7 +119,7 @@ impl Run {
             if step == 0 {
                 numbers.first = norms(&gradients.full(&model)?);
             }
-            optimizer.step(&mut model, gradients.clip(1.0))?;
+            optimizers.step(&mut model, gradients.clip(1.0))?;
         }
         numbers.held_out[1] = self.held_out(&mut model, batches)?;
         model.end_run()?;

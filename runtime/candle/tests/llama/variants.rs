@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::batches::{Batches, golden};
-use crate::run::{Numbers, Run, llama};
+use crate::run::{Numbers, Recipe, Run, llama};
 use crate::stock::Stock;
 
 const STEPS: usize = 4;
@@ -100,6 +100,7 @@ fn compare_on(batches: &Batches, model: Llama, (folder, mesh): (&Path, (&str, us
         mesh: mesh.0.parse::<Mesh>().expect("a mesh"),
         microbatches: mesh.1,
         steps: STEPS,
+        recipe: Recipe::AdamW,
     };
     let got = run(model.clone()).numbers(batches);
     close(&got, &want);

@@ -75,7 +75,8 @@ fn compare<O: Optimizer + Checkpointed>(
         let folder = tempfile::tempdir().expect("a folder");
         let expected = run((from, Begin::Anew), (folder.path(), content), optimizer);
         let found = run((to, Begin::Resumed), (folder.path(), content), optimizer);
-        assert!(found == expected, "{} from {from:?} to {to:?}, {content:?}", O::KIND);
+        let optimizer = std::any::type_name::<O>();
+        assert!(found == expected, "{optimizer} from {from:?} to {to:?}, {content:?}");
     }
 }
 

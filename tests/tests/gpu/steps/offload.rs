@@ -66,7 +66,9 @@ fn peaks(options: &ModelOptions, offload: Offload) -> Vec<[Held; 2]> {
         let (rank, plan) = (training.model.rank(), training.model.plan());
         let on_device = CATEGORIES.map(|it| memory::usage_on_device(rank, it).peak);
         let on_host = CATEGORIES.map(|it| memory::usage(rank, it).peak);
-        let planned = [plan.memory_on_device(offload), plan.memory_offloaded(offload)];
+        let optimizer = plan.optimizer_state(rank);
+        let on_host_planned = MemoryPlan { optimizer, ..plan.memory_offloaded(offload) };
+        let planned = [plan.memory_on_device(offload), on_host_planned];
         Ok([[on_device, on_host], planned.map(in_order)])
     })
 }

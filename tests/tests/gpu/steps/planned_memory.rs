@@ -10,7 +10,7 @@ use super::training::{Trainer, Training};
 use super::{DEVICE, placed};
 
 /// The peaks of two steps, and what was planned, by category and rank.
-fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 7], [ByteCount; 7])> {
+fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 8], [ByteCount; 8])> {
     memory::reset_peaks();
     let how = (Trainer::AdamW, StepOptions::default());
     on_ranks(options.mesh.world_size(), |world| {
@@ -18,14 +18,16 @@ fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 7], [ByteCount; 7])> {
         training.run(2)?;
         let rank = training.model.rank();
         let measured = Category::COUNTED.map(|it| memory::usage_on_device(rank, it).peak);
-        let planned = in_order(&training.model.plan().memory_on_device(Offload::None));
-        Ok((measured, planned))
+        let plan = training.model.plan();
+        let optimizer = plan.optimizer_state(rank);
+        let planned = MemoryPlan { optimizer, ..plan.memory_on_device(Offload::None) };
+        Ok((measured, in_order(&planned)))
     })
 }
 
-fn in_order(plan: &MemoryPlan) -> [ByteCount; 7] {
-    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update: _ } = *plan;
-    [shard, gather_input, full, grad_full, partial, optimizer, ByteCount::ZERO]
+fn in_order(plan: &MemoryPlan) -> [ByteCount; 8] {
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update } = *plan;
+    [shard, gather_input, full, grad_full, partial, optimizer, update, ByteCount::ZERO]
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn an_update_that_the_device_refuses_says_why() {
 /// Steps against the gradient, clipped, of what is trained and has one.
 fn descend(run: DeviceRun<'_>, rate: f64) -> Result<(), CudaError> {
     let DeviceRun { stream, update, pieces, clip, .. } = run;
-    let piece = |piece: &hsdp::Piece| PieceOfStep { range: piece.shard_range(), step: 1 };
+    let piece = |piece: &hsdp::Piece| PieceOfStep { range: piece.shard_range(), state: 0, step: 1 };
     let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
     let kind = MomentumKind::Classic;
     let step = SgdStep { learning_rate: rate, momentum: 0.0, kind, weight_decay: 0.0, clip };

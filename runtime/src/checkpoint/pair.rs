@@ -1,0 +1,76 @@
+//! Two optimizers of one model, as one for a checkpoint.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_sharding::{ModelSpec, ParamId};
+use serde_json::json;
+
+use super::together::Problem;
+use super::{Checkpointed, Expected, SavedState, StateTensor};
+use crate::error::Error;
+use crate::model::{ModelId, ShardedModel};
+
+/// Between the kinds of two optimizers.
+pub(super) const AND: &str = "+";
+
+/// The optimizers of one update: `(muon, adamw)`. Three are `((muon, adamw), ema)`.
+///
+/// The kinds of both make its kind, such as `muon+adamw`. Both were made for the same model, and they are of different kinds: without
+/// that the checkpoint does not say to which of them a tensor belongs.
+impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        let [first, second] = [self.0.head(spec), self.1.head(spec)];
+        OptimizerHead {
+            kind: [first.kind, second.kind].join(AND),
+            options: json!([first.options, second.options]),
+            updates: first.updates.into_iter().chain(second.updates).collect(),
+        }
+    }
+
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.0.is_of(model) && self.1.is_of(model)
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        let mut tensors = self.0.tensors();
+        tensors.extend(self.1.tensors());
+        tensors
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        let saved = saved.of_several();
+        let [mut all, other] = [self.0.expected(&saved), self.1.expected(&saved)];
+        all.tensors.extend(other.tensors);
+        all.counted.extend(other.counted);
+        all
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        match self.0.state(model, of, range.clone())? {
+            Some(state) => Ok(Some(state)),
+            None => self.1.state(model, of, range),
+        }
+    }
+
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        (start, into): (usize, &mut [f32]),
+    ) -> Result<bool, Error> {
+        let is_first = self.0.copy_state(model, of, (start, &mut *into))?;
+        Ok(is_first || self.1.copy_state(model, of, (start, into))?)
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        let saved = saved.of_several();
+        Ok((self.0.restored(model, &saved)?, self.1.restored(model, &saved)?))
+    }
+}

@@ -1,0 +1,123 @@
+//! The moments that Adafactor keeps: of rows and of columns of matrices, and of each element of other parameters.
+
+use std::collections::BTreeMap;
+
+use hsdp_kernels::adafactor::{AdafactorStep, Factored, average_sums};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{Param, ParamId};
+
+use crate::error::Error;
+use crate::optimizer::Updating;
+use crate::optimizer::state::Of;
+
+/// The sizes of a parameter as a stack of matrices, its last two dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) count: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl Sizes {
+    /// Those of a parameter of at least two dims.
+    pub(super) fn of(param: &Param) -> Option<Self> {
+        let [before @ .., rows, columns] = &param.shape[..] else { return None };
+        Some(Self { count: before.iter().product(), rows: *rows, columns: *columns })
+    }
+
+    /// The rows of all matrices.
+    pub(super) fn all_rows(self) -> usize {
+        self.count * self.rows
+    }
+
+    /// The columns of all matrices.
+    pub(super) fn all_columns(self) -> usize {
+        self.count * self.columns
+    }
+}
+
+/// The moments of the rows and of the columns of a parameter, the same on each rank of a shard group.
+#[derive(Clone, Debug)]
+pub(super) struct Factors {
+    pub(super) sizes: Sizes,
+    /// `[all rows]` and `[all columns]`.
+    pub(super) moments: [Vec<f32>; 2],
+}
+
+impl Factors {
+    fn zeros(sizes: Sizes) -> Result<Self, hsdp_kernels::Error> {
+        let _optimizer = memory::scope(Category::Optimizer);
+        let moments =
+            [hsdp_kernels::zeros(sizes.all_rows())?, hsdp_kernels::zeros(sizes.all_columns())?];
+        Ok(Self { sizes, moments })
+    }
+
+    /// Those of all parameters of at least two dims that `has` selects.
+    pub(super) fn of_all(
+        updating: &crate::engine::fabric::Fabric,
+        (operation, step): Of,
+        has: impl Fn(ParamId) -> bool,
+    ) -> Result<BTreeMap<ParamId, Self>, Error> {
+        let params = updating.plan.spec().params().filter(|(id, _)| has(*id));
+        let matrices = params.filter_map(|(id, param)| Some((id, Sizes::of(param)?)));
+        let zeros = |(id, sizes): (ParamId, Sizes)| match Self::zeros(sizes) {
+            Ok(zeros) => Ok((id, zeros)),
+            Err(error) => Err(updating.no_memory(error, operation, (step, id.unit))),
+        };
+        matrices.map(zeros).collect()
+    }
+
+    /// The moments after an update with these sums of squares.
+    pub(super) fn moved(&self, step: &AdafactorStep, [rows, columns]: [&[f64]; 2]) -> Self {
+        let mut moved = self.clone();
+        let [of_rows, of_columns] = &mut moved.moments;
+        average_sums(step, of_rows, rows, self.sizes.columns);
+        average_sums(step, of_columns, columns, self.sizes.rows);
+        moved
+    }
+
+    /// The estimate of variances.
+    pub(super) fn estimate(&self, step: &AdafactorStep) -> Factored<'_> {
+        let [rows, columns] = &self.moments;
+        Factored::new(step, [rows, columns], (self.sizes.rows, self.sizes.columns))
+    }
+}
+
+/// Sums of all parameters that an optimizer updates, one after the other, in f64.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    /// By parameter: the place of its sums.
+    places: BTreeMap<ParamId, std::ops::Range<usize>>,
+    pub(super) values: Vec<f64>,
+}
+
+impl Sums {
+    /// Zeros: `len` of them for each parameter that is updated now.
+    pub(super) fn zeros(
+        updating: &Updating<'_>,
+        parameters: impl Iterator<Item = ParamId>,
+        len: impl Fn(ParamId) -> usize,
+    ) -> Self {
+        let mut sums = Self::default();
+        let mut at = 0;
+        for parameter in parameters.filter(|parameter| updating.updates(*parameter)) {
+            let end = at + len(parameter);
+            sums.places.insert(parameter, at..end);
+            at = end;
+        }
+        sums.values = vec![0.0; at];
+        sums
+    }
+
+    pub(super) fn of(&self, parameter: ParamId) -> &[f64] {
+        &self.values[self.places[&parameter].clone()]
+    }
+
+    pub(super) fn of_mut(&mut self, parameter: ParamId) -> &mut [f64] {
+        &mut self.values[self.places[&parameter].clone()]
+    }
+
+    pub(super) fn parameters(&self) -> impl Iterator<Item = ParamId> {
+        self.places.keys().copied()
+    }
+}

@@ -1,0 +1,53 @@
+//! The optimizer of each parameter in an update.
+
+use hsdp_sharding::{ParamId, Role};
+
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::optimizer::Selected;
+
+/// The optimizer of each parameter, by the parameter's number in the model: an index, or [`NONE`]. The memory is used again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Assignment(Vec<u16>);
+
+/// No optimizer: the parameter is frozen.
+const NONE: u16 = u16::MAX;
+
+impl Assignment {
+    /// Gives each trainable parameter to the optimizer that selects it.
+    ///
+    /// # Errors
+    /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
+    pub(super) fn assign(
+        &mut self,
+        fabric: &Fabric,
+        optimizers: &[Selected<'_>],
+    ) -> Result<(), Error> {
+        self.0.clear();
+        self.0.resize(fabric.parameters(), NONE);
+        for (id, param) in fabric.plan.spec().params() {
+            if param.role == Role::Trainable {
+                let mut selected = optimizers.iter().enumerate().filter(|(_, (_, has))| has(param));
+                let one = (selected.next().map(|it| it.0), selected.next().map(|it| it.0));
+                self.0[fabric.number_of(id)] = only(one, &param.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The index of the optimizer of a parameter that is trained.
+    pub(super) fn of(&self, fabric: &Fabric, parameter: ParamId) -> usize {
+        usize::from(self.0[fabric.number_of(parameter)])
+    }
+}
+
+fn only(selected: (Option<usize>, Option<usize>), name: &str) -> Result<u16, Error> {
+    let what = match selected {
+        (Some(one), None) => return Ok(u16::try_from(one).expect("a list of a few optimizers")),
+        (Some(one), Some(other)) => {
+            format!("parameter `{name}`: optimizers {one} and {other} of the update both select it")
+        }
+        (None, _) => format!("parameter `{name}`: no optimizer of the update selects it"),
+    };
+    Err(Error::Options { what })
+}

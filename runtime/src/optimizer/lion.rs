@@ -1,0 +1,95 @@
+//! Lion.
+
+use std::fmt::{self, Display};
+
+use hsdp_kernels::LionStep;
+use hsdp_kernels::cuda::{CudaError, PieceOfStep};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::optimizer::options::{Allowed, check_options};
+use crate::optimizer::rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
+use crate::optimizer::{Elementwise, Run};
+
+/// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each element.
+pub type Lion = Elementwise<LionOptions>;
+
+/// The parameters of Lion. The defaults are those of the paper.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionOptions {
+    /// The learning rate: the distance by which each element moves in a step. The paper uses a third to a tenth of that of AdamW.
+    pub learning_rate: f64,
+    /// The weight of the momentum in the direction of an update, and the decay of the momentum.
+    pub betas: (f64, f64),
+    /// Before the update, the parameters shrink by learning rate x weight decay.
+    pub weight_decay: f64,
+}
+
+impl Default for LionOptions {
+    fn default() -> Self {
+        Self { learning_rate: 1e-4, betas: (0.9, 0.99), weight_decay: 0.0 }
+    }
+}
+
+impl OptimizerOptions for LionOptions {
+    const KIND: &'static str = "lion";
+
+    fn learning_rate(&mut self) -> &mut f64 {
+        &mut self.learning_rate
+    }
+
+    fn check(&self, of: &dyn Display) -> Result<(), Error> {
+        let Self { learning_rate, betas, weight_decay } = *self;
+        let options = [
+            ("learning_rate", learning_rate, Allowed::NotNegative),
+            ("betas.0", betas.0, Allowed::Fraction),
+            ("betas.1", betas.1, Allowed::Fraction),
+            ("weight_decay", weight_decay, Allowed::NotNegative),
+        ];
+        check_options(of, options)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
+        let Self { learning_rate, betas, weight_decay } = *self;
+        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
+        writeln!(f, "{of} betas {betas:?}")?;
+        writeln!(f, "{of} weight_decay {weight_decay:?}")
+    }
+
+    fn json(&self) -> Value {
+        let Self { learning_rate, betas, weight_decay } = *self;
+        json!({ "learning_rate": learning_rate, "betas": betas, "weight_decay": weight_decay })
+    }
+}
+
+impl Rule for LionOptions {
+    const COUNTS: bool = false;
+    const ON_DEVICE: bool = true;
+
+    fn kinds(&self) -> &'static [&'static str] {
+        &["lion_exp_avg"]
+    }
+
+    fn update(&self, _: u64, run: Run<'_>, state: RunState<'_>) {
+        let [momentum] = state.kinds();
+        hsdp_kernels::lion(&self.of_step(run.clip), run.parameters, run.gradient, momentum);
+    }
+
+    fn update_on_device(
+        &self,
+        UnitRun { stream, update, clip }: UnitRun<'_>,
+        pieces: &[PieceOfStep],
+        state: UnitState<'_>,
+    ) -> Result<(), CudaError> {
+        let [momentum] = state.kinds();
+        stream.lion(update, pieces, &self.of_step(clip), momentum)
+    }
+}
+
+impl LionOptions {
+    /// An update.
+    fn of_step(&self, clip: f32) -> LionStep {
+        let Self { learning_rate, betas: (beta1, beta2), weight_decay } = *self;
+        LionStep { learning_rate, beta1, beta2, weight_decay, clip }
+    }
+}

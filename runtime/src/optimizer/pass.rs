@@ -1,0 +1,320 @@
+//! One pass over this rank's shards, in which each parameter is updated by its optimizer.
+
+use std::ops::Range;
+
+use hsdp_kernels::{FusedUpdate, ValuesMut, divide_in_place, scaled_copy, update_in_blocks};
+use hsdp_sharding::{ParamId, Piece, Plan, Role, UnitId};
+
+use crate::engine::State;
+use crate::engine::fabric::Fabric;
+use crate::engine::joint;
+use crate::engine::shard::Shard;
+use crate::engine::sums::Sums;
+use crate::error::Error;
+use crate::gradients::{Gradients, Verdict};
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::{Assignment, Optimizer, Run, Selected, Update, device};
+
+/// The update in which an optimizer takes part, before it changes anything.
+#[derive(Debug)]
+pub struct Updating<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) gradients: &'a Gradients,
+    pub(super) assignment: &'a Assignment,
+    pub(super) shards: &'a [Shard],
+    /// The index of the optimizer.
+    pub(super) index: usize,
+}
+
+impl Updating<'_> {
+    /// The plan of the model.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.fabric.plan
+    }
+
+    /// Whether the model is updated on a device.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.fabric.updates_on_device()
+    }
+
+    /// Whether this optimizer updates the parameter, in steps in which it has a gradient.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn has(&self, parameter: ParamId) -> bool {
+        self.assignment.of(self.fabric, parameter) == self.index
+    }
+
+    /// Whether the parameter is updated now: it has a gradient, and the ranks agreed to apply it.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn updates(&self, parameter: ParamId) -> bool {
+        let applies = *self.gradients.verdict() == Verdict::Apply;
+        applies && self.has(parameter) && self.gradients.has_gradient(parameter)
+    }
+
+    /// Checks that an optimizer was made for this model.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it was not.
+    pub fn check_owner(&self, owner: &ModelId) -> Result<(), Error> {
+        if *owner == self.gradients.model {
+            return Ok(());
+        }
+        Err(self.misuse("the optimizer was made for another model".to_owned()))
+    }
+
+    /// The factor of [`Gradients::clip`], or 1.
+    #[must_use]
+    pub fn clip(&self) -> f32 {
+        self.gradients.clip
+    }
+
+    /// Elements of this rank's shard of a unit's gradient, in f32, divided, before clipping.
+    pub(super) fn gradient(
+        &self,
+        unit: UnitId,
+        range: Range<usize>,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        let (sums, divisor) = (&self.gradients.grad_shards[unit.index()], self.gradients.divisor);
+        match sums {
+            Sums::Host(values) => scaled_copy(into, &values[range], divisor),
+            Sums::Device(sums) => {
+                let device = self.fabric.device.as_ref().expect("the sums lie on a device");
+                let by = (device.stream(), device.patience());
+                let read = sums.values().read_back_into(by, range.start, into);
+                let failed =
+                    |error| self.fabric.device_error("optimizer step", self.gradients.step, error);
+                read.map_err(failed)?;
+                divide_in_place(into, divisor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of this rank's shard of a unit, in f32.
+    pub(super) fn parameters(
+        &self,
+        unit: UnitId,
+        range: Range<usize>,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        self.shards[unit.index()].copy_to(self.fabric, range.start, into)
+    }
+
+    /// The trained pieces of this rank's shards that this optimizer updates now, in the plan's order of units.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
+        let pieces = |unit| trained_pieces(self.fabric, unit).map(move |piece| (unit, piece));
+        let all = self.fabric.plan.reductions().iter().copied().flat_map(pieces);
+        all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
+    }
+
+    /// The error of an update that cannot be made.
+    #[must_use]
+    pub fn misuse(&self, what: String) -> Error {
+        self.fabric.misuse("optimizer step", self.gradients.step, what)
+    }
+}
+
+impl ShardedModel {
+    /// Updates this rank's shards by several optimizers in one pass, each for the parameters that its function selects, and counts the
+    /// step as committed; or skips the step if the ranks agreed on that. Collective over the shard group if one of the optimizers
+    /// [is](Optimizer::is_collective), and otherwise not.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
+    /// let mut sgd = Sgd::new(model, SgdOptions::default());
+    /// let mut adamw = AdamW::new(model, AdamWOptions::default());
+    /// let is_matrix = |param: &Param| param.shape.len() == 2;
+    /// model.update_by(gradients, [(&mut sgd, is_matrix), (&mut adamw, |param| param.shape.len() != 2)])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no optimizer selects, or more than one;
+    /// those of [`Gradients::check_model`] and of [`Optimizer::check`]. [`Error::Device`](Error) if the model lies on a device that
+    /// fails: some units are updated then, and others are not.
+    pub fn update_by<const N: usize>(
+        &mut self,
+        gradients: Gradients,
+        optimizers: [Selected<'_>; N],
+    ) -> Result<Update, Error> {
+        self.update_by_all(gradients, &mut { optimizers })
+    }
+
+    fn update_by_all(
+        &mut self,
+        mut gradients: Gradients,
+        optimizers: &mut [Selected<'_>],
+    ) -> Result<Update, Error> {
+        gradients.grad_shards.taken();
+        gradients.check_model(self)?;
+        let fabric = &self.engine.fabric;
+        let mut state = self.engine.enter("optimizer step", gradients.step)?;
+        let mut assignment = std::mem::take(&mut state.assignment);
+        assignment.assign(fabric, optimizers)?;
+        let pass = Pass { fabric, gradients: &gradients, assignment: &assignment };
+        pass.run(&mut state, optimizers)?;
+        state.commit();
+        state.assignment = assignment;
+        Ok(match gradients.verdict {
+            Verdict::Apply => Update::Applied,
+            Verdict::Skip(found) => Update::Skipped(found),
+        })
+    }
+}
+
+/// An update of all shards of this rank.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) gradients: &'a Gradients,
+    pub(super) assignment: &'a Assignment,
+}
+
+impl<'a> Pass<'a> {
+    fn run(self, state: &mut State, optimizers: &mut [Selected<'_>]) -> Result<(), Error> {
+        let room = state.updated.room();
+        let lines = self.prepare((&state.shards, room), optimizers)?;
+        if self.gradients.verdict != Verdict::Apply {
+            return Ok(());
+        }
+        state.begin_update(self.gradients, lines);
+        for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
+            optimizer.begin(&self.updating(&state.shards, index));
+        }
+        for unit in self.fabric.plan.reductions().iter().copied() {
+            self.update_unit((unit, &mut state.shards[unit.index()]), optimizers)?;
+        }
+        Ok(())
+    }
+
+    /// All that may fail before anything changes. Returns the lines of the options. A rank that fails where others wait for it tells
+    /// them.
+    fn prepare(
+        self,
+        (shards, mut lines): (&[Shard], String),
+        optimizers: &mut [Selected<'_>],
+    ) -> Result<String, Error> {
+        let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
+        let mut prepare = || {
+            for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
+                optimizer.check(&self.updating(shards, index), &mut lines)?;
+            }
+            if self.gradients.verdict == Verdict::Apply {
+                for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
+                    optimizer.prepare(&self.updating(shards, index))?;
+                }
+            }
+            Ok::<(), Error>(())
+        };
+        if is_collective {
+            joint::run(&self.fabric.world, self.gradients.step, prepare)?;
+        } else {
+            prepare()?;
+        }
+        Ok(lines)
+    }
+
+    fn updating<'b>(self, shards: &'b [Shard], index: usize) -> Updating<'b>
+    where
+        'a: 'b,
+    {
+        let Self { fabric, gradients, assignment } = self;
+        Updating { fabric, gradients, assignment, shards, index }
+    }
+
+    /// Updates a unit where its shard is updated: on the host, from which it may go on to a device, or on the device.
+    fn update_unit(
+        self,
+        (unit, shard): (UnitId, &mut Shard),
+        optimizers: &mut [Selected<'_>],
+    ) -> Result<(), Error> {
+        match (shard, &self.gradients.grad_shards[unit.index()]) {
+            (Shard::Host(shard), Sums::Host(sums)) => {
+                let (master, gather_input) = shard.exclusive();
+                self.update_runs(unit, OnHost { master, gather_input, sums }, optimizers);
+                Ok(())
+            }
+            (Shard::Device(shard), Sums::Device(_)) if self.fabric.updates_on_device() => {
+                device::update_unit(self, (unit, shard), optimizers)
+            }
+            (Shard::Device(shard), Sums::Device(sums)) => {
+                let sums = (sums, self.gradients.step);
+                shard.update_on_host(self.fabric, sums, |master, sums| {
+                    let on_host = OnHost { master, gather_input: None, sums };
+                    self.update_runs(unit, on_host, optimizers);
+                })
+            }
+            _ => unreachable!("a model has its shards and sums in the same place"),
+        }
+    }
+
+    /// Updates a unit on the host, run by run.
+    fn update_runs(
+        self,
+        unit: UnitId,
+        OnHost { master, mut gather_input, sums }: OnHost<'_>,
+        optimizers: &mut [Selected<'_>],
+    ) {
+        for piece in self.pieces_with_gradient(unit) {
+            let (optimizer, _) = &mut optimizers[self.optimizer_of(unit, &piece)];
+            let range = piece.shard_range();
+            let fused = FusedUpdate {
+                parameters: &mut master[range.clone()],
+                rounded: gather_input.as_mut().map(|all| all.reborrow().slice(range.clone())),
+                gradient: &sums[range],
+                divisor: self.gradients.divisor,
+            };
+            let clip = self.gradients.clip;
+            update_in_blocks(fused, |block, parameters, gradient| {
+                let piece = part_of(piece, block);
+                optimizer.update(Run { unit, piece, parameters, gradient, clip });
+            });
+        }
+    }
+
+    /// The index of the optimizer of a piece.
+    pub(super) fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
+        self.assignment.of(self.fabric, ParamId { unit, index: piece.param })
+    }
+
+    /// The pieces of this rank's shard that are trained and got a gradient in this step.
+    pub(super) fn pieces_with_gradient(self, unit: UnitId) -> impl Iterator<Item = Piece> {
+        let present = &self.gradients.grad_shards.present[unit.index()];
+        trained_pieces(self.fabric, unit).filter(|piece| present[piece.param])
+    }
+}
+
+/// The pieces of this rank's shard that are trained.
+pub(super) fn trained_pieces(fabric: &Fabric, unit: UnitId) -> impl Iterator<Item = Piece> {
+    let layout = fabric.plan.layout(unit);
+    let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+    let is_trained = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
+    layout.pieces(shard_index).filter(is_trained)
+}
+
+/// The buffers of an update on the host: the f32 parameters, their copy in the compute dtype, and the sums of gradients.
+struct OnHost<'a> {
+    master: &'a mut [f32],
+    gather_input: Option<ValuesMut<'a>>,
+    sums: &'a [f32],
+}
+
+/// A range of a piece, as a piece.
+fn part_of(piece: Piece, range: Range<usize>) -> Piece {
+    Piece {
+        param_start: piece.param_start + range.start,
+        shard_start: piece.shard_start + range.start,
+        len: range.len(),
+        ..piece
+    }
+}

@@ -1,0 +1,131 @@
+//! The rule of an optimizer that updates each element from its gradient and its own state.
+
+use std::fmt::{self, Debug, Display};
+use std::ops::Range;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_sharding::UnitId;
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::optimizer::Run;
+use crate::optimizer::state::State;
+
+/// The options of a kind of optimizer.
+pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
+    /// The kind of optimizer, as errors and checkpoints name it.
+    const KIND: &'static str;
+
+    /// The learning rate.
+    fn learning_rate(&mut self) -> &mut f64;
+
+    /// Refuses values with which an update would destroy the parameters. `of` has these options: the optimizer or a group.
+    ///
+    /// # Errors
+    /// [`Error::Options`].
+    fn check(&self, of: &dyn Display) -> Result<(), Error>;
+
+    /// Writes a line for each option, each of which begins with `of`.
+    ///
+    /// # Errors
+    /// Those of the formatter.
+    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result;
+
+    /// The options for a checkpoint.
+    fn json(&self) -> Value;
+}
+
+/// The rule by which an optimizer with these options updates an element.
+pub trait Rule: OptimizerOptions {
+    /// Whether an update depends on the number of updates before it.
+    const COUNTS: bool;
+
+    /// Whether [`update_on_device`](Self::update_on_device) is implemented. If not, a model that is updated on a device is refused.
+    const ON_DEVICE: bool;
+
+    /// The kinds of state that an optimizer with these options keeps, each an f32 for each element.
+    fn kinds(&self) -> &'static [&'static str];
+
+    /// Updates elements on the host, for the `number`-th time.
+    fn update(&self, number: u64, run: Run<'_>, state: RunState<'_>);
+
+    /// Updates pieces of a unit on a device.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn update_on_device(
+        &self,
+        run: UnitRun<'_>,
+        pieces: &[PieceOfStep],
+        state: UnitState<'_>,
+    ) -> Result<(), CudaError> {
+        let _ = (run, pieces, state);
+        unreachable!("an update by {} on a device is refused", Self::KIND)
+    }
+}
+
+/// The state of a run, on the host.
+#[derive(Debug)]
+pub struct RunState<'a> {
+    pub(super) states: &'a mut [State],
+    pub(super) unit: UnitId,
+    pub(super) range: Range<usize>,
+}
+
+impl<'a> RunState<'a> {
+    /// The elements of all kinds.
+    ///
+    /// # Panics
+    /// If the optimizer has another number of kinds.
+    #[must_use]
+    pub fn kinds<const K: usize>(self) -> [&'a mut [f32]; K] {
+        let Self { states, unit, range } = self;
+        let states: &mut [State; K] = states.try_into().expect("a rule knows its kinds of state");
+        states.each_mut().map(|state| state.host(unit, range.clone()))
+    }
+
+    /// The elements of the only kind, if the optimizer has state.
+    #[must_use]
+    pub fn only(self) -> Option<&'a mut [f32]> {
+        let Self { states, unit, range } = self;
+        states.first_mut().map(|state| state.host(unit, range))
+    }
+}
+
+/// A unit on a device, without its state.
+#[derive(Debug)]
+pub struct UnitRun<'a> {
+    /// The stream on which the update is to run.
+    pub stream: &'a Stream,
+    /// The f32 master parameters, the gradient, and its divisor.
+    pub update: DeviceUpdate<'a>,
+    /// The factor by which the gradient is multiplied first.
+    pub clip: f32,
+}
+
+/// The state of a unit, on a device.
+#[derive(Debug)]
+pub struct UnitState<'a> {
+    pub(super) states: &'a mut [State],
+    pub(super) unit: UnitId,
+}
+
+impl<'a> UnitState<'a> {
+    /// The buffers of all kinds.
+    ///
+    /// # Panics
+    /// If the optimizer has another number of kinds.
+    #[must_use]
+    pub fn kinds<const K: usize>(self) -> [&'a mut DeviceBuffer; K] {
+        let Self { states, unit } = self;
+        let states: &mut [State; K] = states.try_into().expect("a rule knows its kinds of state");
+        states.each_mut().map(|state| state.device(unit))
+    }
+
+    /// The buffer of the only kind, if the optimizer has state.
+    #[must_use]
+    pub fn only(self) -> Option<&'a mut DeviceBuffer> {
+        let Self { states, unit } = self;
+        states.first_mut().map(|state| state.device(unit))
+    }
+}

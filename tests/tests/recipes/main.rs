@@ -1,0 +1,21 @@
+//! Optimizers, alone and beside each other, on meshes: against their formulas in f64, the plan, and a run on one rank.
+
+mod formulas;
+mod meshes;
+mod model;
+mod planned;
+mod refused;
+mod saved;
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Held for writing by the test that measures memory, which is counted by rank.
+static TURN: RwLock<()> = RwLock::new(());
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,243 @@
+//! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a test knows, and its optimizers.
+
+use std::collections::BTreeMap;
+
+use hsdp::checkpoint::Checkpointed;
+use hsdp::{
+    Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, Error, Gradients, Lion,
+    LionOptions, LossSum, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
+    Sgd, SgdOptions, ShardedModel, State, Step, StepOptions, Unit, Update, Values, World,
+};
+use hsdp_tests::support::handmade::{self, Handmade};
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+/// All elements of a model by name.
+pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// The meshes on which recipes run.
+pub(crate) const MESHES: [[usize; 2]; 5] = [[1, 1], [1, 4], [2, 2], [4, 1], [2, 3]];
+
+/// Microbatches of a step over all ranks. Each mesh has the same ones.
+const MICROBATCHES: usize = 12;
+
+/// Steps of a run.
+pub(crate) const STEPS: usize = 4;
+
+/// Two units. `update` says how each parameter is updated, for the plan.
+pub(crate) fn spec(recipe: Recipe) -> ModelSpec {
+    let first = Unit::new("first")
+        .param(recipe.declared(Param::new("first.weight", [40, 24])))
+        .param(recipe.declared(Param::new("first.bias", [40])))
+        .param(recipe.declared(Param::new("first.conv", [8, 3, 3, 3]).matrices(1, 8, 27)));
+    let second = Unit::new("second")
+        .param(recipe.declared(Param::new("second.norm", [530])))
+        .param(Param::new("second.table", [70]).frozen())
+        .param(recipe.declared(Param::new("second.experts", [3, 16, 8]).matrices(3, 16, 8)))
+        .param(recipe.declared(Param::new("second.weight", [16, 64])));
+    ModelSpec::new().unit(first).unit(second).updated_by(|param| recipe.state(param))
+}
+
+/// A recipe of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recipe {
+    Sgd,
+    AdamW,
+    AdamW8Bit,
+    Lion,
+    Adafactor,
+    /// Muon for matrices, AdamW for the rest.
+    Muon,
+}
+
+impl Recipe {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Sgd, Self::AdamW, Self::AdamW8Bit, Self::Lion, Self::Adafactor, Self::Muon];
+
+    fn declared(self, param: Param) -> Param {
+        if self == Self::AdamW8Bit { param.blocks(256) } else { param }
+    }
+
+    fn state(self, param: &Param) -> State {
+        match self {
+            Self::Sgd | Self::Lion => State::Elements(1),
+            Self::AdamW => State::Elements(2),
+            Self::AdamW8Bit => State::EightBit { block: 256 },
+            Self::Adafactor => State::Factored,
+            Self::Muon if is_matrix(param) => State::Muon,
+            Self::Muon => State::Elements(2),
+        }
+    }
+}
+
+/// Whether Muon has a parameter.
+pub(crate) fn is_matrix(param: &Param) -> bool {
+    param.as_matrices().is_some()
+}
+
+/// The options of each optimizer.
+pub(crate) const ADAMW: AdamWOptions =
+    AdamWOptions { learning_rate: 0.01, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 };
+pub(crate) const SGD: SgdOptions =
+    SgdOptions { learning_rate: 0.01, momentum: Momentum::Nesterov(0.9), weight_decay: 0.1 };
+pub(crate) const LION: LionOptions =
+    LionOptions { learning_rate: 0.01, betas: (0.9, 0.99), weight_decay: 0.1 };
+
+pub(crate) fn adafactor() -> AdafactorOptions {
+    AdafactorOptions { weight_decay: 0.1, ..AdafactorOptions::default() }
+}
+
+pub(crate) fn muon() -> MuonOptions {
+    MuonOptions { learning_rate: 0.02, ..MuonOptions::default() }
+}
+
+/// What a test does with the optimizers of a recipe.
+pub(crate) trait Act<T> {
+    fn act<O: Step1 + Checkpointed>(self, model: ShardedModel, optimizers: O) -> Result<T, Error>;
+}
+
+/// A step by one optimizer, or by two.
+pub(crate) trait Step1 {
+    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
+}
+
+macro_rules! alone {
+    ($($optimizer:ty),*) => { $(
+        impl Step1 for $optimizer {
+            fn step1(
+                &mut self,
+                model: &mut ShardedModel,
+                gradients: Gradients,
+            ) -> Result<Update, Error> {
+                self.step(model, gradients)
+            }
+        }
+    )* };
+}
+
+alone!(Sgd, AdamW, AdamW8Bit, Lion, Adafactor);
+
+impl Step1 for (Muon, AdamW) {
+    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        let (muon, adamw) = self;
+        model.update_by(gradients, [(muon, is_matrix), (adamw, |param| !is_matrix(param))])
+    }
+}
+
+/// Makes the model and the optimizers of a recipe on this rank, and acts with them.
+pub(crate) fn with<T>(
+    (world, sizes): (World, [usize; 2]),
+    recipe: Recipe,
+    act: impl Act<T>,
+) -> Result<T, Error> {
+    let options = ModelOptions::on(mesh(sizes[0], sizes[1]));
+    let model = ShardedModel::new(world, spec(recipe), options, springs::initial)?;
+    match recipe {
+        Recipe::Sgd => {
+            let sgd = Sgd::new(&model, SGD);
+            act.act(model, sgd)
+        }
+        Recipe::AdamW => {
+            let adamw = AdamW::new(&model, ADAMW);
+            act.act(model, adamw)
+        }
+        Recipe::AdamW8Bit => {
+            let adamw = AdamW8Bit::new(&model, ADAMW);
+            act.act(model, adamw)
+        }
+        Recipe::Lion => {
+            let lion = Lion::new(&model, LION);
+            act.act(model, lion)
+        }
+        Recipe::Adafactor => {
+            let adafactor = Adafactor::new(&model, adafactor());
+            act.act(model, adafactor)
+        }
+        Recipe::Muon => {
+            let both = (Muon::new(&model, muon()), AdamW::new(&model, ADAMW));
+            act.act(model, both)
+        }
+    }
+}
+
+/// The gradient of an element: a whole number, so that sums are exact, and no pattern that a matrix product would cancel.
+fn slope(param: &Param, (index, step, microbatch): (usize, usize, usize)) -> f32 {
+    let seed = param.name.len() * 131 + index * 7919 + step * 104_729 + microbatch * 15_485_863;
+    let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let number = (mixed % 33) as f32;
+    number - 16.0
+}
+
+struct Numbers {
+    step: usize,
+    microbatch: usize,
+}
+
+impl Handmade for Numbers {
+    fn forward(&mut self, _: &Param, _: Values<'_>) {}
+
+    fn loss(&self) -> LossSum {
+        LossSum::new(0.0, 1)
+    }
+
+    fn derivative(&self, param: &Param, values: Values<'_>) -> Option<Vec<f32>> {
+        let of = |index| slope(param, (index, self.step, self.microbatch));
+        Some((0..values.len()).map(of).collect())
+    }
+}
+
+/// The gradients of a step: those of twelve microbatches, whatever the mesh.
+pub(crate) fn gradients(model: &mut ShardedModel, number: usize) -> Result<Gradients, Error> {
+    let ranks = model.plan().mesh().world_size();
+    let own = MICROBATCHES / ranks;
+    let first = model.rank().index() * own;
+    let mut step: Step<'_> = model.begin_step(StepOptions::microbatches(own))?;
+    for microbatch in first..first + own {
+        handmade::microbatch(&mut step, &mut Numbers { step: number, microbatch })?;
+    }
+    step.finish()
+}
+
+/// The parameters after each step, and the gradients that were applied.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Trace {
+    pub(crate) gradients: Tensors,
+    pub(crate) parameters: Tensors,
+}
+
+struct Train;
+
+impl Act<Vec<Trace>> for Train {
+    fn act<O: Step1 + Checkpointed>(
+        self,
+        mut model: ShardedModel,
+        mut optimizers: O,
+    ) -> Result<Vec<Trace>, Error> {
+        let step = |number| {
+            let gradients = gradients(&mut model, number)?.clip(40.0);
+            let told = gradients.full(&model)?;
+            let factor = gradients.clip_factor();
+            let clipped = told.into_iter().map(|(name, values)| {
+                (name, values.into_iter().map(|value| value * factor).collect())
+            });
+            let clipped: Tensors = clipped.collect();
+            optimizers.step1(&mut model, gradients)?;
+            Ok(Trace { gradients: clipped, parameters: model.full_parameters()? })
+        };
+        (0..STEPS).map(step).collect()
+    }
+}
+
+/// A run of a recipe on a mesh: the same on all ranks.
+pub(crate) fn run(recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
+    let ranks = mesh(sizes[0], sizes[1]).world_size();
+    common(on_ranks(ranks, |world| with((world, sizes), recipe, Train)))
+}
+
+/// The parameters before the first step.
+pub(crate) fn initial(recipe: Recipe) -> Tensors {
+    let spec = spec(recipe);
+    let params = spec.params();
+    params.map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
+}

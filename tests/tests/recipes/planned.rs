@@ -1,0 +1,64 @@
+//! The memory of state and of the exchange of an update, and its bytes: measured as planned.
+
+use hsdp::checkpoint::Checkpointed;
+use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::{ByteCount, Channel, Error, Flow, Op, Plan, Rank, ShardedModel};
+use hsdp_sharding::PlanOptions;
+use hsdp_tests::support::worlds::{mesh, on_ranks};
+
+use crate::model::{Act, MESHES, Recipe, Step1, gradients, spec, with};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update.
+type Numbers = (ByteCount, ByteCount, Flow);
+
+struct Measure;
+
+impl Act<[Numbers; 2]> for Measure {
+    fn act<O: Step1 + Checkpointed>(
+        self,
+        mut model: ShardedModel,
+        mut optimizers: O,
+    ) -> Result<[Numbers; 2], Error> {
+        let rank = model.rank();
+        let mut moved = Flow::NONE;
+        for step in 0..2 {
+            let gradients = gradients(&mut model, step)?;
+            let before = model.world().ledger();
+            optimizers.step1(&mut model, gradients)?;
+            moved = model.world().ledger().since(&before).op(Channel::Reduce, Op::AllToAll);
+        }
+        let (plan, usage) = (model.plan(), |category| memory::usage(rank, category));
+        let update = plan.update(rank);
+        let measured = (usage(Category::Optimizer).live, usage(Category::Update).peak, moved);
+        Ok([measured, (plan.optimizer_state(rank), update.extra, update.exchanged)])
+    }
+}
+
+#[test]
+fn state_and_exchange_are_as_planned() {
+    let _turn = crate::alone();
+    for recipe in Recipe::ALL {
+        for sizes in MESHES {
+            memory::reset_peaks();
+            let ranks = mesh(sizes[0], sizes[1]).world_size();
+            let all = on_ranks(ranks, |world| with((world, sizes), recipe, Measure));
+            for (rank, [measured, planned]) in all.into_iter().enumerate() {
+                assert_eq!(measured, planned, "{recipe:?} on {sizes:?}, rank {rank}");
+            }
+        }
+    }
+}
+
+/// An update of Muon moves bytes, and takes memory: the comparison above is not one of zeros.
+#[test]
+fn muon_exchanges_matrices() {
+    let plan = Plan::new(spec(Recipe::Muon), mesh(1, 4), PlanOptions::default()).expect("a plan");
+    let moved: u64 = (0..4).map(|rank| plan.update(Rank::new(rank)).exchanged.bytes.get()).sum();
+    let elements: usize = 40 * 24 + 8 * 27 + 3 * 16 * 8 + 16 * 64;
+    assert!(moved > 4 * elements as u64, "{moved} bytes: most elements go there and come back");
+    assert!(moved <= 2 * 4 * elements as u64);
+    assert!(plan.memory().update.get() >= 4 * 40 * 24);
+}
