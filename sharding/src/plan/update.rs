@@ -14,14 +14,15 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 ///
 /// - `held` be the elements of the rank's shard that belong to these parameters,
 /// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard holds,
-/// - `workspace` the f32 that the largest owned matrix needs ([`WholeMatrix::workspace`]), with `Owned` 0,
+/// - `workspace` the f32 that the largest owned matrix needs: for `Muon` [`WholeMatrix::workspace`], for `Owned` c for each element,
+/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the update is certain, with `Muon` 0,
 /// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends value and gradient.
 ///
 /// | | `Muon` and `Owned` |
 /// |---|---|
 /// | calls | 2 |
 /// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
-/// | bytes of memory | 4 · (c · owned + max(c · held, workspace)) |
+/// | bytes of memory | 4 · (c · owned + words + max(c · held, workspace)) |
 ///
 /// An exchange without parameters has none of these. Over a shard axis of one rank there are no calls and no bytes from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -46,7 +47,7 @@ impl Updates {
         let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
         let both = [
             Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get())),
-            Exchange::of(plan, &owned, (2, |_| 0)),
+            Exchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64)),
         ];
         Self { exchanges: both.into_iter().filter(|it| it.owned.most() > 0).collect() }
     }
@@ -76,6 +77,7 @@ struct Exchange {
     held: ByShard,
     owned: ByShard,
     both: ByShard,
+    words: ByShard,
     workspace: ByShard,
 }
 
@@ -91,6 +93,10 @@ impl Exchange {
             let own = pieces(plan, matrix).filter(move |(shards, _)| shards.contains(&owner));
             own.map(move |(_, len)| (owner..owner + 1, len))
         });
+        let words = owners.owned().map(|(owner, matrix)| match plan.spec()[matrix.param].state {
+            State::Owned(words) => (owner..owner + 1, words as u64),
+            _ => (owner..owner + 1, 0),
+        });
         let mut largest = BTreeMap::<usize, u64>::new();
         for (owner, matrix) in owners.owned() {
             let most = largest.entry(owner).or_default();
@@ -102,6 +108,7 @@ impl Exchange {
             held: ByShard::sums(held),
             owned: ByShard::sums(owned),
             both: ByShard::sums(both),
+            words: ByShard::sums(words),
             workspace: ByShard::sums(largest),
         }
     }
@@ -116,7 +123,8 @@ impl Exchange {
     fn extra(&self, shard_index: usize) -> ByteCount {
         let sent = self.copies * self.held.at(shard_index);
         let beside = sent.max(self.workspace.at(shard_index));
-        let elements = ElemCount(self.copies * self.owned.at(shard_index) + beside);
+        let [owned, words] = [&self.owned, &self.words].map(|it| it.at(shard_index));
+        let elements = ElemCount(self.copies * owned + words + beside);
         elements.bytes(DType::F32)
     }
 

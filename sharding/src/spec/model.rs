@@ -6,7 +6,7 @@ use std::ops::Index;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Param, Role, State, Unit};
+use super::{Granularity, Param, Role, State, Unit};
 use crate::ElemCount;
 
 /// The id of a unit: its place in the declared order, from 0.
@@ -131,6 +131,16 @@ impl ModelSpec {
         let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
         for param in params.filter(|param| param.role == Role::Trainable) {
             param.state = state(param);
+        }
+        self
+    }
+
+    /// Lets all trainable parameters be cut only between [blocks](Param::blocks) of this number of elements.
+    #[must_use]
+    pub fn in_blocks(mut self, elements: usize) -> Self {
+        let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
+        for param in params.filter(|param| param.role == Role::Trainable) {
+            param.granularity = Granularity::Blocks(elements);
         }
         self
     }

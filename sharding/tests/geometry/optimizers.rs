@@ -150,10 +150,10 @@ fn state_by_shard(plan: &Plan) -> Vec<usize> {
 }
 
 /// The exchange of each shard index for some wholes: bytes received, and extra memory.
-fn exchange(plan: &Plan, wholes: &[Whole], (copies, works): (usize, usize)) -> Vec<(usize, usize)> {
+fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<(usize, usize)> {
     let shards = plan.mesh().shard_size();
-    let (mut sent, mut received, mut foreign, mut workspace) =
-        (vec![0; shards], vec![0; shards], vec![0; shards], vec![0; shards]);
+    let [mut sent, mut received, mut foreign, mut workspace, mut words] =
+        [(); 5].map(|()| vec![0; shards]);
     for (&(id, start, rows, columns), owner) in wholes.iter().zip(owners_of(plan, wholes)) {
         for element in start..start + rows * columns {
             let (holder, _) = place(plan, id, element);
@@ -167,15 +167,22 @@ fn exchange(plan: &Plan, wholes: &[Whole], (copies, works): (usize, usize)) -> V
         // The matrix, its square, and a square, or 256 columns if it has these and they are more.
         let (small, large) = (rows.min(columns), rows.max(columns));
         let product = if large < 256 { small.max(large) } else { small.max(256) };
-        let needed = works * (rows * columns + small * small + small * product);
+        let needed = match copies {
+            1 => rows * columns + small * small + small * product,
+            _ => 2 * rows * columns,
+        };
+        if let State::Owned(state) = plan.spec()[id].state {
+            words[owner] += state;
+        }
         workspace[owner] = needed.max(workspace[owner]);
     }
-    let of = |it: usize| (4 * foreign[it], 4 * (received[it] + sent[it].max(workspace[it])));
+    let of =
+        |it: usize| (4 * foreign[it], 4 * (received[it] + words[it] + sent[it].max(workspace[it])));
     (0..shards).map(of).collect()
 }
 
 fn updates(plan: &Plan) -> Vec<UpdatePlan> {
-    let wholes = [(matrices(plan), (1, 1)), (parameters(plan), (2, 0))];
+    let wholes = [(matrices(plan), 1), (parameters(plan), 2)];
     let both: Vec<_> = wholes.iter().map(|(wholes, how)| exchange(plan, wholes, *how)).collect();
     let used = wholes.iter().filter(|(wholes, _)| !wholes.is_empty()).count();
     let shards = plan.mesh().shard_size();
@@ -389,10 +396,11 @@ fn states_by_hand() {
     });
     let rank = |rank| only_large.optimizer_state(Rank::new(rank)).get();
     assert_eq!([0, 1].map(rank), [4 * 7, 0]);
-    // The owner gets value and gradient of the other half, and keeps room for those of all 64 and of its own half.
+    // The owner gets value and gradient of the other half. It has room for those of all 64, once as they came and once in their order, and
+    // a copy of the state.
     let update = only_large.update(Rank::new(0));
     assert_eq!(update.exchanged.bytes, ByteCount(4 * 2 * 32));
-    assert_eq!(update.extra, ByteCount(4 * (2 * 64 + 2 * 32)));
+    assert_eq!(update.extra, ByteCount(4 * (2 * 64 + 7 + 2 * 64)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The optimizers whose state and update can be planned.
 
 use clap::ValueEnum;
-use hsdp_sharding::{Granularity, ModelSpec, Param, Role, State, Unit};
+use hsdp_sharding::{ModelSpec, Param, State};
 
 /// The optimizer, which determines the state of each trained parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,7 +45,7 @@ impl Optimizer {
     /// The model with the state of this optimizer. 8-bit state cuts parameters only between blocks.
     pub(super) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
         let spec = match self {
-            Self::Adamw8bit => in_blocks(spec),
+            Self::Adamw8bit => spec.clone().in_blocks(BLOCK),
             _ => spec.clone(),
         };
         spec.updated_by(|param| self.state(param))
@@ -66,17 +66,4 @@ impl Optimizer {
 fn is_updated_whole(param: &Param) -> bool {
     let is_table = TABLES.iter().any(|table| param.name.contains(table));
     param.as_matrices().is_some() && !is_table
-}
-
-/// The model whose trained parameters are cut only between blocks.
-fn in_blocks(spec: &ModelSpec) -> ModelSpec {
-    let unit = |unit: &Unit| {
-        let mut unit = unit.clone();
-        for param in unit.params.iter_mut().filter(|param| param.role == Role::Trainable) {
-            param.granularity = Granularity::Blocks(BLOCK);
-        }
-        unit
-    };
-    let units = spec.units().iter().map(unit).fold(ModelSpec::new(), ModelSpec::unit);
-    spec.ties().fold(units, |spec, (alias, target)| spec.tie(alias, target))
 }
