@@ -76,7 +76,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout that the group does not have, or members
-    /// that share no memory. Nothing was issued.
+    /// that share no memory. Nothing was issued. A value that [`World::broadcast`](crate::World::broadcast) cannot hand out is refused too.
     #[error("{op} on rank {rank}: {problem}")]
     Refused {
         /// The operation.

@@ -38,6 +38,7 @@
 //! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
 //! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
 //! | each rank's last operations | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
+//! | a number or a small value of the user | `all_gather_object`, `broadcast_object_list` | [`World::sum`], [`World::mean`], [`World::broadcast`] |
 //! | an aborted step | | [`World::abort_step`], [`World::next_epoch`] |
 //! | ranks that have no more data | `Join` | [`World::set_absent`] |
 //! | a fault that a test injects | | [`Fault`] |
@@ -85,7 +86,7 @@
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share), `operations` (comparison of those that NCCL carries), `connect` (NCCL in a world);
-//! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
+//! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `values`, `units`, `device`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).
 //!
@@ -160,6 +161,7 @@ mod site;
 mod slow;
 mod sync;
 mod units;
+mod values;
 mod world;
 
 pub use self::backend::thread::in_work;

@@ -1,4 +1,4 @@
-//! Checks of a gradient before it is used: its norm, and whether it is finite.
+//! Measures of elements: their norm, their distance from others, and whether they are finite.
 
 use crate::simd::{Kernel, dispatch};
 
@@ -16,6 +16,16 @@ const STRIDE: usize = 1024;
 /// bit for bit must cut their slices alike.
 pub fn squared_norm(values: &[f32]) -> f64 {
     dispatch(SquaredNorm { values })
+}
+
+/// The sum of the squares of the differences between `values` and `others`, in f64. The order of additions is that of
+/// [`squared_norm`].
+///
+/// # Panics
+/// If the slices differ in length.
+pub fn squared_distance(values: &[f32], others: &[f32]) -> f64 {
+    assert_eq!(values.len(), others.len(), "squared distance: the lengths differ");
+    dispatch(SquaredDistance { values, others })
 }
 
 /// The index of the first element that is infinite or NaN; `None` if all are finite.
@@ -58,6 +68,27 @@ fn add_squares(mut sums: [f64; LANES], rows: &[[f32; LANES]]) -> [f64; LANES] {
         }
     }
     sums
+}
+
+struct SquaredDistance<'a> {
+    values: &'a [f32],
+    others: &'a [f32],
+}
+
+impl Kernel for SquaredDistance<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut sums = [0.0; LANES];
+        for (values, others) in self.values.chunks(LANES).zip(self.others.chunks(LANES)) {
+            for (sum, (&value, &other)) in sums.iter_mut().zip(values.iter().zip(others)) {
+                let difference = f64::from(value) - f64::from(other);
+                *sum += difference * difference;
+            }
+        }
+        in_pairs(sums)
+    }
 }
 
 /// Adds the second half to the first, and so on, until one sum is left.

@@ -13,7 +13,7 @@ mod sgd;
 
 pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
-pub use blocks::{FusedUpdate, update_in_blocks};
+pub use blocks::{FusedUpdate, UPDATE_BLOCK, update_in_blocks};
 pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
 pub(crate) use lion::LionFactors;
 pub use lion::{LionStep, lion};

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::{LANES, STRIDE, first_non_finite, squared_norm};
+use super::{LANES, STRIDE, first_non_finite, squared_distance, squared_norm};
 use crate::simd::tests::on_both;
 
 /// The squared norm in the order of additions that [`squared_norm`] promises, as a plain loop.
@@ -24,6 +24,15 @@ fn a_norm_neither_overflows_nor_loses_small_numbers() {
     assert_eq!(squared_norm(&[f32::MAX; 2]), 2.0 * f64::from(f32::MAX).powi(2));
     let small = vec![1e-30_f32; 1000];
     assert!((squared_norm(&small) / 1e-57 - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_distance_is_not_rounded_to_f32() {
+    let (large, small) = (f32::MAX, 1e-30_f32);
+    let exact = f64::from(large) + f64::from(small);
+    assert_eq!(squared_distance(&[large], &[-small]), exact * exact);
+    let exact = 1.0 - f64::from(1e-9_f32);
+    assert_eq!(squared_distance(&[1.0], &[1e-9]), exact * exact);
 }
 
 #[test]
@@ -53,6 +62,18 @@ proptest! {
     fn a_norm_adds_in_the_promised_order(values in prop::collection::vec(-1e3_f32..1e3, 0..200)) {
         let norm = on_both(|| squared_norm(&values).to_bits());
         prop_assert_eq!(norm, in_lanes(&values).to_bits());
+    }
+
+    /// Differences of quarters are exact in f32, so their norm is known.
+    #[test]
+    fn a_distance_is_the_norm_of_the_differences(quarters in prop::collection::vec((-4000_i16..4000, -4000_i16..4000), 0..200)) {
+        let of = |get: fn(&(i16, i16)) -> i16| -> Vec<f32> {
+            quarters.iter().map(|pair| f32::from(get(pair)) / 4.0).collect()
+        };
+        let (values, others) = (of(|pair| pair.0), of(|pair| pair.1));
+        let differences: Vec<f32> = values.iter().zip(&others).map(|(value, other)| value - other).collect();
+        let distance = on_both(|| squared_distance(&values, &others).to_bits());
+        prop_assert_eq!(distance, in_lanes(&differences).to_bits());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::values::ValuesMut;
 
 /// The number of elements that are divided, updated and rounded at a time. Four f32 buffers of this length take a small part
 /// of a second-level cache, and the fixed cost of a block (for AdamW two powers) is small compared to its elements.
-const BLOCK: usize = 4096;
+pub const UPDATE_BLOCK: usize = 4096;
 
 /// The slices that an update reads and writes besides the state of its optimizer. All have one length.
 #[derive(Debug)]
@@ -42,9 +42,9 @@ pub fn update_in_blocks(
     assert_eq!(gradient.len(), len, "update in blocks: lengths of gradient and parameters differ");
     let rounded_len = rounded.as_ref().map_or(len, ValuesMut::len);
     assert_eq!(rounded_len, len, "update in blocks: lengths of rounded and parameters differ");
-    let mut divided = [0.0; BLOCK];
-    for start in (0..len).step_by(BLOCK) {
-        let range = start..len.min(start + BLOCK);
+    let mut divided = [0.0; UPDATE_BLOCK];
+    for start in (0..len).step_by(UPDATE_BLOCK) {
+        let range = start..len.min(start + UPDATE_BLOCK);
         let gradient = quotient(&mut divided, &gradient[range.clone()], divisor);
         let block = RoundedWhenDone {
             parameters: &mut parameters[range.clone()],

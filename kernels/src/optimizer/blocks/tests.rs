@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{BLOCK, FusedUpdate, update_in_blocks};
+use super::{FusedUpdate, UPDATE_BLOCK, update_in_blocks};
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
 use crate::optimizer::{AdamWStep, LionStep, MomentumKind, SgdStep, adamw, lion, sgd};
@@ -11,8 +11,17 @@ use crate::simd::tests::on_both;
 use hsdp_sharding::DType;
 
 /// Lengths of 0 and 1, and around those of vectors and blocks.
-const LENGTHS: [usize; 9] =
-    [0, 1, 7, 33, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17, 3 * BLOCK + 1001];
+const LENGTHS: [usize; 9] = [
+    0,
+    1,
+    7,
+    33,
+    UPDATE_BLOCK - 1,
+    UPDATE_BLOCK,
+    UPDATE_BLOCK + 1,
+    2 * UPDATE_BLOCK + 17,
+    3 * UPDATE_BLOCK + 1001,
+];
 
 /// Divisors: 1, a power of two, two without an exact reciprocal, one that makes subnormals, and zero.
 const DIVISORS: [f64; 6] = [1.0, 1024.0, 3.0, 7e12, 3e39, 0.0];
@@ -132,7 +141,7 @@ fn one_pass_is_its_passes_one_after_another_on_every_machine() {
 
 #[test]
 fn a_clip_in_the_update_is_a_gradient_scaled_before() {
-    let (len, clip) = (BLOCK + 33, 0.37);
+    let (len, clip) = (UPDATE_BLOCK + 33, 0.37);
     let step = AdamWStep {
         learning_rate: 1e-2,
         beta1: 0.9,
@@ -155,8 +164,8 @@ fn a_clip_in_the_update_is_a_gradient_scaled_before() {
 
 #[test]
 fn parameters_are_rounded_though_their_update_panics() {
-    let (mut parameters, gradient) = (vec![1.0; 3 * BLOCK], vec![1.0; 3 * BLOCK]);
-    let mut rounded = HostBuffer::zeros(DType::BF16, 3 * BLOCK).expect("real");
+    let (mut parameters, gradient) = (vec![1.0; 3 * UPDATE_BLOCK], vec![1.0; 3 * UPDATE_BLOCK]);
+    let mut rounded = HostBuffer::zeros(DType::BF16, 3 * UPDATE_BLOCK).expect("real");
     cast(rounded.values_mut(), &parameters);
     let fused = FusedUpdate {
         parameters: &mut parameters,
@@ -167,7 +176,7 @@ fn parameters_are_rounded_though_their_update_panics() {
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         update_in_blocks(fused, |range, parameters, _| {
             parameters[..5].fill(7.0);
-            assert!(range.start < BLOCK, "the second block is one too many");
+            assert!(range.start < UPDATE_BLOCK, "the second block is one too many");
         });
     }));
     assert!(unwound.is_err());
