@@ -18,7 +18,7 @@ use crate::generation::Generation;
 use crate::header;
 use crate::lease::nonce;
 use crate::manifest::TensorEntry;
-use crate::name::{STATE, is_plain};
+use crate::name::{STATE, is_plain, state_tensor};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -54,14 +54,26 @@ pub struct Exported {
     pub bytes: u64,
 }
 
+/// The values of the parameters in an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Those that were trained.
+    Trained,
+    /// Their exponential moving averages, in f32: the tensors of state `ema`. A parameter that has none, since it is frozen, has its own
+    /// values.
+    Average,
+}
+
 /// Writes the parameters of a generation as a new folder. A file has at most `most` bytes of tensors, or a single tensor. Holds at
 /// most one chunk in memory. The folder gets its name after all of it is synced.
 ///
 /// # Errors
-/// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs.
+/// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs; [`Error::Manifest`] if averages are wanted and
+/// the generation has none.
 pub fn export(
     (generation, files): (&Generation, &dyn Files),
     folder: &Path,
+    weights: Weights,
     most: u64,
 ) -> Result<Exported, Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -71,8 +83,9 @@ pub fn export(
         let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
         return Err(Error::io("make", folder)(exists));
     }
+    let parts = split(generation, weights, most)?;
     files.create_dir(&writing).map_err(Error::io("make", &writing))?;
-    let written = write(generation, (files, &writing), most);
+    let written = write(generation, (files, &writing), &parts);
     let published = written.and_then(|exported| {
         files.rename(&writing, folder).map_err(Error::io("rename", &writing))?;
         Ok(exported)
@@ -83,9 +96,8 @@ pub fn export(
 fn write(
     generation: &Generation,
     (files, folder): (&dyn Files, &Path),
-    most: u64,
+    parts: &[Vec<Tensor<'_>>],
 ) -> Result<Exported, Error> {
-    let parts = split(generation, most)?;
     let count = parts.len();
     let mut index = Index { metadata: BTreeMap::new(), weight_map: BTreeMap::new() };
     let mut bytes = 0;
@@ -95,7 +107,7 @@ fn write(
             _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
         };
         bytes += write_file(generation, (files, &folder.join(&name)), tensors)?;
-        let named = tensors.iter().map(|(tensor, _)| ((*tensor).to_owned(), name.clone()));
+        let named = tensors.iter().map(|tensor| (tensor.name.to_owned(), name.clone()));
         index.weight_map.extend(named);
     }
     let tensors = index.weight_map.len();
@@ -107,25 +119,49 @@ fn write(
     Ok(Exported { files: count, tensors, bytes })
 }
 
-type Tensors<'a> = Vec<(&'a str, &'a TensorEntry)>;
+/// A tensor of a folder.
+struct Tensor<'a> {
+    name: &'a str,
+    /// The name of the tensor with its values in the generation.
+    source: &'a str,
+    entry: &'a TensorEntry,
+}
 
 /// The tensors of each file, in order of name. There is at least one file.
-fn split(generation: &Generation, most: u64) -> Result<Vec<Tensors<'_>>, Error> {
-    let mut parts: Vec<Tensors<'_>> = vec![Vec::new()];
+type Parts<'a> = Vec<Vec<Tensor<'a>>>;
+
+/// Puts tensors into files.
+fn split(generation: &Generation, weights: Weights, most: u64) -> Result<Parts<'_>, Error> {
+    let mut parts: Parts<'_> = vec![Vec::new()];
     let mut held = 0;
-    for (name, tensor) in &generation.manifest().tensors {
-        if name.starts_with(STATE) {
-            continue;
-        }
-        let bytes = bytes_of(name, tensor)?;
+    for tensor in tensors_of(generation, weights)? {
+        let bytes = bytes_of(tensor.name, tensor.entry)?;
         if held > 0 && held + bytes > most {
             parts.push(Vec::new());
             held = 0;
         }
         held += bytes;
-        parts.last_mut().expect("there is one").push((name, tensor));
+        parts.last_mut().expect("there is one").push(tensor);
     }
     Ok(parts)
+}
+
+/// All tensors of a folder, in order of name.
+fn tensors_of<'g>(generation: &'g Generation, weights: Weights) -> Result<Vec<Tensor<'g>>, Error> {
+    let tensors = &generation.manifest().tensors;
+    let params = tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
+    let average = |name| tensors.get_key_value(&state_tensor("ema", name));
+    let source = |name| if weights == Weights::Average { average(name) } else { None };
+    let tensor = |(name, own): (&'g String, &'g TensorEntry)| {
+        let (source, entry) = source(name).unwrap_or((name, own));
+        Tensor { name, source, entry }
+    };
+    let all: Vec<_> = params.map(tensor).collect();
+    if weights == Weights::Average && all.iter().all(|tensor| tensor.name == tensor.source) {
+        let problem = "the checkpoint has no averages: none of its tensors is named `optimizer:ema:<parameter>`";
+        return Err(Error::manifest(generation.path(), problem));
+    }
+    Ok(all)
 }
 
 fn bytes_of(name: &str, tensor: &TensorEntry) -> Result<u64, Error> {
@@ -138,23 +174,23 @@ fn bytes_of(name: &str, tensor: &TensorEntry) -> Result<u64, Error> {
 fn write_file(
     generation: &Generation,
     (files, path): (&dyn Files, &Path),
-    tensors: &Tensors<'_>,
+    tensors: &[Tensor<'_>],
 ) -> Result<u64, Error> {
     let mut at = 0;
     let mut infos = Vec::new();
-    for (name, tensor) in tensors {
+    for Tensor { name, entry, .. } in tensors {
         let size =
             |size: &u64| usize::try_from(*size).map_err(|_| Error::tensor(name, "it is too large"));
-        let shape = tensor.shape.iter().map(size).collect::<Result<_, _>>()?;
-        let end = at + size(&bytes_of(name, tensor)?)?;
-        let info = TensorInfo { dtype: tensor.dtype, shape, data_offsets: (at, end) };
+        let shape = entry.shape.iter().map(size).collect::<Result<_, _>>()?;
+        let end = at + size(&bytes_of(name, entry)?)?;
+        let info = TensorInfo { dtype: entry.dtype, shape, data_offsets: (at, end) };
         infos.push(((*name).to_owned(), info));
         at = end;
     }
     let beginning = header::encode(infos)?;
     write_synced((files, path), |write| {
         write(&beginning)?;
-        tensors.iter().try_for_each(|(name, _)| generation.for_each_chunk(name, &mut *write))
+        tensors.iter().try_for_each(|it| generation.for_each_chunk(it.source, &mut *write))
     })?;
     Ok(at as u64)
 }

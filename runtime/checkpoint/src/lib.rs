@@ -66,7 +66,7 @@ pub use self::error::Error;
 pub use self::files::{Files, Sink, Source};
 pub use self::generation::Generation;
 pub use self::hash::Hash;
-pub use self::huggingface::{Exported, Folder, export};
+pub use self::huggingface::{Exported, Folder, Weights, export};
 pub use self::lease::{Lease, nonce};
 pub use self::manifest::{
     Chunk, FileEntry, Head, LossScaleHead, Manifest, MeshShape, OptimizerHead, TensorEntry,

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use hsdp_checkpoint::{
     Disk, Elements, Error, Exported, Files, Folder, Generation, Head, Sink, Slice, Source, Store,
-    Writer, export, state_tensor,
+    Weights, Writer, export, state_tensor,
 };
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, serialize_to_file};
 
-/// A generation of four tensors with a state, cut between two writers.
-fn generation(root: &Path) -> (Generation, BTreeMap<String, Vec<f32>>) {
+/// A generation of four tensors, the first with these kinds of state, cut between two writers.
+fn generation(root: &Path, kinds: &[&str]) -> (Generation, BTreeMap<String, Vec<f32>>) {
     let store = Store::new(root, Arc::new(Disk));
     let mut lease = store.lease("test").expect("free");
     let draft = lease.begin(1).expect("new");
@@ -25,7 +25,7 @@ fn generation(root: &Path) -> (Generation, BTreeMap<String, Vec<f32>>) {
         .collect();
     for index in 0..2 {
         let mut slices = Vec::new();
-        let state = state_tensor("exp_avg", "a");
+        let states: Vec<String> = kinds.iter().map(|kind| state_tensor(kind, "a")).collect();
         let shapes: Vec<[u64; 1]> = tensors.values().map(|values| [values.len() as u64]).collect();
         for ((name, values), shape) in tensors.iter().zip(&shapes) {
             let cut = values.len() / 3;
@@ -41,12 +41,10 @@ fn generation(root: &Path) -> (Generation, BTreeMap<String, Vec<f32>>) {
             }
         }
         if index == 0 {
-            slices.push(Slice {
-                tensor: &state,
-                shape: &[6],
-                offset: 0,
-                values: Elements::F32(&[0.0; 6]),
-            });
+            for tensor in states.iter().map(String::as_str) {
+                let values = Elements::F32(&[0.25; 6]);
+                slices.push(Slice { tensor, shape: &[6], offset: 0, values });
+            }
         }
         draft.place().write(Writer { index, of: 2 }, &slices).expect("written");
     }
@@ -65,10 +63,11 @@ fn files(folder: &Path) -> Vec<String> {
 #[test]
 fn parameters_are_exported_and_read_again_whatever_the_files() {
     let root = tempfile::tempdir().expect("a folder");
-    let (generation, expected) = generation(&root.path().join("store"));
+    let (generation, expected) = generation(&root.path().join("store"), &["exp_avg"]);
     for (most, count) in [(1, 4), (200, 2), (1 << 30, 1)] {
         let folder = root.path().join(format!("by-{most}"));
-        let exported = export((&generation, &Disk), &folder, most).expect("exported");
+        let exported =
+            export((&generation, &Disk), &folder, Weights::Trained, most).expect("exported");
         assert_eq!(exported, Exported { files: count, tensors: 4, bytes: 4 * 72 });
         assert_eq!(files(&folder).len(), count + 1, "{:?}", files(&folder));
         let read = Folder::open(Arc::new(Disk), &folder).expect("a folder");
@@ -86,21 +85,41 @@ fn parameters_are_exported_and_read_again_whatever_the_files() {
             let bytes = fs::read(folder.join(name)).expect("there");
             SafeTensors::deserialize(&bytes).expect("any reader opens it");
         }
-        let again = export((&generation, &Disk), &folder, most).expect_err("it is there");
+        let again =
+            export((&generation, &Disk), &folder, Weights::Trained, most).expect_err("it is there");
         assert!(again.to_string().starts_with("cannot make "), "{again}");
     }
 }
 
 #[test]
+fn averages_are_exported_in_place_of_the_parameters_that_have_them() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (averaged, mut expected) = generation(&root.path().join("store"), &["ema", "exp_avg"]);
+    expected.insert("a".to_owned(), vec![0.25; 6]);
+    let folder = root.path().join("model");
+    let exported = export((&averaged, &Disk), &folder, Weights::Average, 1).expect("exported");
+    assert_eq!(exported, Exported { files: 4, tensors: 4, bytes: 4 * 72 });
+    let read = Folder::open(Arc::new(Disk), &folder).expect("a folder");
+    for (name, values) in &expected {
+        assert_eq!(&read.read_whole(name, &[values.len()]).expect("readable"), values);
+    }
+    let (without, _) = generation(&root.path().join("other"), &["exp_avg"]);
+    let folder = root.path().join("none");
+    let refused = export((&without, &Disk), &folder, Weights::Average, 1).expect_err("no averages");
+    assert!(refused.to_string().contains("the checkpoint has no averages"), "{refused}");
+    assert_eq!(files(root.path()), ["model", "other", "store"]);
+}
+
+#[test]
 fn an_export_that_was_killed_keeps_no_later_one_from_its_name() {
     let root = tempfile::tempdir().expect("a folder");
-    let (generation, _) = generation(&root.path().join("store"));
+    let (generation, _) = generation(&root.path().join("store"), &["exp_avg"]);
     let folder = root.path().join("model");
     // The sink fails where the process would die: nothing is removed.
-    let killed = export((&generation, &Mortal), &folder, 1).expect_err("killed");
+    let killed = export((&generation, &Mortal), &folder, Weights::Trained, 1).expect_err("killed");
     assert!(killed.to_string().contains("killed"), "{killed}");
     assert_eq!(files(root.path()).len(), 2, "{:?}", files(root.path()));
-    export((&generation, &Disk), &folder, 1).expect("exported");
+    export((&generation, &Disk), &folder, Weights::Trained, 1).expect("exported");
 }
 
 /// A disk of a process that dies when it makes its first file: the directory that it made stays.

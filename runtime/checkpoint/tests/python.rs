@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Disk, Folder, Head, Slice, Store, Writer, export};
+use hsdp_checkpoint::{Disk, Folder, Head, Slice, Store, Weights, Writer, export};
 
 /// Reads every file of a generation, and an exported folder, and writes another one.
 const SCRIPT: &str = r#"
@@ -39,7 +39,8 @@ fn write(root: &Path, values: &[f32]) {
     }
     draft.commit(Head::of_step(1), 3).expect("whole");
     let generation = store.open(1).expect("intact");
-    export((&generation, &Disk), &root.join("model"), u64::MAX).expect("exported");
+    export((&generation, &Disk), &root.join("model"), Weights::Trained, u64::MAX)
+        .expect("exported");
 }
 
 #[test]

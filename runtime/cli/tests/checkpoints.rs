@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Disk, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
+use hsdp_checkpoint::{Disk, Elements, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
 use program::{Said, hsdp};
 use tempfile::TempDir;
 
@@ -17,22 +17,28 @@ struct Place {
 
 impl Place {
     fn new(steps: &[u64]) -> Self {
+        Self::with_state(steps, "exp_avg")
+    }
+
+    /// Each element of the state is half above that of the parameter.
+    fn with_state(steps: &[u64], kind: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(&folder.path().join("run"), Arc::new(Disk)).keeping(9);
         let mut lease = store.lease("test").expect("free");
         for step in steps {
             let values: Vec<f32> = (0..12).map(|it| (it + step) as f32).collect();
-            let state = state_tensor("exp_avg", "w");
+            let states: Vec<f32> = values.iter().map(|it| it + 0.5).collect();
+            let state = state_tensor(kind, "w");
             let draft = lease.begin(*step).expect("new");
-            for (index, half) in values.chunks(6).enumerate() {
-                let slice = |tensor| Slice {
+            for (index, halves) in values.chunks(6).zip(states.chunks(6)).enumerate() {
+                let slice = |(tensor, half)| Slice {
                     tensor,
                     shape: &[3, 4],
                     offset: 6 * index as u64,
-                    values: half.into(),
+                    values: Elements::F32(half),
                 };
-                let writer = Writer { index, of: 2 };
-                draft.place().write(writer, &[slice("w"), slice(&state)]).expect("written");
+                let slices = [("w", halves.0), (&*state, halves.1)].map(slice);
+                draft.place().write(Writer { index, of: 2 }, &slices).expect("written");
             }
             draft.commit(Head::of_step(*step), 2).expect("whole");
         }
@@ -167,6 +173,21 @@ fn export_writes_a_folder_that_is_read_again() {
     assert_eq!((code, text), (Some(0), expected));
     let folder = Folder::open(Arc::new(Disk), &model).expect("a folder");
     assert_eq!(folder.read_whole("w", &[3, 4]).expect("floats"), read(&place.path("run"), 20));
+}
+
+#[test]
+fn export_writes_averages_where_there_are_some() {
+    let place = Place::with_state(&[10], "ema");
+    assert_eq!(place.checkpoint(&["export", "/run", "/model", "--average"]).0, Some(0));
+    let folder = Folder::open(Arc::new(Disk), &place.path("model")).expect("a folder");
+    let averages: Vec<f32> = read(&place.path("run"), 10).iter().map(|it| it + 0.5).collect();
+    assert_eq!(folder.read_whole("w", &[3, 4]).expect("floats"), averages);
+    let without = Place::new(&[10]);
+    let (code, _, told) = without.checkpoint(&["export", "/run", "/model", "--average"]);
+    assert_eq!(code, Some(2));
+    let wanted = "the checkpoint has no averages: none of its tensors is named `optimizer:ema:<parameter>`\n";
+    assert!(told.ends_with(wanted), "{told}");
+    assert!(!without.path("model").exists());
 }
 
 #[test]

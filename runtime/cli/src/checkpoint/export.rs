@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use clap::Args;
-use hsdp_checkpoint::{Disk, Exported, export};
+use hsdp_checkpoint::{Disk, Exported, Weights, export};
 use hsdp_program::print;
 
 use super::Which;
@@ -23,13 +23,19 @@ pub(crate) struct Options {
     /// Most megabytes of tensors in a file
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     file_size: u64,
+
+    /// Write the moving averages of trained parameters (`Ema`) in place of the parameters
+    #[arg(long)]
+    average: bool,
 }
 
 /// Writes the folder.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let generation = options.which.open()?;
     let most = options.file_size.saturating_mul(1_000_000);
-    let Exported { files, tensors, bytes } = export((&generation, &Disk), &options.out, most)?;
+    let weights = if options.average { Weights::Average } else { Weights::Trained };
+    let Exported { files, tensors, bytes } =
+        export((&generation, &Disk), &options.out, weights, most)?;
     let (step, out) = (generation.manifest().step, options.out.display());
     print(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"

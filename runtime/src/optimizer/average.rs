@@ -1,0 +1,203 @@
+//! Moving averages of this rank's trainable parameters, which an update moves on while it has the parameters in the cache.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Weak};
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_kernels::{MomentumKind, SgdStep, sgd};
+use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use parking_lot::Mutex;
+
+use crate::checkpoint::{Problem, SavedState};
+use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
+use crate::error::Error;
+use crate::optimizer::options::{Allowed, check_options};
+use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::state::{Of, State};
+
+/// An average that updates move on, and that its owner reads.
+pub(crate) type Shared = Arc<Mutex<Average>>;
+
+/// The averages that exist of a model, in the order in which they were made.
+#[derive(Debug, Default)]
+pub(crate) struct Averages(Vec<Weak<Mutex<Average>>>);
+
+impl Averages {
+    pub(crate) fn add(&mut self, average: &Shared) {
+        self.0.push(Arc::downgrade(average));
+    }
+
+    /// Those that an owner still has.
+    pub(super) fn living(&mut self) -> Vec<Shared> {
+        self.0.retain(|average| average.strong_count() > 0);
+        self.0.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// An exponential moving average, f32, in the layout of the trained part of each shard.
+#[derive(Debug)]
+pub(crate) struct Average {
+    decay: f64,
+    values: State,
+}
+
+impl Average {
+    /// The name of its state in checkpoints, and in the lines that ranks compare.
+    pub(crate) const KIND: &'static str = "ema";
+
+    /// Zeros, to be filled.
+    fn zeros(fabric: &Fabric, decay: f64, of: Of) -> Result<Self, Error> {
+        check_options(&Self::KIND, [("decay", decay, Allowed::Fraction)])?;
+        check_frozen(fabric)?;
+        let layouts = fabric.plan.layouts().iter();
+        let lens = layouts.map(|layout| layout.trainable().shard_len);
+        Ok(Self { decay, values: State::zeros(fabric, lens, of)? })
+    }
+
+    /// An average that begins as a copy of the parameters.
+    ///
+    /// # Errors
+    /// Those of [`Ema::new`](crate::Ema::new).
+    pub(crate) fn copy_of(fabric: &Fabric, shards: &[Shard], decay: f64) -> Result<Self, Error> {
+        let mut average = Self::zeros(fabric, decay, ("Ema::new", 0))?;
+        average.fill(fabric, |(unit, piece), into| {
+            shards[unit.index()].copy_to(fabric, piece.shard_start, into)
+        })?;
+        Ok(average)
+    }
+
+    /// The average in a checkpoint, which this rank reads in its own parts.
+    pub(crate) fn saved(
+        fabric: &Fabric,
+        (decay, step): (f64, u64),
+        saved: &SavedState<'_>,
+    ) -> Result<Self, Problem> {
+        let mut average = Self::zeros(fabric, decay, ("loading", step))?;
+        average.fill(fabric, |(unit, piece), into| {
+            let parameter = ParamId { unit, index: piece.param };
+            saved.read((Self::KIND, parameter), piece.param_start, into)
+        })?;
+        Ok(average)
+    }
+
+    fn fill<E: From<Error>>(
+        &mut self,
+        fabric: &Fabric,
+        mut read: impl FnMut((UnitId, Piece), &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for unit in fabric.plan.spec().unit_ids() {
+            self.values.fill(fabric, unit, |values| {
+                trained_pieces(fabric, unit)
+                    .try_for_each(|piece| read((unit, piece), &mut values[piece.shard_range()]))
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn decay(&self) -> f64 {
+        self.decay
+    }
+
+    /// Writes the line that ranks compare.
+    pub(super) fn write(&self, lines: &mut String) {
+        writeln!(lines, "{} decay {:?}", Self::KIND, self.decay).expect("a string takes any text");
+    }
+
+    /// Moves elements on, on the host.
+    pub(super) fn update(&mut self, (unit, piece): (UnitId, Piece), parameters: &[f32]) {
+        let step = self.step();
+        sgd(&step, self.values.host(unit, piece.shard_range()), parameters, None);
+    }
+
+    /// Moves pieces of a unit on, on a device. Waits for nothing.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub(super) fn update_on_device(
+        &mut self,
+        (unit, stream): (UnitId, &Stream),
+        pieces: &[Piece],
+        master: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let piece = |piece: &Piece| {
+            let range = piece.shard_range();
+            PieceOfStep { state: range.start, range, step: 1 }
+        };
+        let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
+        let step = self.step();
+        let parameters = self.values.device(unit);
+        let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
+        stream.sgd(update, &pieces, &step, None)
+    }
+
+    /// `average += (1 - decay) * (parameter - average)` as a step of SGD on the average: its gradient is `average - parameter`. The
+    /// kernel rounds the rate to f32 once.
+    fn step(&self) -> SgdStep {
+        SgdStep {
+            learning_rate: 1.0 - self.decay,
+            momentum: 0.0,
+            kind: MomentumKind::Classic,
+            weight_decay: 1.0,
+            clip: -1.0,
+        }
+    }
+
+    /// Copies elements of a parameter that this rank has, from the `start`-th on, until `into` is full. `false` if the parameter is
+    /// frozen.
+    ///
+    /// # Errors
+    /// Those of a device.
+    pub(crate) fn copy_to(
+        &self,
+        fabric: &Fabric,
+        (parameter, start): (ParamId, usize),
+        into: &mut [f32],
+    ) -> Result<bool, Error> {
+        let ParamId { unit, index } = parameter;
+        let mut pieces = trained_pieces(fabric, unit);
+        let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
+        let from = piece.shard_start + start - piece.param_start;
+        self.values.copy_to(fabric, (unit, from), into)?;
+        Ok(true)
+    }
+
+    /// Copies all averages of a unit over the parameters of this rank's shard.
+    ///
+    /// # Errors
+    /// Those of a device.
+    pub(crate) fn copy_over(
+        &self,
+        fabric: &Fabric,
+        unit: UnitId,
+        shard: &mut [f32],
+    ) -> Result<(), Error> {
+        trained_pieces(fabric, unit).try_for_each(|piece| {
+            let into = &mut shard[piece.shard_range()];
+            self.values.copy_to(fabric, (unit, piece.shard_start), into)
+        })
+    }
+}
+
+/// Refuses a unit with trainable and frozen parameters that is updated on a device: the kernel wants no more parameters than averages.
+fn check_frozen(fabric: &Fabric) -> Result<(), Error> {
+    let mut units = fabric.plan.spec().units().iter().zip(fabric.plan.layouts());
+    let mixed = units.find(|(_, layout)| {
+        let trained = layout.trainable().shard_len;
+        trained > 0 && trained < layout.shard_len()
+    });
+    match mixed.filter(|_| fabric.updates_on_device()) {
+        None => Ok(()),
+        Some((unit, _)) => {
+            let frozen = unit.params.iter().find(|param| param.role == Role::Frozen);
+            let frozen = frozen.map_or("", |param| &*param.name);
+            let what = format!(
+                "{}: parameter `{frozen}` is frozen, and others of unit `{}` are not: on a device an average needs units of one kind; make \
+                 a unit of the frozen parameters, or place the model on the host",
+                Average::KIND,
+                unit.name
+            );
+            Err(Error::Options { what })
+        }
+    }
+}
