@@ -55,7 +55,7 @@ pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, Expected, SavedState, Spread, StateTensor};
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
-pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, export};
+pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
 use hsdp_sharding::{Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
@@ -235,8 +235,8 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
 /// Refuses a call that does not fit the model's state. The other ranks get the reason.
 ///
 /// # Errors
-/// [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another model, or consists of two of one
-/// kind.
+/// [`Error::Misuse`] within a step, while its gradients exist, inside [`ShardedModel::with_shards`], or if the optimizer was made for
+/// another model, or consists of two of one kind.
 fn check<O: Checkpointed>(
     model: &ShardedModel,
     optimizer: &O,
@@ -249,10 +249,15 @@ fn check<O: Checkpointed>(
 }
 
 /// # Errors
-/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values of the parameters.
-fn check_between_steps(model: &ShardedModel, operation: &'static str) -> Result<(), Error> {
+/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values of the parameters; inside
+/// [`ShardedModel::with_shards`].
+pub(crate) fn check_between_steps(
+    model: &ShardedModel,
+    operation: &'static str,
+) -> Result<(), Error> {
     let fabric = &model.engine.fabric;
     let state = model.engine.state();
+    model.engine.check_own_shards(&state, operation)?;
     if !state.is_in_step() && !fabric.has_gradients_out() {
         return Ok(());
     }

@@ -54,8 +54,9 @@ use crate::error::Error;
 use crate::full::Full;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
+use crate::norms::Moved;
 use crate::objective::{LossSum, Seed};
-use crate::optimizer::Assignment;
+use crate::optimizer::{Assignment, Averages};
 use crate::precision::LossScale;
 use crate::uneven::{EndOfRun, Shutdown, Supply};
 use crate::updated::Updated;
@@ -104,6 +105,8 @@ pub(crate) enum Begun {
 pub(crate) struct State {
     /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
     pub(crate) shards: Vec<Shard>,
+    /// The shards of the model while others are in their place.
+    pub(crate) own_shards: Option<Vec<Shard>>,
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
@@ -115,6 +118,10 @@ pub(crate) struct State {
     pub(crate) updated: Updated,
     /// The optimizers of the last update.
     pub(crate) assignment: Assignment,
+    /// The averages that updates move on.
+    pub(crate) averages: Averages,
+    /// How far the last update has moved this rank's parameters, if it was measured.
+    pub(crate) moved: Option<Moved>,
     /// The step whose update has begun and has not ended.
     pub(crate) half_updated: Option<u64>,
     /// The largest weight that a microbatch of the last step had on this rank.
@@ -160,12 +167,15 @@ impl Engine {
     pub(crate) fn new(fabric: Fabric, shards: Vec<Shard>) -> Self {
         let state = State {
             shards,
+            own_shards: None,
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,
             loads: 0,
             updated: Updated::default(),
             assignment: Assignment::default(),
+            averages: Averages::default(),
+            moved: None,
             half_updated: None,
             last_weight: 0,
             attempts: 0,

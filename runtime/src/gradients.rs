@@ -49,6 +49,8 @@ pub struct Gradients {
     /// The norm to which the gradient was clipped, as given.
     pub(crate) max_norm: Option<f64>,
     pub(crate) verdict: Verdict,
+    /// Whether the update is to be measured.
+    pub(crate) is_measured: bool,
 }
 
 impl Gradients {
@@ -124,6 +126,14 @@ impl Gradients {
         let factor = (max_norm / (self.norm + 1e-6)).min(1.0) as f32;
         (self.clip, self.max_norm) = (factor, Some(max_norm));
         self
+    }
+
+    /// Asks the optimizer's pass to [measure](ShardedModel::last_update) how far it moves each parameter: it copies a block of
+    /// parameters before it updates them, while they are in the cache. All ranks ask, or none. Not collective.
+    ///
+    /// A model that is updated on a device refuses such an update ([`Error::Misuse`]), before any parameter changes.
+    pub fn measured(self) -> Self {
+        Self { is_measured: true, ..self }
     }
 
     /// A copy of this rank's shard of a unit's gradient, in f32, in the layout's order, divided, before clipping; empty if the unit has

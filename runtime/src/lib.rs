@@ -13,6 +13,7 @@
 //! | one forward and backward | hooks | [`Pass`], [`PassHandle`] |
 //! | a gathered unit | unsharded parameters | [`Full`] |
 //! | a reduced gradient | `sharded_param.grad` | [`Gradients`] |
+//! | norms of each parameter | `get_total_norm` of a DTensor | [`Norms`], [`Histograms`] |
 //! | averages | divide factors | [`Objective`], [`divide`] |
 //! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`LossScaling`] |
 //! | optimizers | `torch.optim` on DTensors | [`AdamW`], [`Sgd`] |
@@ -57,7 +58,7 @@
 //! crate alone: the daily names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`]
 //! and [`checkpoint::format`].
 //!
-//! The modules in reading order: `model`, `step`, `gradients`, `optimizer` (the types that a user holds); `objective`,
+//! The modules in reading order: `model`, `step`, `gradients`, `optimizer`, `ema` (the types that a user holds); `objective`,
 //! [`divide`], `precision`, `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
 //! ranks exchange in a step).
 
@@ -69,6 +70,7 @@ mod description;
 mod digest;
 pub mod dist;
 pub mod divide;
+mod ema;
 mod engine;
 mod error;
 mod evaluation;
@@ -81,6 +83,7 @@ mod learning_rate;
 mod microbatch_header;
 mod model;
 mod non_finite;
+mod norms;
 mod objective;
 mod optimizer;
 mod options;
@@ -95,6 +98,7 @@ mod uneven;
 mod unit_use;
 mod updated;
 
+pub use ema::Ema;
 pub use engine::events::Event;
 pub use engine::reductions::UnitGradients;
 pub use error::Error;
@@ -104,11 +108,13 @@ pub use gradients::{Gradients, Verdict};
 pub use learning_rate::LearningRate;
 pub use model::{ModelId, ShardedModel};
 pub use non_finite::{NonFiniteGradient, Origin};
+pub use norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
 pub use objective::{LossSum, Objective, Seed};
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, DeviceRun, Elementwise, Lion,
     LionOptions, Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run,
-    RunState, Selected, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating,
+    RunState, Selected, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
+    WholeParameters,
 };
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use placement::Placement;

@@ -169,8 +169,8 @@ impl ShardedModel {
     /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
     /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
     /// loss scale, number of microbatches or the [options](crate::Optimizer::check) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
-    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, or
-    /// while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
+    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, inside
+    /// [`with_shards`](Self::with_shards), or while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
             Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),

@@ -1,6 +1,6 @@
 //! Optimizers on shards: each rank updates the shards that it owns.
 //!
-//! In reading order: this file (the trait), `assignment` (the optimizer of each parameter), `pass` (one pass over all shards, on the
+//! In reading order: this file (the trait), `assignment` (the optimizer of each parameter), `average` (of the parameters), `pass` (one pass over all shards, on the
 //! host), `device` (the same on a device), `closure` (updates that a program writes down), `places`, `covered`, `state` and `held` (the state of an
 //! optimizer), `groups` (options by parameter), `options`, `rule`, `elementwise` (optimizers that update each element from its own state),
 //! `adamw`, `sgd`, `lion`; `eight_bit` (AdamW with small state), `adafactor`; `whole` (updates of whole matrices), `muon`.
@@ -8,6 +8,7 @@
 mod adafactor;
 mod adamw;
 mod assignment;
+mod average;
 mod closure;
 mod covered;
 mod device;
@@ -31,6 +32,7 @@ use hsdp_sharding::{Param, Piece, UnitId};
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adamw::{AdamW, AdamWOptions};
 pub(crate) use assignment::Assignment;
+pub(crate) use average::{Average, Averages, Shared};
 pub use device::DeviceRun;
 pub use eight_bit::AdamW8Bit;
 pub use elementwise::Elementwise;
@@ -39,6 +41,7 @@ pub use muon::{Muon, MuonOptions, RateScale};
 pub use pass::Updating;
 pub use rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
 pub use sgd::{Momentum, Sgd, SgdOptions};
+pub use whole::{Whole, WholeParameters};
 
 use crate::error::Error;
 use crate::gradients::Gradients;

@@ -11,7 +11,7 @@ use hsdp::{
     Accumulation, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
     StepOptions, World,
 };
-use hsdp_checkpoint::{Disk, Store, export};
+use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::ByteCount;
 use hsdp_tests::support::models::three_units;
@@ -167,7 +167,7 @@ fn there_is_no_memory_for_an_imported_model() {
         checkpoints.save(&model, &sgd, &Value::Null).map(drop)
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &from, u64::MAX).expect("exported");
+    export((&generation, &Disk), &from, Weights::Trained, u64::MAX).expect("exported");
     let told = on_ranks(4, |world| {
         let (rank, options) = (world.rank(), ModelOptions::on(mesh(2, 2)));
         let import = || {

@@ -124,7 +124,8 @@ fn a_stop_whose_checkpoint_fails_is_a_failure() {
 
 #[test]
 fn a_folder_in_the_place_of_a_file_is_refused_before_the_run() {
-    let files = ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"];
+    let files =
+        ["loss.svg", "metrics.jsonl", "norms.svg", "run.lock", "summary.json", "trace.json"];
     for name in files.into_iter().chain(["warnings.jsonl"]) {
         let place = Place::new();
         let path = place.out().join(name);

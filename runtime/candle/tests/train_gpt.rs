@@ -183,6 +183,37 @@ fn a_run_leaves_its_files_and_the_same_numbers_each_time() {
     check_pictures(&place.path("one"));
 }
 
+/// The norms of gradients add up to the gradient norm of their line.
+#[test]
+fn norms_of_each_parameter_are_recorded_and_drawn_where_they_are_asked_for() {
+    let place = Workplace::new();
+    let out = place.path("out");
+    let shown = out.display().to_string();
+    stdout(&place.train(&["--steps", "12", "--norms-every", "5", "--out", &shown]));
+    let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let with_norms = lines.iter().enumerate().filter(|(_, line)| line.get("norms").is_some());
+    assert!(with_norms.map(|(step, _)| step).eq([0, 5, 10]), "{text}");
+    for line in lines.iter().step_by(5) {
+        let [gradients, parameters, updates] = ["gradients", "parameters", "updates"]
+            .map(|kind| line["norms"][kind].as_object().expect("numbers by name"));
+        assert!(gradients.len() > 20 && parameters.keys().eq(updates.keys()), "{line}");
+        let squares = gradients.values().map(|norm| norm.as_f64().expect("a number").powi(2));
+        let (norm, told) = (squares.sum::<f64>().sqrt(), line["grad_norm"].as_f64());
+        assert!(told.is_some_and(|told| (norm - told).abs() <= 1e-12 * told), "{norm}, {told:?}");
+    }
+    // AdamW moves each of these ones by the rate, 3e-3, up or down, and decays it by a tenth of that.
+    let ratio = lines[0]["norms"]["updates"]["ln_f.weight"].as_f64().expect("a number");
+    assert!((2.7e-3..3.3e-3).contains(&ratio), "{ratio}");
+    let picture = fs::read_to_string(out.join("norms.svg")).expect("a picture");
+    for text in ["ln_f.weight", "step 0", "step 10"] {
+        assert!(picture.contains(text), "{text}");
+    }
+    // The background, a hundred of the scale, and a cell for each parameter and step, but for biases that were zero.
+    assert!(picture.matches("<rect").count() > 150, "{picture}");
+}
+
 /// Loss and gradient norm of each step, as text from the file.
 fn numbers(out: &Path) -> Vec<[String; 2]> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");

@@ -88,6 +88,13 @@ pub enum Spread {
     Blocks(usize),
     /// This number of elements, all of which each rank of the shard group has.
     Whole(usize),
+    /// This number of elements, all of which one rank of the shard group has.
+    Owned {
+        /// The number.
+        len: usize,
+        /// The rank's index in the shard group.
+        owner: usize,
+    },
 }
 
 impl Spread {
@@ -96,16 +103,16 @@ impl Spread {
         match self {
             Self::Elements => parameter.shape.iter().map(|size| *size as u64).collect(),
             Self::Blocks(block) => vec![parameter.numel().div_ceil(block) as u64],
-            Self::Whole(len) => vec![len as u64],
+            Self::Whole(len) | Self::Owned { len, .. } => vec![len as u64],
         }
     }
 
-    /// The elements that a rank has that holds `range` of the parameter.
+    /// The elements that a rank has of which `range` of the parameter decides what it writes.
     pub(super) fn range(self, range: Range<usize>) -> Range<usize> {
         match self {
             Self::Elements => range,
             Self::Blocks(block) => range.start.div_ceil(block)..range.end.div_ceil(block),
-            Self::Whole(len) => 0..len,
+            Self::Whole(len) | Self::Owned { len, .. } => 0..len,
         }
     }
 }

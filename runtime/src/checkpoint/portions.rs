@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
-use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{Coordinate, ParamId, Piece, Role, UnitId};
 
 use super::{Content, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
@@ -77,16 +77,31 @@ impl Written {
     }
 
     /// The elements of a tensor of state that a rank writes because of a portion of the parameter, if there are any.
-    fn of_state(fabric: &Fabric, portion: &Portion, tensor: StateTensor) -> Option<Self> {
-        let StateTensor { kind, parameter, spread } = tensor;
+    fn of_portion(fabric: &Fabric, portion: &Portion, tensor: StateTensor) -> Option<Self> {
         let held = portion.param_range();
-        let writes_whole = held.start == 0;
-        if matches!(spread, Spread::Whole(_)) && !writes_whole {
-            return None;
+        match tensor.spread {
+            Spread::Owned { .. } => None,
+            Spread::Whole(_) if held.start > 0 => None,
+            spread => Self::of_state(fabric, tensor, spread.range(held)),
         }
-        let range = spread.range(held);
-        let (name, shape) =
-            (state_tensor(kind, &portion.name), spread.shape(&fabric.plan.spec()[parameter]));
+    }
+
+    /// A tensor of state that this rank writes because it owns it.
+    fn of_owner(fabric: &Fabric, tensor: StateTensor) -> Option<Self> {
+        let Coordinate { replicate_index, shard_index } =
+            fabric.plan.mesh().coordinate(fabric.rank());
+        match tensor.spread {
+            Spread::Owned { len, owner } if (replicate_index, shard_index) == (0, owner) => {
+                Self::of_state(fabric, tensor, 0..len)
+            }
+            _ => None,
+        }
+    }
+
+    fn of_state(fabric: &Fabric, tensor: StateTensor, range: Range<usize>) -> Option<Self> {
+        let StateTensor { kind, parameter, spread } = tensor;
+        let param = &fabric.plan.spec()[parameter];
+        let (name, shape) = (state_tensor(kind, &param.name), spread.shape(param));
         let offset = range.start as u64;
         let source = Source::State { kind, parameter, range };
         (source.len() > 0).then_some(Self { name, shape, offset, source })
@@ -109,9 +124,11 @@ pub(super) fn to_write(fabric: &Fabric, states: &[StateTensor], content: Content
     }
     for of_kind in kinds.into_values() {
         let of_portion = |portion: &Portion| {
-            Written::of_state(fabric, portion, *of_kind.get(&portion.parameter())?)
+            Written::of_portion(fabric, portion, *of_kind.get(&portion.parameter())?)
         };
         written.extend(portions.iter().filter_map(of_portion));
+        let owned = of_kind.values().filter_map(|tensor| Written::of_owner(fabric, *tensor));
+        written.extend(owned);
     }
     written
 }

@@ -44,8 +44,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
-    /// differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a step, while its gradients exist, or if
-    /// the optimizer was made for another model. [`Error::Disagreement`] if ranks have updated the last step with
+    /// differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a step, while its gradients exist, inside
+    /// [`ShardedModel::with_shards`], or if the optimizer was made for another model. [`Error::Disagreement`] if ranks have updated the last step with
     /// different options. [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,

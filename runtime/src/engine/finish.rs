@@ -139,6 +139,7 @@ impl Ended<'_> {
             clip: 1.0,
             max_norm: None,
             verdict,
+            is_measured: false,
         })
     }
 

@@ -21,7 +21,10 @@ impl Engine {
     pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Begun, Error> {
         let mut state = self.state_between_steps("begin_step")?;
         let step = state.next_step;
-        joint::run(&self.fabric.world, step, || self.check_microbatches(step, options))?;
+        joint::run(&self.fabric.world, step, || {
+            self.check_own_shards(&state, "begin_step")?;
+            self.check_microbatches(step, options)
+        })?;
         let said = Intent::Step(options.input);
         let epoch = self.fabric.world.epoch();
         let (Agreed { largest_hint, supply, shutdown, .. }, course) =
@@ -110,6 +113,20 @@ impl Engine {
         let error = self.fabric.misuse("optimizer step", step, what.to_owned());
         self.fabric.world.abort(&error.to_string());
         self.fabric.world.end().map_or(error, Error::Comm)
+    }
+
+    /// # Errors
+    /// [`Error::Misuse`] while other shards are in the place of the model's.
+    pub(crate) fn check_own_shards(
+        &self,
+        state: &State,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        if state.own_shards.is_none() {
+            return Ok(());
+        }
+        let what = "inside with_shards the model has averaged parameters, for evaluation: its own are trained and saved outside";
+        Err(self.fabric.misuse(operation, state.next_step, what.to_owned()))
     }
 
     fn check_microbatches(&self, step: u64, options: StepOptions) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Updates of shards that lie on a device: one or two launches for each unit and optimizer, and no wait.
 
-use hsdp_kernels::cuda::{DeviceUpdate, Stream};
+use hsdp_kernels::cuda::{CudaError, DeviceUpdate, Stream};
 use hsdp_sharding::{Piece, UnitId};
 
 use crate::engine::device::DeviceShard;
@@ -8,7 +8,7 @@ use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Selected;
-use crate::optimizer::pass::Pass;
+use crate::optimizer::pass::{Pass, trained_pieces};
 
 /// A unit of a model on a device, with its gradient, for one optimizer.
 #[derive(Debug)]
@@ -67,7 +67,24 @@ pub(super) fn update_unit(
         let failed = |error| fabric.device_error("optimizer step", gradients.step, error);
         updated.map_err(failed)?;
     }
-    Ok(())
+    average_unit(pass, (unit, shard))
+        .map_err(|error| fabric.device_error("optimizer step", gradients.step, error))
+}
+
+/// Moves the averages of a unit on, to the parameters after the update.
+fn average_unit(
+    Pass { fabric, averages, .. }: Pass<'_>,
+    (unit, shard): (UnitId, &mut DeviceShard),
+) -> Result<(), CudaError> {
+    if averages.is_empty() {
+        return Ok(());
+    }
+    let device = fabric.device.as_ref().expect("a shard on a device belongs to a model there");
+    let (master, _) = shard.exclusive(device)?;
+    let pieces: Vec<Piece> = trained_pieces(fabric, unit).collect();
+    averages.iter().try_for_each(|average| {
+        average.lock().update_on_device((unit, device.stream()), &pieces, master)
+    })
 }
 
 /// The same update, for one of several groups of its parameters.

@@ -33,7 +33,7 @@ impl Held {
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
         let covered = Covered::of(fabric, has);
-        let states = kinds.iter().map(|_| State::zeros(fabric, &covered.places, of));
+        let states = kinds.iter().map(|_| State::zeros(fabric, covered.places.lens(), of));
         let states = states.collect::<Result<_, _>>()?;
         Ok(Self { kinds, covered, states })
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{NewtonSchulz, Threads};
-use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Piece, WholeMatrix};
+use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Piece, WholeMatrix, Wholes};
 
 pub use self::options::{MuonOptions, RateScale};
 
@@ -19,7 +19,7 @@ use crate::model::{ModelId, ShardedModel};
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::rule::OptimizerOptions as _;
-use crate::optimizer::whole::Exchange;
+use crate::optimizer::whole::{Exchange, OnOwner};
 use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
@@ -113,7 +113,8 @@ impl Optimizer for Muon {
             return Err(updating.misuse(what.to_owned()));
         }
         if self.exchange.is_none() {
-            self.exchange = Some(Exchange::of(updating.fabric, |id| updating.has(id))?);
+            self.exchange =
+                Some(Exchange::of(updating.fabric, (Wholes::Matrices, 1), |id| updating.has(id))?);
         }
         write!(lines, "{}", self.groups.lines()).expect("options have texts");
         Held::of(&mut self.held, updating, (MuonOptions::KIND, KINDS))
@@ -133,11 +134,12 @@ impl Optimizer for Muon {
         };
         let of = (updating.fabric, updating.gradients.step);
         let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
-        let values = exchange.run(of, fill, workspace, |on_owner, workspace| {
-            let WholeMatrix { param, rows, columns, .. } = *on_owner.matrix;
-            let by = self.groups.of(param.unit, param.index).newton_schulz;
-            by.orthogonalize(on_owner.values, (rows, columns), workspace, Threads::Pool);
-        })?;
+        let values =
+            exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
+                let WholeMatrix { param, rows, columns, .. } = *matrix;
+                let by = self.groups.of(param.unit, param.index).newton_schulz;
+                by.orthogonalize(copies, (rows, columns), workspace, Threads::Pool);
+            })?;
         self.staged = Staged { values, left: 0 };
         Ok(())
     }

@@ -13,7 +13,8 @@ use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
-use crate::optimizer::{Assignment, Optimizer, Run, Selected, Update, device};
+use crate::norms::Moved;
+use crate::optimizer::{Assignment, Optimizer, Run, Selected, Shared, Update, device};
 
 /// The update in which an optimizer takes part, before it changes anything.
 #[derive(Debug)]
@@ -161,7 +162,9 @@ impl ShardedModel {
         let mut state = self.engine.enter("optimizer step", gradients.step)?;
         let mut assignment = std::mem::take(&mut state.assignment);
         assignment.assign(fabric, optimizers)?;
-        let pass = Pass { fabric, gradients: &gradients, assignment: &assignment };
+        let averages = state.averages.living();
+        let pass =
+            Pass { fabric, gradients: &gradients, assignment: &assignment, averages: &averages };
         pass.run(&mut state, optimizers)?;
         state.commit();
         state.assignment = assignment;
@@ -178,12 +181,14 @@ pub(super) struct Pass<'a> {
     pub(super) fabric: &'a Fabric,
     pub(super) gradients: &'a Gradients,
     pub(super) assignment: &'a Assignment,
+    pub(super) averages: &'a [Shared],
 }
 
 impl<'a> Pass<'a> {
     fn run(self, state: &mut State, optimizers: &mut [Selected<'_>]) -> Result<(), Error> {
         let room = state.updated.room();
         let lines = self.prepare((&state.shards, room), optimizers)?;
+        state.moved = None;
         if self.gradients.verdict != Verdict::Apply {
             return Ok(());
         }
@@ -191,9 +196,12 @@ impl<'a> Pass<'a> {
         for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
             optimizer.begin(&self.updating(&state.shards, index));
         }
+        let mut moved = self.gradients.is_measured.then(|| Moved::new(self.fabric));
         for unit in self.fabric.plan.reductions().iter().copied() {
-            self.update_unit((unit, &mut state.shards[unit.index()]), optimizers)?;
+            let shard = (unit, &mut state.shards[unit.index()]);
+            self.update_unit(shard, (optimizers, moved.as_mut()))?;
         }
+        state.moved = moved;
         Ok(())
     }
 
@@ -206,8 +214,12 @@ impl<'a> Pass<'a> {
     ) -> Result<String, Error> {
         let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
         let mut prepare = || {
+            self.check_measured()?;
             for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
                 optimizer.check(&self.updating(shards, index), &mut lines)?;
+            }
+            for average in self.averages {
+                average.lock().write(&mut lines);
             }
             if self.gradients.verdict == Verdict::Apply {
                 for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
@@ -224,11 +236,19 @@ impl<'a> Pass<'a> {
         Ok(lines)
     }
 
+    fn check_measured(self) -> Result<(), Error> {
+        if !self.gradients.is_measured || !self.fabric.updates_on_device() {
+            return Ok(());
+        }
+        let what = "an update on a device is not measured: do not call `Gradients::measured`";
+        Err(self.fabric.misuse("optimizer step", self.gradients.step, what.to_owned()))
+    }
+
     fn updating<'b>(self, shards: &'b [Shard], index: usize) -> Updating<'b>
     where
         'a: 'b,
     {
-        let Self { fabric, gradients, assignment } = self;
+        let Self { fabric, gradients, assignment, .. } = self;
         Updating { fabric, gradients, assignment, shards, index }
     }
 
@@ -236,12 +256,13 @@ impl<'a> Pass<'a> {
     fn update_unit(
         self,
         (unit, shard): (UnitId, &mut Shard),
-        optimizers: &mut [Selected<'_>],
+        (optimizers, moved): (&mut [Selected<'_>], Option<&mut Moved>),
     ) -> Result<(), Error> {
         match (shard, &self.gradients.grad_shards[unit.index()]) {
             (Shard::Host(shard), Sums::Host(sums)) => {
                 let (master, gather_input) = shard.exclusive();
-                self.update_runs(unit, OnHost { master, gather_input, sums }, optimizers);
+                let on_host = OnHost { master, gather_input, sums };
+                self.update_runs(unit, on_host, (optimizers, moved));
                 Ok(())
             }
             (Shard::Device(shard), Sums::Device(_)) if self.fabric.updates_on_device() => {
@@ -251,7 +272,7 @@ impl<'a> Pass<'a> {
                 let sums = (sums, self.gradients.step);
                 shard.update_on_host(self.fabric, sums, |master, sums| {
                     let on_host = OnHost { master, gather_input: None, sums };
-                    self.update_runs(unit, on_host, optimizers);
+                    self.update_runs(unit, on_host, (optimizers, moved));
                 })
             }
             _ => unreachable!("a model has its shards and sums in the same place"),
@@ -263,11 +284,15 @@ impl<'a> Pass<'a> {
         self,
         unit: UnitId,
         OnHost { master, mut gather_input, sums }: OnHost<'_>,
-        optimizers: &mut [Selected<'_>],
+        (optimizers, mut moved): (&mut [Selected<'_>], Option<&mut Moved>),
     ) {
-        for piece in self.pieces_with_gradient(unit) {
-            let (optimizer, _) = &mut optimizers[self.optimizer_of(unit, &piece)];
+        for piece in trained_pieces(self.fabric, unit) {
             let range = piece.shard_range();
+            if !self.has_gradient(unit, &piece) {
+                self.average((unit, piece), &master[range]);
+                continue;
+            }
+            let (optimizer, _) = &mut optimizers[self.optimizer_of(unit, &piece)];
             let fused = FusedUpdate {
                 parameters: &mut master[range.clone()],
                 rounded: gather_input.as_mut().map(|all| all.reborrow().slice(range.clone())),
@@ -275,11 +300,30 @@ impl<'a> Pass<'a> {
                 divisor: self.gradients.divisor,
             };
             let clip = self.gradients.clip;
+            let number = self.fabric.number_of(ParamId { unit, index: piece.param });
             update_in_blocks(fused, |block, parameters, gradient| {
                 let piece = part_of(piece, block);
-                optimizer.update(Run { unit, piece, parameters, gradient, clip });
+                let mut update = |parameters: &mut [f32]| {
+                    optimizer.update(Run { unit, piece, parameters, gradient, clip });
+                };
+                match &mut moved {
+                    Some(moved) => moved.measure(number, parameters, update),
+                    None => update(parameters),
+                }
+                self.average((unit, piece), parameters);
             });
         }
+    }
+
+    /// Moves the averages of some elements on, to the parameters after the update.
+    fn average(self, of: (UnitId, Piece), parameters: &[f32]) {
+        for average in self.averages {
+            average.lock().update(of, parameters);
+        }
+    }
+
+    fn has_gradient(self, unit: UnitId, piece: &Piece) -> bool {
+        self.gradients.grad_shards.present[unit.index()][piece.param]
     }
 
     /// The index of the optimizer of a piece.
@@ -289,8 +333,7 @@ impl<'a> Pass<'a> {
 
     /// The pieces of this rank's shard that are trained and got a gradient in this step.
     pub(super) fn pieces_with_gradient(self, unit: UnitId) -> impl Iterator<Item = Piece> {
-        let present = &self.gradients.grad_shards.present[unit.index()];
-        trained_pieces(self.fabric, unit).filter(|piece| present[piece.param])
+        trained_pieces(self.fabric, unit).filter(move |piece| self.has_gradient(unit, piece))
     }
 }
 

@@ -12,7 +12,6 @@ use crate::checkpoint::copy_part;
 use crate::engine::device::ModelDevice;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
-use crate::optimizer::places::Places;
 
 /// An operation and its step, for errors.
 pub(super) type Of = (&'static str, u64);
@@ -28,12 +27,16 @@ enum Buffer {
 }
 
 impl State {
-    /// Zeros at these places. Errors name the operation and the step.
+    /// Zeros, of this length for each unit. Errors name the operation and the step.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Device`](Error) if a device has no memory.
-    pub(super) fn zeros(fabric: &Fabric, places: &Places, of: Of) -> Result<Self, Error> {
-        let units = places.lens().enumerate();
+    pub(super) fn zeros(
+        fabric: &Fabric,
+        lens: impl Iterator<Item = usize>,
+        of: Of,
+    ) -> Result<Self, Error> {
+        let units = lens.enumerate();
         let zeros = |(unit, len)| {
             let unit = UnitId::new(unit);
             Ok(match fabric.device.as_ref().filter(|device| device.updates_there()) {

@@ -1,5 +1,8 @@
-//! Updates of whole matrices, each by one rank of the shard group, its owner: `exchange` brings it there and back.
+//! Updates of whole matrices and parameters, each by one rank of the shard group, its owner: `exchange` brings it there and back;
+//! `parameters` are updates that a program writes down.
 
 mod exchange;
+mod parameters;
 
-pub(super) use exchange::Exchange;
+pub(super) use exchange::{Exchange, OnOwner};
+pub use parameters::{Whole, WholeParameters};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hsdp::checkpoint::{Import, Imported};
 use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, Precision, ShardedModel, Unit, World};
-use hsdp_checkpoint::{Disk, Store, export};
+use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -23,7 +23,7 @@ fn exported(folder: &Path, most: u64) -> Vec<(String, Vec<f32>)> {
         training.model.full_parameters()
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &folder.join("model"), most).expect("exported");
+    export((&generation, &Disk), &folder.join("model"), Weights::Trained, most).expect("exported");
     common(parameters).into_iter().collect()
 }
 

@@ -10,7 +10,7 @@ use hsdp::{
     AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec, Optimizer,
     Param, Precision, ShardedModel, StepOptions, Unit, World,
 };
-use hsdp_checkpoint::{Disk, Store, export};
+use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_kernels::Wire;
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::layer;
@@ -214,7 +214,8 @@ fn what_is_read_in_f32_is_rounded_once() {
         open(&model, &store)?.save(&model, &adamw(&model), &Value::Null)
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &folder.path().join("model"), u64::MAX).expect("exported");
+    export((&generation, &Disk), &folder.path().join("model"), Weights::Trained, u64::MAX)
+        .expect("exported");
     let from = Import::of(&folder.path().join("model"));
     for dtype in [DType::BF16, DType::F16] {
         for mesh in MESHES {

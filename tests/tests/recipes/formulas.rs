@@ -8,6 +8,7 @@ use crate::model::{
     ADAMW, LION, MESHES, Recipe, SGD, Tensors, Trace, adafactor, initial, is_matrix, muon, run,
     spec,
 };
+use crate::shampoo;
 
 /// The state of a parameter, as far as its formula needs it.
 #[derive(Clone, Debug, Default)]
@@ -171,6 +172,10 @@ fn orthogonalized(matrix: Vec<f64>, (rows, columns): (usize, usize)) -> Vec<f64>
     x
 }
 
+fn shampoo(param: &Param, _: i32, values: &mut [f64], gradient: &[f64], state: &mut State) {
+    shampoo::formula(param, values, gradient, &mut state.first);
+}
+
 /// The formula of a recipe, and the largest difference that rounding to f32 makes in a few steps.
 fn formula(recipe: Recipe) -> (Formula, f64) {
     match recipe {
@@ -182,6 +187,7 @@ fn formula(recipe: Recipe) -> (Formula, f64) {
         Recipe::Muon => (muon_of, 2e-5),
         // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of that.
         Recipe::AdamW8Bit => (adamw, 2e-3),
+        Recipe::Shampoo => (shampoo, 2e-6),
     }
 }
 

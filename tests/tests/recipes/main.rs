@@ -6,6 +6,7 @@ mod model;
 mod planned;
 mod refused;
 mod saved;
+mod shampoo;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

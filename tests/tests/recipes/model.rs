@@ -6,11 +6,14 @@ use hsdp::checkpoint::Checkpointed;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, Error, Gradients, Lion,
     LionOptions, LossSum, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
-    Sgd, SgdOptions, ShardedModel, State, Step, StepOptions, Unit, Update, Values, World,
+    Sgd, SgdOptions, ShardedModel, State, Step, StepOptions, Unit, Update, Values, WholeParameters,
+    World,
 };
 use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+use crate::shampoo;
 
 /// All elements of a model by name.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
@@ -48,11 +51,20 @@ pub(crate) enum Recipe {
     Adafactor,
     /// Muon for matrices, AdamW for the rest.
     Muon,
+    /// An optimizer of a user's own for whole parameters.
+    Shampoo,
 }
 
 impl Recipe {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Sgd, Self::AdamW, Self::AdamW8Bit, Self::Lion, Self::Adafactor, Self::Muon];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Sgd,
+        Self::AdamW,
+        Self::AdamW8Bit,
+        Self::Lion,
+        Self::Adafactor,
+        Self::Muon,
+        Self::Shampoo,
+    ];
 
     fn declared(self, param: Param) -> Param {
         if self == Self::AdamW8Bit { param.blocks(256) } else { param }
@@ -66,6 +78,7 @@ impl Recipe {
             Self::Adafactor => State::Factored,
             Self::Muon if is_matrix(param) => State::Muon,
             Self::Muon => State::Elements(2),
+            Self::Shampoo => State::Owned(shampoo::state(param)),
         }
     }
 }
@@ -124,6 +137,12 @@ impl Step1 for (Muon, AdamW) {
     }
 }
 
+impl Step1 for WholeParameters {
+    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        model.update_whole(gradients, self, shampoo::update)
+    }
+}
+
 /// Makes the model and the optimizers of a recipe on this rank, and acts with them.
 pub(crate) fn with<T>(
     (world, sizes): (World, [usize; 2]),
@@ -156,6 +175,10 @@ pub(crate) fn with<T>(
         Recipe::Muon => {
             let both = (Muon::new(&model, muon()), AdamW::new(&model, ADAMW));
             act.act(model, both)
+        }
+        Recipe::Shampoo => {
+            let shampoo = WholeParameters::new(&model, "shampoo", shampoo::state);
+            act.act(model, shampoo)
         }
     }
 }

@@ -9,6 +9,7 @@ use super::batches::Batches;
 use super::data::Data;
 use super::export::Export;
 use super::folder::ModelFolder;
+use super::optimizers;
 use super::options::Options;
 use super::recipe;
 use super::shared;
@@ -61,6 +62,7 @@ impl Inputs {
         };
         let llama = recipe::llama(config.clone(), &options);
         let (recorded, spec) = (llama.recorded()?, llama.spec().map_err(Failure::input)?);
+        let spec = optimizers::declared(spec, &options);
         check_memory(&options, steps, &spec)?;
         if let Some(folder) = &folder {
             folder.check_tensors(&Llama::new(config))?;

@@ -6,7 +6,7 @@
 //! cargo run --release --example finetune_llama -- --model DIR --data TEXT --lora 8
 //! ```
 //!
-//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`, `inputs`, `folder`
+//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`, `optimizers`, `inputs`, `folder`
 //! (a model of Hugging Face), `data` with `batches` and `text`, `report`, `export`, and `shared` (the parts of every program that trains:
 //! ranks, files, checkpoints, signals).
 
@@ -15,6 +15,7 @@ mod data;
 mod export;
 mod folder;
 mod inputs;
+mod optimizers;
 mod options;
 mod recipe;
 mod report;

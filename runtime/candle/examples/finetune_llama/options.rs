@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use hsdp_candle::llama::LlamaConfig;
 use hsdp_program::command_line;
 use hsdp_program::number::{count, positive};
@@ -41,9 +41,19 @@ pub(crate) struct Options {
     #[arg(long, value_name = "COUNT", value_parser = count::<1, { MAX_STEPS }>)]
     pub(crate) steps: Option<usize>,
 
-    /// Learning rate, which stays as it is
-    #[arg(long, value_name = "RATE", default_value_t = 2e-3, value_parser = positive)]
-    pub(crate) lr: f64,
+    /// Optimizer: muon updates the matrices of layers, and leaves the rest to AdamW
+    #[arg(long, value_enum, default_value_t = Optimizer::Adamw)]
+    pub(crate) optimizer: Optimizer,
+
+    /// Learning rate, which stays as it is: 2e-3 by default, 2e-4 for lion, 1e-2 for adafactor; matrices that muon updates have five
+    /// times this rate
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    pub(crate) lr: Option<f64>,
+
+    /// Keep a moving average of the weights, of which each step keeps this fraction; it is evaluated at the end, and exported in place of
+    /// the weights; off by default
+    #[arg(long, value_name = "DECAY", value_parser = fraction)]
+    pub(crate) ema: Option<f64>,
 
     /// Run each block again in the backward instead of keeping its tensors; off by default
     #[arg(long)]
@@ -69,6 +79,30 @@ pub(crate) struct Options {
     /// of --model; with --lora the model as it was, and adapters.safetensors; files of these names are replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) export: Option<PathBuf>,
+}
+
+/// An optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Optimizer {
+    Adamw,
+    Muon,
+    Lion,
+    Adafactor,
+    Adamw8bit,
+}
+
+impl Optimizer {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> String {
+        let value = self.to_possible_value().expect("no optimizer is hidden");
+        value.get_name().to_owned()
+    }
+}
+
+/// A number from 0 to below 1.
+fn fraction(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
 }
 
 impl Options {

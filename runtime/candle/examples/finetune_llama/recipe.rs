@@ -50,15 +50,3 @@ pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
         lora: None,
     }
 }
-
-/// AdamW, which lets matrices decay, and no norms.
-pub(crate) fn adamw(model: &ShardedModel, options: &Options) -> AdamW {
-    let for_all = AdamWOptions {
-        learning_rate: options.lr,
-        betas: (0.9, 0.95),
-        weight_decay: 0.0,
-        ..AdamWOptions::default()
-    };
-    let decaying = |options| AdamWOptions { weight_decay: 0.1, ..options };
-    AdamW::new(model, for_all).group(|param| param.shape.len() >= 2, decaying)
-}

@@ -64,6 +64,9 @@ fn overview(inputs: &Inputs, run: &Run) -> Table {
     for (when, loss) in ["before", "after"].into_iter().zip(run.measured.held_out) {
         rows.extend(loss.map(|loss| [format!("held out, {when}"), format!("{loss:.4}")]));
     }
+    if let Some(loss) = run.measured.of_average {
+        rows.push(["held out, average of weights".to_owned(), format!("{loss:.4}")]);
+    }
     rows.push(["speed".to_owned(), format!("{:.0} tokens/s", tokens as f64 / seconds)]);
     let skipped = run.records.len() - applied(&run.records);
     if skipped > 0 {
@@ -107,6 +110,8 @@ pub(crate) fn summary(inputs: &Inputs, run: &Run) -> Value {
         "loss": { "first": first, "last": last },
         "eval_loss_before": before,
         "eval_loss_after": after,
+        "eval_loss_average": run.measured.of_average,
+        "optimizer": options.optimizer.name(),
         "seconds": run.records.iter().map(|record| record.seconds).sum::<f64>(),
         "warnings": run.measured.warnings,
         "peak_activation_bytes": activations,

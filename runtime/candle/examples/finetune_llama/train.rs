@@ -8,7 +8,7 @@ use hsdp::checkpoint::{Content, Import, Imported};
 use hsdp::comm::Messages;
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
-use hsdp::{ByteCount, Gradients, Shutdown, Update};
+use hsdp::{Adafactor, AdamW8Bit, ByteCount, Ema, Gradients, Lion, Muon, Shutdown, Update};
 use hsdp_candle::Pass;
 use hsdp_program::Warnings;
 use parking_lot::Mutex;
@@ -17,14 +17,16 @@ use tracing::info_span;
 
 use super::data::{Place, Sequences};
 use super::inputs::{self, Inputs};
-use super::options::Options;
-use super::recipe::{self, MAX_NORM};
+use super::optimizers::Optimizers;
+use super::options::{Optimizer as Choice, Options};
+use super::recipe::MAX_NORM;
 use super::shared::agreement::told_once;
 use super::shared::costs::Costs;
 use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
 use super::shared::launch::{Outcome, Outcomes, launch};
 use super::shared::messages::StepMessages;
+use super::shared::norms::{self, StepNorms};
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -50,6 +52,8 @@ pub(crate) struct Run {
 pub(crate) struct Measured {
     /// The loss on the held-out sequences before the first step and after the last, if there are such sequences.
     pub(crate) held_out: [Option<f64>; 2],
+    /// That of the average of the weights after the last step, if one is kept.
+    pub(crate) of_average: Option<f64>,
     /// The peak bytes of candle's tensors in the first step: activations, and their gradients.
     pub(crate) activations: ByteCount,
     /// The number of warnings of all ranks.
@@ -70,12 +74,30 @@ pub(crate) fn train(
     let outcomes = launch(ranks, |world| {
         let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
         let inputs = inputs::agree(&world, options, inputs)?;
-        Rank::new(world, (inputs, warnings))?.train(progress)
+        let rank = (world, (inputs, warnings));
+        match options.optimizer {
+            Choice::Adamw => with::<AdamW>(rank, progress),
+            Choice::Muon => with::<(Muon, AdamW)>(rank, progress),
+            Choice::Lion => with::<Lion>(rank, progress),
+            Choice::Adafactor => with::<Adafactor>(rank, progress),
+            Choice::Adamw8bit => with::<AdamW8Bit>(rank, progress),
+        }
     })?;
     let Outcomes { costs, ended, first } = outcomes;
     let Some(First { progress, measured, parameters }) = first else { return Ok((None, ended)) };
     let records = progress.finish()?;
     Ok((Some(Run { records, costs, measured, parameters }), ended))
+}
+
+/// Trains one rank by these optimizers, with an average of the weights if the options ask for one.
+fn with<O: Optimizers>(
+    (world, (inputs, warnings)): (World, (&Inputs, &Warnings)),
+    progress: Option<Progress>,
+) -> Result<Outcome<First>, Failure> {
+    match inputs.options.ema {
+        None => Rank::<O>::new(world, (inputs, warnings))?.train(progress),
+        Some(_) => Rank::<(O, Ema)>::new(world, (inputs, warnings))?.train(progress),
+    }
 }
 
 /// The results of rank 0.
@@ -88,11 +110,11 @@ struct First {
 
 /// The state of one rank in training.
 #[derive(Debug)]
-struct Rank<'a> {
+struct Rank<'a, O> {
     inputs: &'a Inputs,
     warnings: &'a Warnings,
     model: ShardedModel,
-    optimizer: AdamW,
+    optimizers: O,
     saving: Option<Saving>,
     messages: StepMessages,
     /// The device on which candle computes.
@@ -100,13 +122,13 @@ struct Rank<'a> {
     measured: Measured,
 }
 
-impl<'a> Rank<'a> {
+impl<'a, O: Optimizers> Rank<'a, O> {
     fn new(world: World, (inputs, warnings): (&'a Inputs, &'a Warnings)) -> Result<Self, Failure> {
         ending::listen(&world, &inputs.signals)?;
         let options = &inputs.options;
         device::connect(&world, &options.run)?;
         let model = model(world, inputs)?;
-        let optimizer = recipe::adamw(&model, options);
+        let optimizers = O::new(&model, options)?;
         let batches = json!({
             "seed": options.seed,
             "data": format!("{:016x}", inputs.data.digest().hash()),
@@ -120,7 +142,7 @@ impl<'a> Rank<'a> {
         let saving = Saving::open(&model, &options.run, (batches, content))?;
         let (device, measured) = (device::of(&options.run)?, Measured::default());
         let messages = StepMessages::default();
-        Ok(Self { inputs, warnings, model, optimizer, saving, messages, device, measured })
+        Ok(Self { inputs, warnings, model, optimizers, saving, messages, device, measured })
     }
 
     /// The number of steps made, including those before the run was resumed.
@@ -131,24 +153,28 @@ impl<'a> Rank<'a> {
     fn train(mut self, mut progress: Option<Progress>) -> Result<Outcome<First>, Failure> {
         let options = &self.inputs.options.run;
         if let Some(saving) = self.saving.as_mut().filter(|_| options.resume) {
-            saving.resume(&mut self.model, &mut self.optimizer)?;
+            saving.resume(&mut self.model, &mut self.optimizers)?;
         }
         let first = self.steps()?;
         if first < self.inputs.steps {
             output::keep_warnings(self.model.world(), options, self.warnings)?;
             progress.as_mut().map_or(Ok(()), |progress| progress.start(first))?;
         }
-        self.measured.held_out[0] = self.held_out()?;
+        self.measured.held_out[0] = held_out(&mut self.model, (self.inputs, &self.device))?;
         let before = self.model.world().ledger();
         let was_stopped = self.train_from(first, &mut progress)?;
         let steps = self.steps()?;
         let costs = Costs::of(&self.model, (&before, (steps - first) as u64), options);
-        self.measured.held_out[1] = self.held_out()?;
+        self.measured.held_out[1] = held_out(&mut self.model, (self.inputs, &self.device))?;
+        if let Some(average) = self.optimizers.average() {
+            let evaluate = |model: &mut _| held_out(model, (self.inputs, &self.device));
+            self.measured.of_average = self.model.with_shards(average, evaluate)?;
+        }
         self.measured.warnings = ending::count_warnings(self.model.world(), self.warnings)?;
         self.measured.messages = self.messages.most_of_all(self.model.world())?;
         self.model.end_run()?;
         let is_exported = self.inputs.options.export.is_some() && !was_stopped;
-        let parameters = is_exported.then(|| self.model.full_parameters()).transpose()?;
+        let parameters = is_exported.then(|| self.parameters()).transpose()?;
         let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
         let ended = Ended { steps, was_stopped, unsaved };
         let measured = self.measured;
@@ -167,17 +193,17 @@ impl<'a> Rank<'a> {
             let _span = info_span!("step", step).entered();
             let counted = (step == first).then(|| memory::scope(ACTIVATIONS));
             self.messages.begin(self.model.world());
-            let (record, shutdown) = self.step(step)?;
+            let (record, norms, shutdown) = self.step(step)?;
             self.messages.end(self.model.world());
             if counted.is_some() {
                 self.measured.activations = memory::usage(self.model.rank(), ACTIVATIONS).peak;
             }
             drop(counted);
-            progress.as_mut().map_or(Ok(()), |progress| progress.add(record))?;
+            progress.as_mut().map_or(Ok(()), |progress| progress.add(record, norms))?;
             let is_stopped = shutdown == Shutdown::Asked;
             let ends = if is_stopped || step + 1 == steps { Ends::Yes } else { Ends::No };
             if let Some(saving) = &mut self.saving {
-                saving.after_step((&self.model, &self.optimizer), ends)?;
+                saving.after_step((&self.model, &self.optimizers), ends)?;
             }
             if is_stopped {
                 return Ok(true);
@@ -186,20 +212,23 @@ impl<'a> Rank<'a> {
         Ok(false)
     }
 
-    fn step(&mut self, step: usize) -> Result<(StepRecord, Shutdown), Failure> {
+    fn step(&mut self, step: usize) -> Result<(StepRecord, Option<StepNorms>, Shutdown), Failure> {
         let start = Instant::now();
         let (gradients, shutdown) = self.gradients(step)?;
         let (loss, grad_norm) = (gradients.loss(), gradients.norm());
+        let recorded = (&self.inputs.options.run, step);
+        let (gradients, norms) = norms::before_update(&self.model, gradients, recorded)?;
         let update = {
             let _span = info_span!("optimizer").entered();
-            self.optimizer.step(&mut self.model, gradients.clip(MAX_NORM))?
+            self.optimizers.update(&mut self.model, gradients.clip(MAX_NORM))?
         };
         let options = &self.inputs.options.run;
         let places = options.microbatches * options.mesh.world_size();
         let (tokens, seconds) =
             ((self.inputs.data.tokens() * places) as u64, start.elapsed().as_secs_f64());
         let applied = update == Update::Applied;
-        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
+        let norms = norms::after_update(&self.model, norms)?;
+        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, norms, shutdown))
     }
 
     /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
@@ -228,29 +257,40 @@ impl<'a> Rank<'a> {
         Ok((open.finish()?, shutdown))
     }
 
-    /// The mean loss on the held-out sequences, which are dealt in blocks as far as they go. Collective.
-    fn held_out(&mut self) -> Result<Option<f64>, Failure> {
-        let Inputs { data, llama, .. } = self.inputs;
-        let all = data.held_out();
-        if all.count() == 0 {
-            return Ok(None);
+    /// All parameters by name, or their averages if these are kept. Collective.
+    fn parameters(&mut self) -> Result<BTreeMap<String, Vec<f32>>, hsdp::Error> {
+        match self.optimizers.average() {
+            None => self.model.full_parameters(),
+            Some(average) => self.model.with_shards(average, |model| model.full_parameters()),
         }
-        let _span = info_span!("evaluation").entered();
-        let (rank, ranks) = (self.model.rank().index(), self.model.world().size());
-        let own = all.part(all.count() * rank / ranks, all.count() * (rank + 1) / ranks);
-        let batch = (data.tokens() / all.length).max(1);
-        let (mut sum, mut items) = (0.0, 0);
-        let mut evaluation = self.model.evaluation()?;
-        for from in (0..own.count()).step_by(batch) {
-            let [tokens, labels] = part(&own, from, batch).tensors(&self.device)?;
-            let pass = Pass::on(evaluation.batch()?, &self.device)?;
-            let loss = llama.loss(&pass, &tokens, &labels)?;
-            pass.finish()?;
-            sum += f64::from(loss.sum.to_scalar::<f32>()?);
-            items += loss.count;
-        }
-        Ok(Some(evaluation.mean(sum, items)?))
     }
+}
+
+/// The mean loss on the held-out sequences, which are dealt in blocks as far as they go. Collective.
+fn held_out(
+    model: &mut ShardedModel,
+    (inputs, device): (&Inputs, &Device),
+) -> Result<Option<f64>, Failure> {
+    let Inputs { data, llama, .. } = inputs;
+    let all = data.held_out();
+    if all.count() == 0 {
+        return Ok(None);
+    }
+    let _span = info_span!("evaluation").entered();
+    let (rank, ranks) = (model.rank().index(), model.world().size());
+    let own = all.part(all.count() * rank / ranks, all.count() * (rank + 1) / ranks);
+    let batch = (data.tokens() / all.length).max(1);
+    let (mut sum, mut items) = (0.0, 0);
+    let mut evaluation = model.evaluation()?;
+    for from in (0..own.count()).step_by(batch) {
+        let [tokens, labels] = part(&own, from, batch).tensors(device)?;
+        let pass = Pass::on(evaluation.batch()?, device)?;
+        let loss = llama.loss(&pass, &tokens, &labels)?;
+        pass.finish()?;
+        sum += f64::from(loss.sum.to_scalar::<f32>()?);
+        items += loss.count;
+    }
+    Ok(Some(evaluation.mean(sum, items)?))
 }
 
 /// At most `count` sequences from one on.

@@ -43,6 +43,7 @@ impl Costs {
                 flow(Channel::Gather, Op::AllGather, planned.all_gather),
                 flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
                 flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
+                flow(Channel::Reduce, Op::AllToAll, planned.update),
             ],
             memory: held(model),
         }
@@ -56,17 +57,26 @@ impl Costs {
 
 /// This rank's peak memory, planned and measured.
 fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
+    let (plan, rank) = (model.plan(), model.rank());
+    // State and exchange are those of this rank, where others may have more.
+    let own = |planned: MemoryPlan| match planned.optimizer {
+        ByteCount::ZERO => planned,
+        _ => MemoryPlan {
+            optimizer: plan.optimizer_state(rank),
+            update: plan.update(rank).extra,
+            ..planned
+        },
+    };
     if model.is_on_device() {
-        let (plan, offload) = (model.plan(), model.options().placement.offload());
-        let mut held =
-            peaks(model.rank(), &plan.memory_on_device(offload), memory::usage_on_device);
+        let offload = model.options().placement.offload();
+        let mut held = peaks(rank, &own(plan.memory_on_device(offload)), memory::usage_on_device);
         if offload != Offload::None {
-            let on_host = peaks(model.rank(), &plan.memory_offloaded(offload), memory::usage);
+            let on_host = peaks(rank, &own(plan.memory_offloaded(offload)), memory::usage);
             held.extend(on_host.into_iter().map(|(name, peak)| (format!("{name} (host)"), peak)));
         }
         return held;
     }
-    peaks(model.rank(), &model.plan().memory(), memory::usage)
+    peaks(rank, &own(plan.memory()), memory::usage)
 }
 
 fn peaks(
@@ -84,6 +94,7 @@ fn peaks(
         peak(Category::GradFull, plan.grad_full),
         peak(Category::Partial, plan.partial),
         peak(Category::Optimizer, plan.optimizer),
+        peak(Category::Update, plan.update),
     ]
 }
 

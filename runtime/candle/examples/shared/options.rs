@@ -71,6 +71,11 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "STEPS", value_parser = count::<1, { MAX_STEPS }>, requires = "out")]
     pub(crate) save_every: Option<usize>,
 
+    /// Write norms of each parameter into metrics.jsonl in every STEPS-th step (of gradients, of parameters, and of updates over
+    /// parameters), and draw the latter into norms.svg; off by default
+    #[arg(long, value_name = "STEPS", value_parser = count::<1, { MAX_STEPS }>, requires = "out")]
+    pub(crate) norms_every: Option<usize>,
+
     /// Resume from the newest checkpoint in DIR/checkpoints, if there is one; the mesh may differ; off by default
     #[arg(long, requires = "out")]
     pub(crate) resume: bool,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use hsdp::World;
 use hsdp_program::{FolderLock, Warnings, file};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::failure::Failure;
@@ -17,6 +18,7 @@ use super::{plot, saving};
 
 /// The files of a run.
 const METRICS: &str = "metrics.jsonl";
+const NORMS: &str = "norms.svg";
 const PLOT: &str = "loss.svg";
 const SUMMARY: &str = "summary.json";
 const TRACE: &str = "trace.json";
@@ -56,6 +58,11 @@ impl Output {
         self.folder.join(METRICS)
     }
 
+    /// The plot of the updates of each parameter.
+    pub(crate) fn norms(&self) -> PathBuf {
+        self.folder.join(NORMS)
+    }
+
     /// Writes the summary and the plot of the loss, at the end of the run. `item` is that of the loss: a character, say.
     pub(crate) fn finish(
         &self,
@@ -77,7 +84,7 @@ impl fmt::Debug for Output {
 
 /// Refuses a folder in which a file could not be written at the end of the run.
 fn check_files(folder: &Path) -> Result<(), Failure> {
-    let mut files = [METRICS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
+    let mut files = [METRICS, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
     files
         .try_for_each(|name| file::check_writable(&folder.join(name)))
         .map_err(|error| Failure::Input(format!("cannot write {error}")))
@@ -158,9 +165,9 @@ impl Metrics {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
+    pub(crate) fn add(&mut self, line: &impl Serialize) -> Result<(), Failure> {
         // If the run is killed, the file has the lines of all steps that it made.
-        let added = serde_json::to_writer(&mut self.file, record)
+        let added = serde_json::to_writer(&mut self.file, line)
             .map_err(io::Error::from)
             .and_then(|()| writeln!(self.file))
             .and_then(|()| self.file.flush());

@@ -7,11 +7,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::failure::Failure;
+use super::norms::{Ratios, StepNorms};
 use super::output::{Metrics, Output};
 use super::switch::Switch;
 use super::trace::{self, TRACED_STEPS};
 
-/// A line of `metrics.jsonl`.
+/// A line of `metrics.jsonl`, but for norms of each parameter.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct StepRecord {
     pub(crate) step: usize,
@@ -25,6 +26,15 @@ pub(crate) struct StepRecord {
     pub(crate) applied: bool,
 }
 
+/// The same, with the norms of each parameter where they are recorded.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: &'a StepRecord,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    norms: Option<&'a StepNorms>,
+}
+
 /// The progress bar, and the files that grow with each step.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -32,6 +42,8 @@ pub(crate) struct Progress {
     metrics: Option<(PathBuf, Option<Metrics>)>,
     trace: Option<(PathBuf, Switch)>,
     records: Vec<StepRecord>,
+    /// The ratios of updates to parameters, and the file into which they are drawn.
+    ratios: (Ratios, Option<PathBuf>),
 }
 
 impl Progress {
@@ -48,7 +60,8 @@ impl Progress {
         let metrics = output.map(|output| (output.metrics(), None));
         let trace = output.map(Output::trace);
         let trace = trace.map(|trace| (trace.file().to_owned(), trace.switch()));
-        Ok(Self { bar, metrics, trace, records: Vec::new() })
+        let ratios = (Ratios::default(), output.map(Output::norms));
+        Ok(Self { bar, metrics, trace, records: Vec::new(), ratios })
     }
 
     /// Starts at step `first`, which is about to be made. Files of an earlier run are replaced here, not before.
@@ -63,16 +76,21 @@ impl Progress {
         Ok(())
     }
 
-    /// Shows and records a step that is done.
-    pub(crate) fn add(&mut self, record: StepRecord) -> Result<(), Failure> {
+    /// Shows and records a step that is done, with its norms.
+    pub(crate) fn add(
+        &mut self,
+        record: StepRecord,
+        norms: Option<StepNorms>,
+    ) -> Result<(), Failure> {
         let StepRecord { loss, grad_norm, seconds, .. } = record;
         let rate = record.tokens as f64 / seconds;
         self.bar
             .set_message(format!("loss {loss:.3}  gradient {grad_norm:.2}  {rate:.0} tokens/s"));
         self.bar.inc(1);
         if let Some((_, Some(metrics))) = &mut self.metrics {
-            metrics.add(&record)?;
+            metrics.add(&Line { record: &record, norms: norms.as_ref() })?;
         }
+        self.ratios.0.add(record.step, norms);
         self.records.push(record);
         if let Some((_, switch)) = self.trace.take_if(|_| self.records.len() == TRACED_STEPS) {
             switch.turn_off();
@@ -80,9 +98,11 @@ impl Progress {
         Ok(())
     }
 
-    /// Ends the bar, and returns all records.
+    /// Ends the bar, draws the ratios of updates, and returns all records.
     pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
         self.bar.finish();
+        let (ratios, file) = &self.ratios;
+        file.as_ref().map_or(Ok(()), |file| ratios.draw(file))?;
         Ok(self.records)
     }
 }

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use hsdp::Error;
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content, Saved};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content, Saved};
 use hsdp::prelude::*;
 use hsdp_program::file::{self, FileError};
 use serde_json::Value;
@@ -49,10 +49,10 @@ impl Saving {
     /// # Errors
     /// One that rank 0 reports for all ranks: if no checkpoint can be loaded, or if the checkpoint is of a run with another recipe,
     /// whose batches differ from this run's.
-    pub(crate) fn resume(
+    pub(crate) fn resume<O: Checkpointed>(
         &mut self,
         model: &mut ShardedModel,
-        optimizer: &mut AdamW,
+        optimizer: &mut O,
     ) -> Result<(), Failure> {
         let world = model.world().clone();
         let loaded =
@@ -77,9 +77,9 @@ impl Saving {
     /// Saves after a step: in the background if a checkpoint is due, or before it returns if the run ends. Collective.
     ///
     /// A save that fails does not end the run, because the next one may succeed: see [`unsaved`](Self::unsaved).
-    pub(crate) fn after_step(
+    pub(crate) fn after_step<O: Checkpointed>(
         &mut self,
-        (model, optimizer): (&ShardedModel, &AdamW),
+        (model, optimizer): (&ShardedModel, &O),
         ends: Ends,
     ) -> Result<(), Failure> {
         let step = usize::try_from(model.committed_steps()).map_err(Failure::training)?;

@@ -23,6 +23,7 @@ use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
 use super::shared::launch::{Outcome, Outcomes, launch};
 use super::shared::messages::StepMessages;
+use super::shared::norms::{self, StepNorms};
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -173,10 +174,10 @@ impl<'a> Rank<'a> {
         for step in first..steps {
             let _span = info_span!("step", step).entered();
             self.messages.begin(self.model.world());
-            let (record, shutdown) = self.step(step, observer.as_mut())?;
+            let (record, norms, shutdown) = self.step(step, observer.as_mut())?;
             self.messages.end(self.model.world());
             if let Some(Observer { progress, .. }) = observer {
-                progress.add(record)?;
+                progress.add(record, norms)?;
             }
             let is_stopped = shutdown == Shutdown::Asked;
             let ends = if is_stopped || step + 1 == steps { Ends::Yes } else { Ends::No };
@@ -194,11 +195,13 @@ impl<'a> Rank<'a> {
         &mut self,
         step: usize,
         observer: Option<&mut Observer>,
-    ) -> Result<(StepRecord, Shutdown), Failure> {
+    ) -> Result<(StepRecord, Option<StepNorms>, Shutdown), Failure> {
         let options = self.job.options;
         let mut watch = Stopwatch::default();
         let (gradients, shutdown) = watch.time(|| self.gradients(step))?;
         let (loss, grad_norm) = (gradients.loss(), gradients.norm());
+        let recorded = (&options.run, step);
+        let (gradients, norms) = norms::before_update(&self.model, gradients, recorded)?;
         let mut twin = observer.and_then(|observer| observer.twin.as_mut());
         if options.verify {
             let full = gradients.full(&self.model)?;
@@ -218,7 +221,8 @@ impl<'a> Rank<'a> {
             options.tokens() * (options.run.microbatches * options.run.mesh.world_size()) as u64;
         let applied = update == Update::Applied;
         let seconds = watch.seconds();
-        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
+        let norms = norms::after_update(&self.model, norms)?;
+        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, norms, shutdown))
     }
 
     /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step

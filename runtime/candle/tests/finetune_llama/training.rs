@@ -15,7 +15,8 @@ use crate::place::{Place, TUNE, golden};
 #[test]
 fn a_model_of_transformers_is_trained_and_exported() {
     let place = Place::new();
-    let said = place.trained(&format!("{TUNE} --recompute --out {{out}} --export {{tuned}}"));
+    let said = place
+        .trained(&format!("{TUNE} --recompute --norms-every 2 --out {{out}} --export {{tuned}}"));
     assert!(
         said.contains("exactly as planned") && said.contains("activations, recomputed"),
         "{said}"
@@ -34,7 +35,7 @@ fn a_model_of_transformers_is_trained_and_exported() {
         let [got, want] = [&summary, &expected].map(|it| it[field].as_f64().expect("a number"));
         assert!((got - want).abs() <= 5e-5 * want, "{field}: {got}, not {want}");
     }
-    for file in ["loss.svg", "trace.json", "run.lock"] {
+    for file in ["loss.svg", "norms.svg", "trace.json", "run.lock"] {
         assert!(place.path("out").join(file).exists(), "{file}");
     }
     assert!(!place.path("out/warnings.jsonl").exists());
@@ -208,4 +209,60 @@ fn a_frozen_model_of_16_bits_has_no_other_copy() {
     place.trained(&format!("{tune} {resumed}"));
     let other = place.refused(&format!("{tune} --steps 4 --resume --out {{alone}}"));
     assert!(other.contains("frozen parameters"), "{other}");
+}
+
+#[test]
+fn muon_alone_is_the_recipe_of_a_run_of_pytorch() {
+    let place = Place::new();
+    place.trained(&format!("{TUNE} --optimizer muon --out {{out}}"));
+    let expected = fs::read_to_string(golden("plain/expected_muon.json")).expect("a file");
+    let expected: Value = serde_json::from_str(&expected).expect("JSON");
+    let (losses, expected) = (place.losses("out"), expected["losses"].as_array().expect("losses"));
+    assert_eq!(losses.len(), expected.len());
+    for (step, (got, want)) in losses.iter().zip(expected).enumerate() {
+        let want = want.as_f64().expect("a number");
+        assert!((got - want).abs() <= 2e-4 * want, "{step}: {got}, not {want}");
+    }
+}
+
+/// The program checks that bytes are as planned, and fails otherwise.
+#[test]
+fn each_optimizer_trains_and_goes_on_on_another_mesh() {
+    for optimizer in ["adamw", "muon", "lion", "adafactor", "adamw8bit"] {
+        let place = Place::new();
+        let run = |out: &str, options: &str| {
+            let tune = format!("{TUNE} --optimizer {optimizer} --save-every 2 --out {{{out}}}");
+            place.trained(&format!("{tune} {options}"));
+            place.losses(out)
+        };
+        let whole = run("whole", "--steps 5");
+        assert!(whole[4] < whole[0], "{optimizer}: {whole:?}");
+        assert_eq!(run("out", "--steps 3"), whole[..3], "{optimizer}");
+        let resumed = run("out", "--steps 5 --mesh 1x2 --resume");
+        for (resumed, whole) in resumed.iter().zip(&whole) {
+            assert!((resumed - whole).abs() <= 2e-6 * whole, "{optimizer}: {resumed}, not {whole}");
+        }
+        let other = place.refused(&format!(
+            "{TUNE} --optimizer {} --steps 6 --save-every 2 --out {{out}} --resume",
+            if optimizer == "lion" { "adamw" } else { "lion" }
+        ));
+        assert!(other.contains("its optimizer is"), "{other}");
+    }
+}
+
+#[test]
+fn the_average_of_weights_is_evaluated_and_exported() {
+    let place = Place::new();
+    let run = "--steps 6 --optimizer muon --ema 0.5 --save-every 3 --out {out} --export {tuned}";
+    let said = place.trained(&format!("{TUNE} {run}"));
+    assert!(said.contains("held out, average of weights"), "{said}");
+    let summary = place.json("out/summary.json");
+    let [after, average] =
+        ["eval_loss_after", "eval_loss_average"].map(|it| summary[it].as_f64().expect("a number"));
+    assert!(after < average, "the weights are ahead of their average: {after} and {average}");
+    same_logits(&place.path("tuned"), average);
+    let resumed = place.trained(&format!("{TUNE} {run} --mesh 2x2 --resume"));
+    assert!(resumed.starts_with("all 6 steps are made\n"), "{resumed}");
+    let refused = place.refused(&format!("{TUNE} --ema 1.0"));
+    assert!(refused.contains("from 0 to below 1"), "{refused}");
 }

@@ -16,6 +16,8 @@ pub(in crate::optimizer) struct Exchange {
     owners: Owners,
     /// This rank's place in the shard group.
     index: usize,
+    /// The f32 of each element that go to the owner. One comes back.
+    copies: usize,
     /// By owner: the parts that this rank sends.
     sent: Vec<Vec<Part>>,
     /// By member: the parts that this rank receives.
@@ -27,27 +29,29 @@ pub(in crate::optimizer) struct Exchange {
 /// A matrix on its owner.
 pub(in crate::optimizer) struct OnOwner<'a> {
     pub(in crate::optimizer) matrix: &'a WholeMatrix,
-    /// Its elements, row-major.
-    pub(in crate::optimizer) values: &'a mut [f32],
+    /// For each copy of its elements that was sent, these elements, row-major. The first copy goes back.
+    pub(in crate::optimizer) copies: &'a mut [f32],
+    pub(in crate::optimizer) workspace: &'a mut [f32],
 }
 
 impl Exchange {
-    /// The exchange of the matrices of these parameters.
+    /// The exchange of the matrices, or of all elements, of these parameters.
     ///
     /// # Errors
     /// [`Error::Plan`](Error) for a parameter that has no matrices.
     pub(in crate::optimizer) fn of(
         fabric: &Fabric,
+        (wholes, copies): (Wholes, usize),
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
         let plan = &fabric.plan;
-        let owners = Owners::of(plan, Wholes::Matrices, has)?;
+        let owners = Owners::of(plan, wholes, has)?;
         let index = plan.mesh().coordinate(fabric.rank()).shard_index;
         let from = |member| std::mem::take(&mut owners.sent_by(plan, member)[index]);
         let received = (0..plan.mesh().shard_size()).map(from).collect();
         let sent = owners.sent_by(plan, index);
         let places = places_of(&sent);
-        Ok(Self { owners, index, sent, received, places })
+        Ok(Self { owners, index, copies, sent, received, places })
     }
 
     /// The matrix of a part.
@@ -75,8 +79,24 @@ impl Exchange {
         })
     }
 
-    /// Brings parts to their owners, computes each matrix there, and brings the parts back. `fill` writes the elements of a part of
-    /// this rank, and `compute` replaces the elements of a matrix that this rank owns; its last argument is a workspace of as many
+    /// The matrices that this rank owns.
+    pub(in crate::optimizer) fn owned(&self) -> impl Iterator<Item = &WholeMatrix> {
+        self.indices().map(|at| &self.owners.matrices()[at])
+    }
+
+    /// The owner of each matrix, by its index in the shard group.
+    pub(in crate::optimizer) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
+        let matrices = self.owners.matrices().iter().enumerate();
+        matrices.map(|(at, matrix)| (matrix, self.owners.owner(at)))
+    }
+
+    fn indices(&self) -> impl Iterator<Item = usize> {
+        let all = 0..self.owners.matrices().len();
+        all.filter(|at| self.owners.owner(*at) == self.index)
+    }
+
+    /// Brings parts to their owners, computes each matrix there, and brings the parts back. `fill` writes the copies of a part of this
+    /// rank, one after the other, and `compute` replaces the first copy of a matrix that this rank owns, with a workspace of as many
     /// elements as `workspace` says. Returns the new elements of the parts, in the order in which they were sent. Collective over the
     /// shard group.
     ///
@@ -87,23 +107,28 @@ impl Exchange {
         (fabric, step): (&Fabric, u64),
         fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
         workspace: impl Fn(&WholeMatrix) -> usize,
-        mut compute: impl FnMut(OnOwner<'_>, &mut [f32]),
+        mut compute: impl FnMut(OnOwner<'_>),
     ) -> Result<Vec<f32>, Error> {
         let tag = fabric.tag(None, Stage::Update, step, 0);
         let mut owned = self.there(fabric, tag, fill)?;
-        let owns = |at: &usize| self.owners.owner(*at) == self.index;
-        for at in (0..self.owners.matrices().len()).filter(owns) {
+        for at in self.indices() {
             let matrix = &self.owners.matrices()[at];
-            let (mut values, mut room) = (zeros(matrix.numel())?, zeros(workspace(matrix))?);
+            let numel = matrix.numel();
+            let (mut copies, mut room) = (zeros(self.copies * numel)?, zeros(workspace(matrix))?);
             self.each_received(at, &mut owned, |start, part| {
-                values[start..start + part.len()].copy_from_slice(part);
+                let len = part.len() / self.copies;
+                for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(len)) {
+                    copy[start..start + len].copy_from_slice(part);
+                }
             });
-            compute(OnOwner { matrix, values: &mut values }, &mut room);
+            compute(OnOwner { matrix, copies: &mut copies, workspace: &mut room });
             self.each_received(at, &mut owned, |start, part| {
-                part.copy_from_slice(&values[start..start + part.len()]);
+                let len = part.len() / self.copies;
+                part[..len].copy_from_slice(&copies[start..start + len]);
             });
         }
-        self.exchange(fabric, tag, (owned, [&self.received, &self.sent]))
+        self.keep_first_copies(&mut owned);
+        self.exchange(fabric, (tag, 1), (owned, [&self.received, &self.sent]))
     }
 
     /// Brings the parts of this rank to their owners. Returns those that this rank owns, in the order of `received`.
@@ -113,29 +138,29 @@ impl Exchange {
         tag: Tag,
         mut fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
-        let mut values = zeros(total(&self.sent))?;
+        let mut values = zeros(self.copies * total(&self.sent))?;
         let mut rest = &mut *values;
         for part in self.sent.iter().flatten() {
-            let (into, behind) = rest.split_at_mut(part.shard.len());
+            let (into, behind) = rest.split_at_mut(self.copies * part.shard.len());
             fill(part, into)?;
             rest = behind;
         }
-        self.exchange(fabric, tag, (values, [&self.sent, &self.received]))
+        self.exchange(fabric, (tag, self.copies), (values, [&self.sent, &self.received]))
     }
 
     fn exchange(
         &self,
         fabric: &Fabric,
-        tag: Tag,
+        (tag, copies): (Tag, usize),
         (source, [send, receive]): (Vec<f32>, [&[Vec<Part>]; 2]),
     ) -> Result<Vec<f32>, Error> {
-        let lent = Lent { source, target: zeros(total(receive))? };
-        let [send, receive] =
-            [send, receive].map(|all| all.iter().map(|parts| len(parts)).collect());
+        let lent = Lent { source, target: zeros(copies * total(receive))? };
+        let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
+        let [send, receive] = [send, receive].map(counts);
         Ok(fabric.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 
-    /// Calls `act` for each part of a matrix that has come, with its first element in the matrix.
+    /// Calls `act` for the copies of each part of a matrix that has come, with its first element in the matrix.
     fn each_received(
         &self,
         matrix: usize,
@@ -144,12 +169,23 @@ impl Exchange {
     ) {
         let mut at = 0;
         for part in self.received.iter().flatten() {
-            let range = at..at + part.shard.len();
+            let range = at..at + self.copies * part.shard.len();
             at = range.end;
             if part.matrix == matrix {
                 act(part.start, &mut received[range]);
             }
         }
+    }
+
+    /// Moves the first copies of all parts together.
+    fn keep_first_copies(&self, received: &mut Vec<f32>) {
+        let mut end = 0;
+        for part in self.received.iter().flatten() {
+            let (start, len) = (self.copies * end, part.shard.len());
+            received.copy_within(start..start + len, end);
+            end += len;
+        }
+        received.truncate(end);
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    Accumulation, DType, ModelOptions, Momentum, Objective, Placement, Precision, StepOptions,
-    Values,
+    Accumulation, DType, Error, Histograms, ModelOptions, Momentum, Norms, Objective, Offload,
+    Placement, Precision, StepOptions, Values,
 };
 use hsdp_tests::support::worlds::on_ranks;
 
 use super::super::assert_same;
 use super::training::{Trained, Trainer, Training};
-use super::{DEVICE, placed};
+use super::{DEVICE, offloading, placed};
 
 const STEPS: usize = 3;
 
@@ -120,4 +120,51 @@ fn every_objective_trains_to_the_bits_of_the_host() {
         let options = ModelOptions { objective, precision, ..placed(DEVICE, [2, 2]) };
         compare(&options, (Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3)));
     }
+}
+
+/// Norms and histograms of gradients and parameters, and the ratios of an update where it is on the host.
+type Measured = (Norms, Norms, Histograms, Histograms, Option<Norms>);
+
+fn measured(placement: Placement) -> Vec<Measured> {
+    on_ranks(4, |world| {
+        let how = (Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3));
+        let mut training = Training::new(world, &placed(placement, [2, 2]), how)?;
+        training.run(1)?;
+        let gradients = training.gradients()?;
+        let model = &training.model;
+        let (norms, histograms) = (gradients.norms(model)?, gradients.histograms(model)?);
+        let of_parameters = (model.norms()?, model.histograms()?);
+        let ratios = training.ratios(gradients)?;
+        Ok((norms, of_parameters.0, histograms, of_parameters.1, ratios))
+    })
+}
+
+/// They are computed on the host, of elements that have the same bits.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn norms_and_histograms_are_those_of_the_host() {
+    let on_host = measured(Placement::Host);
+    assert!(on_host.iter().all(|it| it.4.is_some()));
+    assert_eq!(measured(offloading(Offload::All)), on_host);
+    assert_eq!(measured(offloading(Offload::Optimizer)), on_host);
+    for (on_device, on_host) in measured(DEVICE).into_iter().zip(on_host) {
+        let (norms, of_parameters, histograms, of_values, _) = on_host;
+        assert_eq!(on_device, (norms, of_parameters, histograms, of_values, None));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_update_on_a_device_cannot_be_measured() {
+    let refused = on_ranks(1, |world| {
+        let how = (Trainer::AdamW, StepOptions::microbatches(3));
+        let mut training = Training::new(world, &placed(DEVICE, [1, 1]), how)?;
+        let gradients = training.gradients()?;
+        let before = training.model.full_parameters()?;
+        let refused = training.update(gradients.measured()).expect_err("it is on a device");
+        assert_eq!(training.model.full_parameters()?, before, "nothing was changed");
+        Ok::<_, Error>(refused.to_string())
+    });
+    let what = "an update on a device is not measured: do not call `Gradients::measured`";
+    assert_eq!(refused[0], format!("optimizer step on rank 0, step 0: {what}"));
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, Full, GradientValues, Gradients, HostBuffer, LossSum, ModelOptions,
-    ModelSpec, Momentum, Optimizer, Param, ParamId, Pass, Placement, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Unit, UnitId, World,
+    ModelSpec, Momentum, Norms, Optimizer, Param, ParamId, Pass, Placement, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Unit, UnitId, Update, World,
 };
 use hsdp_comm::LedgerSnapshot;
 use hsdp_kernels::cast;
@@ -172,7 +172,18 @@ impl Training {
         Ok(())
     }
 
-    fn gradients(&mut self) -> Result<Gradients, Error> {
+    pub(super) fn update(&mut self, gradients: Gradients) -> Result<Update, Error> {
+        self.trainer.step(&mut self.model, gradients)
+    }
+
+    /// Updates by these gradients. How far that moves the parameters, if the update is on the host.
+    pub(super) fn ratios(&mut self, gradients: Gradients) -> Result<Option<Norms>, Error> {
+        let on_host = !self.model.updates_on_device();
+        self.update(if on_host { gradients.measured() } else { gradients })?;
+        self.model.last_update().map(|update| update.ratios(&self.model)).transpose()
+    }
+
+    pub(super) fn gradients(&mut self) -> Result<Gradients, Error> {
         let (rank, step) = (self.model.rank().index(), self.step);
         self.step += 1;
         let mut open = self.model.begin_step(self.begin)?;

@@ -1,19 +1,21 @@
 //! What updates a model: on the device, by `update_on_device`, and nowhere else.
 
 use hsdp::{
-    DeviceRun, Error, FullCopies, Gradients, ModelOptions, NonFinite, Optimizer, Param, Placement,
-    Sgd, SgdOptions, ShardedModel, StepOptions, UnitId, Update, World,
+    DeviceRun, Ema, Error, FullCopies, Gradients, ModelOptions, ModelSpec, NonFinite, Offload,
+    Optimizer, Param, Placement, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitId, Update,
+    World,
 };
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
 use hsdp_sharding::DType;
+use hsdp_tests::support::models::layer;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
 use super::super::{device, device_buffers};
 use super::training::spec;
-use super::{DEVICE, PLACES, placed};
+use super::{DEVICE, PLACES, offloading, placed};
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     ShardedModel::new(world, spec(), options.clone(), springs::initial)
@@ -128,4 +130,45 @@ fn one_full_copy_for_all_ranks_is_refused_on_a_device() {
     let error = model(World::single(), &options).map(drop).expect_err("it is refused");
     assert!(matches!(error, Error::Options { .. }), "{error:?}");
     assert_eq!(error.to_string(), "FullCopies::PerProcess with a model that lies on a device");
+}
+
+/// One unit is frozen as a whole, and one parameter gets no gradient.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_average_has_the_same_bits_wherever_the_model_is_updated() {
+    let still = Unit::new("still").param(Param::new("still.weight", [5, 9]).frozen());
+    let spec =
+        ModelSpec::new().unit(layer("first", [13, 7])).unit(still).unit(layer("wide", [90, 100]));
+    let places =
+        [Placement::Host, DEVICE, offloading(Offload::Optimizer), offloading(Offload::All)];
+    let [on_host, others @ ..] = places.map(|placement| {
+        common(on_ranks(4, |world| {
+            let options = placed(placement, [2, 2]);
+            let mut model = ShardedModel::new(world, spec.clone(), options, springs::initial)?;
+            let mut sgd =
+                Sgd::new(&model, SgdOptions { weight_decay: 0.3, ..SgdOptions::default() });
+            let ema = Ema::new(&model, 0.9)?;
+            for slope in [1.0, -2.0, 0.5] {
+                let gradients = gradients(&mut model, slope)?;
+                sgd.step(&mut model, gradients)?;
+            }
+            let averages = model.with_shards(&ema, |model| model.full_parameters())?;
+            Ok([averages, model.full_parameters()?])
+        }))
+    });
+    for other in others {
+        assert_eq!(other, on_host);
+    }
+    assert_ne!(on_host[0], on_host[1]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_average_on_a_device_is_refused_where_a_unit_is_frozen_in_part() {
+    let model = model(World::single(), &placed(DEVICE, [1, 1])).expect("a model");
+    let told = Ema::new(&model, 0.9).map(drop).expect_err("it is refused").to_string();
+    assert!(
+        told.contains("parameter `mixed.table` is frozen, and others of unit `mixed` are not"),
+        "{told}"
+    );
 }

@@ -1,0 +1,292 @@
+//! Updates of whole parameters that a program writes down.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_kernels::cuda::CudaError;
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, Spread, StateTensor};
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::gradients::Gradients;
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::covered::Covered;
+use crate::optimizer::whole::{Exchange, OnOwner};
+use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
+
+/// A whole parameter on its owner.
+#[derive(Debug)]
+pub struct Whole<'a> {
+    /// The parameter.
+    pub param: &'a Param,
+    /// Its elements in f32, row-major, which the update replaces.
+    pub values: &'a mut [f32],
+    /// Its gradient, divided and clipped, `[numel]`.
+    pub gradient: &'a [f32],
+    /// The state that the owner keeps, as long as was asked for. It is zeros at first.
+    pub state: &'a mut [f32],
+}
+
+/// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an owner in its shard group
+/// ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the state. An update brings values and gradients to the owners in
+/// one all_to_all over the shard group, and new values back in another one. Each replica computes the same, so the computation must be
+/// deterministic.
+///
+/// No parameter and no state changes before all results have come.
+///
+/// ```
+/// use hsdp::prelude::*;
+/// use hsdp::{Gradients, Whole, WholeParameters};
+/// # fn step(model: &mut ShardedModel, gradients: Gradients) -> Result<(), hsdp::Error> {
+/// // Steps of the length of the rate, along the whole gradient of each parameter; the state counts them.
+/// let mut normed = WholeParameters::new(model, "normed", |_| 1);
+/// model.update_whole(gradients, &mut normed, |Whole { values, gradient, state, .. }| {
+///     let norm = gradient.iter().map(|it| it * it).sum::<f32>().sqrt().max(1e-12);
+///     values.iter_mut().zip(gradient).for_each(|(value, it)| *value -= 0.01 * it / norm);
+///     state[0] += 1.0;
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct WholeParameters {
+    model: ModelId,
+    kind: &'static str,
+    /// The elements of state of a parameter.
+    len: fn(&Param) -> usize,
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    covered: Covered,
+    exchange: Exchange,
+    /// Those of all owners.
+    tensors: Vec<StateTensor>,
+    /// The state of the parameters that this rank owns.
+    states: BTreeMap<ParamId, Vec<f32>>,
+    staged: Staged,
+}
+
+/// New values and state, until the last value is applied.
+#[derive(Debug, Default)]
+struct Staged {
+    /// In the order in which the parts were sent.
+    values: Vec<f32>,
+    states: BTreeMap<ParamId, Vec<f32>>,
+    /// The elements that are still to be updated.
+    left: usize,
+}
+
+/// Values and gradient.
+const COPIES: usize = 2;
+
+impl WholeParameters {
+    /// State of this kind, such as `shampoo`, of which each parameter has `len` f32 on its owner.
+    #[must_use]
+    pub fn new(model: &ShardedModel, kind: &'static str, len: fn(&Param) -> usize) -> Self {
+        Self { model: model.id().clone(), kind, len, held: None }
+    }
+
+    /// The optimizer that updates each parameter by this function, for [`ShardedModel::update_by`].
+    pub fn by<F: FnMut(Whole<'_>)>(&mut self, update: F) -> impl Optimizer {
+        By { state: self, update }
+    }
+
+    fn zeros(&self, fabric: &Fabric, has: impl Fn(ParamId) -> bool) -> Result<Held, Error> {
+        let exchange = Exchange::of(fabric, (Wholes::Parameters, COPIES), &has)?;
+        let len = |param: ParamId| (self.len)(&fabric.plan.spec()[param]);
+        let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
+        let tensors = tensors.map(|(whole, owner)| {
+            let spread = Spread::Owned { len: len(whole.param), owner };
+            StateTensor { kind: self.kind, parameter: whole.param, spread }
+        });
+        let tensors = tensors.collect();
+        let zeros = |param: ParamId| {
+            let _optimizer = memory::scope(Category::Optimizer);
+            Ok((param, hsdp_kernels::zeros(len(param))?))
+        };
+        let states = exchange.owned().map(|whole| zeros(whole.param));
+        let states = states.collect::<Result<_, Error>>()?;
+        let covered = Covered::of(fabric, has);
+        Ok(Held { covered, exchange, tensors, states, staged: Staged::default() })
+    }
+}
+
+impl ShardedModel {
+    /// Updates whole parameters: calls `update` on the owner of each, and brings the new values back. All trainable parameters are
+    /// updated; [`WholeParameters::by`] is for some of them, beside other optimizers.
+    ///
+    /// Collective over the shard group.
+    ///
+    /// # Errors
+    /// As [`update_by`](Self::update_by); [`Error::Comm`].
+    pub fn update_whole(
+        &mut self,
+        gradients: Gradients,
+        state: &mut WholeParameters,
+        update: impl FnMut(Whole<'_>),
+    ) -> Result<Update, Error> {
+        state.by(update).step(self, gradients)
+    }
+}
+
+struct By<'a, F> {
+    state: &'a mut WholeParameters,
+    update: F,
+}
+
+impl<F> By<'_, F> {
+    fn held(&mut self) -> &mut Held {
+        self.state.held.as_mut().expect("`check` has made it")
+    }
+}
+
+impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
+    fn is_collective(&self) -> bool {
+        true
+    }
+
+    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
+        let state = &mut *self.state;
+        updating.check_owner(&state.model)?;
+        if updating.is_on_device() {
+            let what =
+                format!("{} cannot update a model on a device: place it on the host", state.kind);
+            return Err(updating.misuse(what));
+        }
+        lines.push_str(state.kind);
+        lines.push('\n');
+        match &state.held {
+            Some(held) => held.covered.check(state.kind, updating),
+            None => {
+                state.held = Some(state.zeros(updating.fabric, |id| updating.has(id))?);
+                Ok(())
+            }
+        }
+    }
+
+    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
+        let Self { state, update } = self;
+        let held = state.held.as_mut().expect("`check` has made it");
+        let mut states = copies(&held.states)?;
+        let fill = |part: &Part, into: &mut [f32]| {
+            let (values, gradient) = into.split_at_mut(part.shard.len());
+            updating.parameters(part.unit, part.shard.clone(), values)?;
+            updating.gradient(part.unit, part.shard.clone(), gradient)?;
+            gradient.iter_mut().for_each(|it| *it *= updating.clip());
+            Ok(())
+        };
+        let of = (updating.fabric, updating.gradients.step);
+        let spec = updating.plan().spec();
+        let values = held.exchange.run(
+            of,
+            fill,
+            |_| 0,
+            |OnOwner { matrix, copies, .. }| {
+                if updating.updates(matrix.param) {
+                    let (values, gradient) = copies.split_at_mut(matrix.numel());
+                    let state = states.get_mut(&matrix.param).expect("its owner has state");
+                    update(Whole { param: &spec[matrix.param], values, gradient, state });
+                }
+            },
+        )?;
+        held.staged = Staged { values, states, left: 0 };
+        Ok(())
+    }
+
+    fn begin(&mut self, updating: &Updating<'_>) {
+        let held = self.held();
+        held.covered.begin(updating);
+        for (id, state) in std::mem::take(&mut held.staged.states) {
+            held.states.get_mut(&id).expect("a copy of it").copy_from_slice(&state);
+        }
+        held.staged.left = updating.pieces().map(|(_, piece)| piece.len).sum();
+    }
+
+    fn update(&mut self, Run { unit, piece, parameters, .. }: Run<'_>) {
+        let Held { exchange, staged, .. } = self.held();
+        for (_, range, place) in exchange.within(unit, &piece) {
+            parameters[range].copy_from_slice(&staged.values[place]);
+        }
+        staged.left -= piece.len;
+        if staged.left == 0 {
+            *staged = Staged::default();
+        }
+    }
+
+    fn update_on_device(&mut self, _: DeviceRun<'_>) -> Result<(), CudaError> {
+        unreachable!("an update of whole parameters on a device is refused")
+    }
+
+    fn set_learning_rate(&mut self, _: f64) {}
+}
+
+/// A copy of state, for an update that may not come about.
+fn copies(states: &BTreeMap<ParamId, Vec<f32>>) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
+    let copy = |(id, state): (&ParamId, &Vec<f32>)| {
+        let mut copy = {
+            let _update = memory::scope(Category::Update);
+            hsdp_kernels::zeros(state.len())?
+        };
+        copy.copy_from_slice(state);
+        Ok((*id, copy))
+    };
+    states.iter().map(copy).collect()
+}
+
+impl Checkpointed for WholeParameters {
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        let updates = self.held.iter().flat_map(|held| held.covered.counts(spec)).collect();
+        OptimizerHead { kind: self.kind.to_owned(), options: Value::Null, updates }
+    }
+
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.model == *model
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        self.held.as_ref().map_or_else(Vec::new, |held| held.tensors.clone())
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        let counted = saved.parameters_with(&[self.kind]);
+        let of = |parameter: &ParamId| {
+            let len = (self.len)(saved.parameter(*parameter));
+            let spread = Spread::Owned { len, owner: 0 };
+            (len > 0).then_some(StateTensor { kind: self.kind, parameter: *parameter, spread })
+        };
+        Expected { tensors: counted.iter().filter_map(of).collect(), counted }
+    }
+
+    fn state<'a>(
+        &'a self,
+        _: &ShardedModel,
+        (kind, parameter): (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        let held = self.held.as_ref().filter(|_| kind == self.kind);
+        let state = held.and_then(|held| held.states.get(&parameter));
+        Ok(state.map(|state| Cow::Borrowed(&state[range])))
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        let has = saved.parameters_with(&[self.kind]);
+        let mut restored = Self { model: self.model.clone(), held: None, ..*self };
+        if has.is_empty() {
+            return Ok(restored);
+        }
+        let mut held = self.zeros(&model.engine.fabric, |id| has.contains(&id))?;
+        held.covered.read(saved);
+        for (parameter, state) in &mut held.states {
+            saved.read((self.kind, *parameter), 0, state)?;
+        }
+        restored.held = Some(held);
+        Ok(restored)
+    }
+}
