@@ -27,11 +27,15 @@ pub(super) fn by_shard(plan: &Plan) -> ByShard {
     });
     let of_all = trainable(plan)
         .map(|(_, param)| (0..plan.mesh().shard_size(), F32 * rows_and_columns(param)));
+    let of_averages = plan.layouts().iter().map(|layout| {
+        let trainable = layout.trainable().shard_len * plan.spec().averages();
+        (0..plan.mesh().shard_size(), F32 * trainable as u64)
+    });
     let owners = owners(plan);
     let of_owners = owners
         .owned()
         .map(|(owner, whole)| (owner..owner + 1, F32 * owned(&plan.spec()[whole.param])));
-    ByShard::sums(of_pieces.chain(of_all).chain(of_owners))
+    ByShard::sums(of_pieces.chain(of_all).chain(of_averages).chain(of_owners))
 }
 
 /// The bytes of state that a rank keeps for a piece of this many elements.
@@ -85,7 +89,8 @@ pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
         let layout = plan.layout(unit);
         let part = balanced(layout.shard_len(), mesh.replicate_size(), replicate_index);
         let params = &plan.spec()[unit].params;
-        let written = |piece: Piece| copied(&params[piece.param], piece, &part);
+        let averages = plan.spec().averages() as u64;
+        let written = |piece: Piece| copied((&params[piece.param], averages), piece, &part);
         layout.pieces(shard_index).map(written).sum::<u64>()
     };
     let of_pieces: u64 = plan.spec().unit_ids().map(of_unit).sum();
@@ -95,8 +100,8 @@ pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
     }
 }
 
-/// The bytes of the part of a piece, and of its state, that lies in a range of the shard.
-fn copied(param: &Param, piece: Piece, part: &Range<usize>) -> u64 {
+/// The bytes of the part of a piece, of its state, and of its averages, that lies in a range of the shard.
+fn copied((param, averages): (&Param, u64), piece: Piece, part: &Range<usize>) -> u64 {
     let Some(within) = clipped(piece, part) else { return 0 };
     let values = ElemCount::of(within.len).bytes(DType::F32).get();
     let start = within.param_start - piece.param_start;
@@ -104,9 +109,9 @@ fn copied(param: &Param, piece: Piece, part: &Range<usize>) -> u64 {
         (Role::Frozen, _) => values,
         (Role::Trainable, State::EightBit { block }) => {
             let blocks = (start + within.len).div_ceil(block) - start.div_ceil(block);
-            values * 3 + 2 * F32 * blocks as u64
+            values * (3 + averages) + 2 * F32 * blocks as u64
         }
-        (Role::Trainable, _) => values * (1 + slots(param)),
+        (Role::Trainable, _) => values * (1 + slots(param) + averages),
     }
 }
 

@@ -75,6 +75,7 @@ pub struct ModelSpec {
     ties: Vec<(String, String)>,
     /// The first parameter of each name. The map is never iterated, so its order has no effect.
     names: HashMap<String, ParamId>,
+    averages: usize,
 }
 
 impl ModelSpec {
@@ -133,6 +134,19 @@ impl ModelSpec {
             param.state = state(param);
         }
         self
+    }
+
+    /// Plans one more moving average of the trainable parameters, which takes an f32 for each element of a rank's shard. As the state of
+    /// optimizers, it affects predictions only.
+    #[must_use]
+    pub fn averaged(self) -> Self {
+        Self { averages: self.averages + 1, ..self }
+    }
+
+    /// The number of moving averages of the trainable parameters.
+    #[must_use]
+    pub const fn averages(&self) -> usize {
+        self.averages
     }
 
     /// Lets all trainable parameters be cut only between [blocks](Param::blocks) of this number of elements.

@@ -476,3 +476,30 @@ fn owners_name_the_first_parameter_without_matrices() {
     assert_eq!(selected.matrices().len(), 1);
     assert_eq!(Owners::of(&plan, Wholes::Parameters, |_| true).unwrap().matrices().len(), 3);
 }
+
+#[test]
+fn an_average_is_an_f32_for_each_trained_element_of_a_shard() {
+    let unit =
+        Unit::new("u").param(Param::new("w", [10, 10])).param(Param::new("table", [500]).frozen());
+    let plan = |averages: usize| {
+        let spec = ModelSpec::new().unit(unit.clone()).updated_by(|_| State::Elements(1));
+        let spec = (0..averages).fold(spec, |spec, _| spec.averaged());
+        Plan::new(spec, Mesh::new(2, 3).expect("a mesh"), PlanOptions::default()).expect("a plan")
+    };
+    let (none, two) = (plan(0), plan(2));
+    assert_eq!(none.fingerprint(), two.fingerprint(), "it is a prediction");
+    // 100 elements on three ranks: 64, and 36, and none, each with padding to a multiple of 32.
+    let shard = 64;
+    for rank in (0..6).map(Rank::new) {
+        let [before, after] = [&none, &two].map(|plan| plan.optimizer_state(rank).get());
+        assert_eq!(after, before + 2 * 4 * shard);
+        let own: usize = none
+            .pieces_saved_by(rank)
+            .iter()
+            .filter(|(_, it)| it.param == 0)
+            .map(|(_, it)| it.len)
+            .sum();
+        let [before, after] = [&none, &two].map(|plan| plan.snapshot(rank).get());
+        assert_eq!(after, before + 2 * 4 * own as u64);
+    }
+}
