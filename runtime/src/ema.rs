@@ -29,7 +29,7 @@ use crate::optimizer::{Average, Shared};
 ///
 /// in f32, where `1 - decay` is computed in f64 and rounded once, as `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that
 /// got no gradient takes part. A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each element of
-/// the trained part of this rank's shards, which the plan does not count.
+/// the trained part of this rank's shards; `ModelSpec::averaged` tells the plan.
 ///
 /// [`ShardedModel::with_shards`] evaluates it. A pair with the optimizer goes into a checkpoint:
 /// `checkpoints.save(&model, &(adamw, ema), &user)`, from which `hsdp checkpoint export --average` makes a folder of the averages.

@@ -85,6 +85,14 @@ impl Adafactor {
         Self { groups: self.groups.with(has, change), ..self }
     }
 
+    /// Sets the learning rate of a group, as [`Elementwise::set_learning_rate_of`](crate::Elementwise::set_learning_rate_of) does.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        self.groups.set_learning_rate_of(group, rate);
+    }
+
     /// The next update of a parameter.
     fn next_step(&self, parameter: ParamId, clip: f32) -> AdafactorStep {
         let held = self.held.as_ref().expect("`check` has made it");

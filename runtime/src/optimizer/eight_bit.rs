@@ -80,6 +80,14 @@ impl AdamW8Bit {
         let change = |EightBitOptions(options)| EightBitOptions(change(options));
         Self { groups: self.groups.with(has, change), ..self }
     }
+
+    /// Sets the learning rate of a group, as [`Elementwise::set_learning_rate_of`](crate::Elementwise::set_learning_rate_of) does.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        self.groups.set_learning_rate_of(group, rate);
+    }
 }
 
 /// Checks that the parameters are cut between blocks, whatever the mesh.

@@ -58,6 +58,15 @@ impl<O: Rule> Elementwise<O> {
         Self { groups: self.groups.with(has, change), ..self }
     }
 
+    /// Sets the learning rate of a group for the next steps, by its index in the order in which groups were made. From then on
+    /// [`set_learning_rate`](Optimizer::set_learning_rate) leaves it as it is: the group has a schedule of its own.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        self.groups.set_learning_rate_of(group, rate);
+    }
+
     fn check_groups(&self) -> Result<(), Error> {
         self.groups.check()?;
         let (kind, own) = (O::KIND, self.groups.options.kinds());

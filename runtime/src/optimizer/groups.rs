@@ -22,11 +22,21 @@ pub(super) struct Groups<O> {
     of: Vec<Vec<Option<usize>>>,
 }
 
+/// What the learning rate of a group follows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Schedule {
+    /// The rate of the optimizer, times this ratio.
+    Ratio(f64),
+    /// The rate of the optimizer, which was 0 when the group got another one: there is no ratio.
+    Undefined,
+    /// What is set for the group.
+    Own,
+}
+
 #[derive(Clone, Debug)]
 struct Group<O> {
     options: O,
-    /// The learning rate of the group, divided by that of the optimizer; `None` if there is no such number.
-    ratio: Option<f64>,
+    schedule: Schedule,
     /// The number of its parameters.
     parameters: usize,
     /// The digest of their names, which ranks compare.
@@ -57,9 +67,9 @@ impl<O: OptimizerOptions> Groups<O> {
                 }
             }
         }
-        let (options, ratio) = changed(self.options, change);
+        let (options, schedule) = changed(self.options, change);
         let group =
-            Group { options, ratio, parameters: names.len(), names: digest::of_lines(&names) };
+            Group { options, schedule, parameters: names.len(), names: digest::of_lines(&names) };
         self.groups.push(group);
         self
     }
@@ -93,7 +103,7 @@ impl<O: OptimizerOptions> Groups<O> {
     pub(super) fn check(&self) -> Result<(), Error> {
         self.options.check(&O::KIND)?;
         for (index, group) in self.groups.iter().enumerate() {
-            if group.ratio.is_none() {
+            if group.schedule == Schedule::Undefined {
                 let what = format!(
                     "{} group {index} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
                      rate is above 0",
@@ -106,11 +116,25 @@ impl<O: OptimizerOptions> Groups<O> {
         Ok(())
     }
 
+    /// Sets the learning rate of a group, which has a schedule of its own from now on.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub(super) fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        let made = self.groups.len();
+        let group = self.groups.get_mut(group);
+        let group = group.unwrap_or_else(|| panic!("{} has {made} groups", O::KIND));
+        *group.options.learning_rate() = rate;
+        group.schedule = Schedule::Own;
+    }
+
     /// Sets the learning rate. That of each group keeps its ratio to it.
     pub(super) fn set_learning_rate(&mut self, rate: f64) {
         *self.options.learning_rate() = rate;
         for group in &mut self.groups {
-            *group.options.learning_rate() = rate * group.ratio.unwrap_or(1.0);
+            if let Schedule::Ratio(ratio) = group.schedule {
+                *group.options.learning_rate() = rate * ratio;
+            }
         }
     }
 
@@ -138,17 +162,17 @@ impl<O: OptimizerOptions> Groups<O> {
     }
 }
 
-/// The options of a group, and the ratio of its learning rate to that of the optimizer. If the latter is 0, `change` gets 1 instead,
-/// to see whether it changes the rate.
-fn changed<O: OptimizerOptions>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Option<f64>) {
+/// The options of a group, and the schedule of its learning rate. If the rate of the optimizer is 0, `change` gets 1 instead, to see
+/// whether it changes the rate.
+fn changed<O: OptimizerOptions>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
     let rate = *options.learning_rate();
     if rate != 0.0 {
         let mut of_group = change(options);
         let ratio = *of_group.learning_rate() / rate;
-        return (of_group, Some(ratio));
+        return (of_group, Schedule::Ratio(ratio));
     }
     *options.learning_rate() = 1.0;
     let mut of_group = change(options);
     let is_changed = std::mem::replace(of_group.learning_rate(), rate) != 1.0;
-    (of_group, (!is_changed).then_some(1.0))
+    (of_group, if is_changed { Schedule::Undefined } else { Schedule::Ratio(1.0) })
 }

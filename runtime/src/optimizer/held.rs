@@ -45,12 +45,20 @@ impl Held {
         (kind, kinds): (&str, Kinds),
     ) -> Result<(), Error> {
         match held {
-            Some(held) if !held.states.is_empty() => held.covered.check(kind, updating),
+            Some(held) if held.fits(kind, updating)? => Ok(()),
             _ => {
                 let of = ("optimizer step", updating.gradients.step);
                 *held = Some(Self::zeros(updating.fabric, (kinds, of), |id| updating.has(id))?);
                 Ok(())
             }
+        }
+    }
+
+    /// Whether this is the state of the parameters that are updated. An optimizer without state may update others than before.
+    fn fits(&self, kind: &str, updating: &Updating<'_>) -> Result<bool, Error> {
+        match self.covered.check(kind, updating) {
+            Err(_) if self.states.is_empty() => Ok(false),
+            checked => checked.map(|()| true),
         }
     }
 

@@ -83,6 +83,14 @@ impl Muon {
         Self { groups: self.groups.with(has, change), ..self }
     }
 
+    /// Sets the learning rate of a group, as [`Elementwise::set_learning_rate_of`](crate::Elementwise::set_learning_rate_of) does.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        self.groups.set_learning_rate_of(group, rate);
+    }
+
     fn options_of(&self, part: &Part, exchange: &Exchange) -> &MuonOptions {
         let ParamId { unit, index } = exchange.matrix(part).param;
         self.groups.of(unit, index)

@@ -195,6 +195,7 @@ fn slope(param: &Param, (index, step, microbatch): (usize, usize, usize)) -> f32
 struct Numbers {
     step: usize,
     microbatch: usize,
+    unit: f32,
 }
 
 impl Handmade for Numbers {
@@ -205,19 +206,24 @@ impl Handmade for Numbers {
     }
 
     fn derivative(&self, param: &Param, values: Values<'_>) -> Option<Vec<f32>> {
-        let of = |index| slope(param, (index, self.step, self.microbatch));
+        let of = |index| self.unit * slope(param, (index, self.step, self.microbatch));
         Some((0..values.len()).map(of).collect())
     }
 }
 
 /// The gradients of a step: those of twelve microbatches, whatever the mesh.
 pub(crate) fn gradients(model: &mut ShardedModel, number: usize) -> Result<Gradients, Error> {
+    gradients_in(1.0, model, number)
+}
+
+/// The same, times `unit`.
+fn gradients_in(unit: f32, model: &mut ShardedModel, number: usize) -> Result<Gradients, Error> {
     let ranks = model.plan().mesh().world_size();
     let own = MICROBATCHES / ranks;
     let first = model.rank().index() * own;
     let mut step: Step<'_> = model.begin_step(StepOptions::microbatches(own))?;
     for microbatch in first..first + own {
-        handmade::microbatch(&mut step, &mut Numbers { step: number, microbatch })?;
+        handmade::microbatch(&mut step, &mut Numbers { step: number, microbatch, unit })?;
     }
     step.finish()
 }
@@ -229,7 +235,8 @@ pub(crate) struct Trace {
     pub(crate) parameters: Tensors,
 }
 
-struct Train;
+/// Trains by gradients of whole numbers, times this unit.
+struct Train(f32);
 
 impl Act<Vec<Trace>> for Train {
     fn act<O: Step1 + Checkpointed>(
@@ -238,7 +245,7 @@ impl Act<Vec<Trace>> for Train {
         mut optimizers: O,
     ) -> Result<Vec<Trace>, Error> {
         let step = |number| {
-            let gradients = gradients(&mut model, number)?.clip(40.0);
+            let gradients = gradients_in(self.0, &mut model, number)?.clip(40.0);
             let told = gradients.full(&model)?;
             let factor = gradients.clip_factor();
             let clipped = told.into_iter().map(|(name, values)| {
@@ -254,8 +261,13 @@ impl Act<Vec<Trace>> for Train {
 
 /// A run of a recipe on a mesh: the same on all ranks.
 pub(crate) fn run(recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
+    run_in(1.0, recipe, sizes)
+}
+
+/// A run whose gradients are whole numbers, times `unit`.
+pub(crate) fn run_in(unit: f32, recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
     let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with((world, sizes), recipe, Train)))
+    common(on_ranks(ranks, |world| with((world, sizes), recipe, Train(unit))))
 }
 
 /// The parameters before the first step.

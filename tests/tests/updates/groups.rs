@@ -206,3 +206,39 @@ fn ranks_compare_the_options_and_the_parameters_of_groups() {
     });
     assert!(members.contains("rank 2 has adamw group 0: 1 parameters, names 0x"), "{members}");
 }
+
+/// Three steps, whose rates `set` sets before each.
+fn scheduled(
+    mut adamw: impl FnMut(&ShardedModel) -> AdamW,
+    set: impl Fn(&mut AdamW, f64),
+) -> Parameters {
+    let mut model = model();
+    let mut adamw = adamw(&model);
+    for rate in [0.03, 0.02, 0.05] {
+        set(&mut adamw, rate);
+        let gradients = gradients(&mut model);
+        adamw.step(&mut model, gradients).expect("an update");
+    }
+    parameters(&model)
+}
+
+#[test]
+fn a_group_may_have_a_schedule_of_its_own() {
+    let own = |rate: f64| 0.1 - rate;
+    let grouped = scheduled(
+        |model| AdamW::new(model, BASE).group(is_third, |it| it).group(is_weight, |it| it),
+        |adamw, rate| {
+            adamw.set_learning_rate_of(1, own(rate));
+            adamw.set_learning_rate(rate);
+        },
+    );
+    let plain = |model: &ShardedModel| AdamW::new(model, BASE);
+    let followed = scheduled(plain, |adamw, rate| adamw.set_learning_rate(rate));
+    let set = scheduled(plain, |adamw, rate| adamw.set_learning_rate(own(rate)));
+    assert_ne!(followed, set);
+    for (name, values) in &grouped {
+        let has_own = name.ends_with("weight") && !name.starts_with("third");
+        let expected = if has_own { &set[name] } else { &followed[name] };
+        assert_eq!(values, expected, "{name}");
+    }
+}
