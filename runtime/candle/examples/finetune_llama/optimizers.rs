@@ -48,10 +48,11 @@ pub(crate) fn declared(spec: ModelSpec, options: &Options) -> ModelSpec {
         Choice::Adafactor => State::Factored,
         Choice::Adamw8bit => State::EightBit { block: BLOCK },
     };
-    match options.optimizer {
+    let spec = match options.optimizer {
         Choice::Adamw8bit => spec.in_blocks(BLOCK).updated_by(state),
         _ => spec.updated_by(state),
-    }
+    };
+    if options.ema.is_some() { spec.averaged() } else { spec }
 }
 
 /// Whether Muon updates a parameter: a matrix of a layer.

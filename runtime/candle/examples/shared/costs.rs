@@ -38,15 +38,17 @@ impl Costs {
         let flow = |channel, op, planned| {
             (op, Compared { planned: whole_run(planned), measured: ledger.op(channel, op) })
         };
-        Self {
-            traffic: vec![
-                flow(Channel::Gather, Op::AllGather, planned.all_gather),
-                flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
-                flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
-                flow(Channel::Reduce, Op::AllToAll, planned.update),
-            ],
-            memory: held(model),
+        let mut traffic = vec![
+            flow(Channel::Gather, Op::AllGather, planned.all_gather),
+            flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
+            flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
+        ];
+        // Most optimizers exchange nothing.
+        let update = flow(Channel::Reduce, Op::AllToAll, planned.update);
+        if update.1.planned != Flow::NONE || update.1.measured != Flow::NONE {
+            traffic.push(update);
         }
+        Self { traffic, memory: held(model) }
     }
 
     /// Whether calls and bytes are exactly as planned.
