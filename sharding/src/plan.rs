@@ -263,7 +263,7 @@ impl Plan {
     /// | `EightBit` | 8 · len, since codes are written as f32, and 8 for each block of which the piece has the first element |
     /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
     ///
-    /// What belongs to no piece is written by the first replica alone: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or
+    /// The first replica alone writes the state that belongs to no piece: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or
     /// more 4 · count · (rows + columns) by the rank that holds the parameter's first element.
     ///
     /// # Panics

@@ -22,14 +22,14 @@ pub(super) struct Groups<O> {
     of: Vec<Vec<Option<usize>>>,
 }
 
-/// What the learning rate of a group follows.
+/// The rule that the learning rate of a group follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Schedule {
     /// The rate of the optimizer, times this ratio.
     Ratio(f64),
     /// The rate of the optimizer, which was 0 when the group got another one: there is no ratio.
     Undefined,
-    /// What is set for the group.
+    /// The rates that are set for the group alone.
     Own,
 }
 

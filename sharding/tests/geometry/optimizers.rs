@@ -79,7 +79,7 @@ fn dealt(costs: &[usize], members: usize) -> Vec<usize> {
     owners
 }
 
-/// What an owner updates: its parameter, the first element, rows and columns.
+/// A matrix that an owner updates: its parameter, the first element, rows and columns.
 type Whole = (ParamId, usize, usize, usize);
 
 /// The matrices of the parameters of Muon.

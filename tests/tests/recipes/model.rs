@@ -104,7 +104,7 @@ pub(crate) fn muon() -> MuonOptions {
     MuonOptions { learning_rate: 0.02, ..MuonOptions::default() }
 }
 
-/// What a test does with the optimizers of a recipe.
+/// The part of a test that works with the optimizers of a recipe.
 pub(crate) trait Act<T> {
     fn act<O: Step1 + Checkpointed>(self, model: ShardedModel, optimizers: O) -> Result<T, Error>;
 }

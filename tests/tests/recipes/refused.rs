@@ -1,4 +1,4 @@
-//! What an update refuses, before anything changes.
+//! Updates that are refused before anything changes.
 
 use hsdp::{
     AdamW, AdamW8Bit, AdamWOptions, Error, Lion, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions,
