@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Plan;
 use crate::{ElemCount, Error, Param, ParamId, Piece, Role, UnitId};
 
-/// The unit of an update that one rank makes as a whole.
+/// The part of a model that one rank updates as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wholes {
     /// Each [matrix](Param::as_matrices) of a parameter.
