@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use clap::Parser;
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, Error, GradientValues, Gradients,
-    Lion, LionOptions, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions,
-    Optimizer, Param, Plan, Rank, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, GradientValues, Gradients, Lion,
+    LionOptions, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
+    Param, Plan, Rank, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -80,7 +80,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         name: "AdamW, 8 bits",
         state: |_| State::EightBit { block: 256 },
-        make: |model| Box::new(AdamW8Bit::new(model, AdamWOptions::default())),
+        make: |model| Box::new(AdamW::with_eight_bit_state(model, AdamWOptions::default())),
     },
     Kind {
         name: "Adafactor",

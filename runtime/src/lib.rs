@@ -111,9 +111,9 @@ pub use non_finite::{NonFiniteGradient, Origin};
 pub use norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
 pub use objective::{LossSum, Objective, Seed};
 pub use optimizer::{
-    Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, DeviceRun, Elementwise, Lion,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Allowed, DeviceRun, Grouped, Lion,
     LionOptions, Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run,
-    RunState, Selected, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
+    RunState, Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
     WholeParameters,
 };
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};

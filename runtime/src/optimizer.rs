@@ -14,9 +14,11 @@ mod covered;
 mod device;
 mod eight_bit;
 mod elementwise;
+mod grouped;
 mod groups;
 mod held;
 mod lion;
+mod method;
 mod muon;
 mod options;
 mod pass;
@@ -34,12 +36,12 @@ pub use adamw::{AdamW, AdamWOptions};
 pub(crate) use assignment::Assignment;
 pub(crate) use average::{Average, Averages, Shared};
 pub use device::DeviceRun;
-pub use eight_bit::AdamW8Bit;
-pub use elementwise::Elementwise;
+pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
+pub use options::{Allowed, OptimizerOptions, Setting};
 pub use pass::Updating;
-pub use rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
+pub use rule::{Rule, RunState, UnitRun, UnitState};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use whole::{Whole, WholeParameters};
 
@@ -115,7 +117,7 @@ pub trait Optimizer {
     /// Those of the device.
     fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError>;
 
-    /// Sets the learning rate for the next steps. Those of [groups](Elementwise::group) keep their ratios to it.
+    /// Sets the learning rate for the next steps. Those of [groups](Grouped::group) keep their ratios to it.
     fn set_learning_rate(&mut self, rate: f64);
 }
 

@@ -1,18 +1,14 @@
 //! AdamW, as PyTorch computes it.
 
-use std::fmt::{self, Display};
-
 use hsdp_kernels::AdamWStep;
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
-use serde_json::{Value, json};
 
-use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_options};
-use crate::optimizer::rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::{Elementwise, Run};
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
+use crate::optimizer::{Grouped, Run};
 
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with two f32 of state for each element.
-pub type AdamW = Elementwise<AdamWOptions>;
+pub type AdamW = Grouped<AdamWOptions>;
 
 /// The parameters of AdamW. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,29 +36,13 @@ impl OptimizerOptions for AdamWOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &dyn Display) -> Result<(), Error> {
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let Self { learning_rate, betas, eps, weight_decay } = *self;
-        let options = [
-            ("learning_rate", learning_rate, Allowed::NotNegative),
-            ("betas.0", betas.0, Allowed::Fraction),
-            ("betas.1", betas.1, Allowed::Fraction),
-            ("eps", eps, Allowed::NotNegative),
-            ("weight_decay", weight_decay, Allowed::NotNegative),
-        ];
-        check_options(of, options)
-    }
-
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
-        let Self { learning_rate, betas, eps, weight_decay } = *self;
-        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
-        writeln!(f, "{of} betas {betas:?}")?;
-        writeln!(f, "{of} eps {eps:?}")?;
-        writeln!(f, "{of} weight_decay {weight_decay:?}")
-    }
-
-    fn json(&self) -> Value {
-        let Self { learning_rate, betas, eps, weight_decay } = *self;
-        json!({ "learning_rate": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay })
+        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
+        see("betas.0", Setting::Number(betas.0, Allowed::Fraction));
+        see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
+        see("eps", Setting::Number(eps, Allowed::NotNegative));
+        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::checkpoint::{Problem, SavedState};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_options};
+use crate::optimizer::options::{Allowed, check_number};
 use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::state::{Of, State};
 
@@ -48,7 +48,7 @@ impl Average {
 
     /// Zeros, to be filled.
     fn zeros(fabric: &Fabric, decay: f64, of: Of) -> Result<Self, Error> {
-        check_options(&Self::KIND, [("decay", decay, Allowed::Fraction)])?;
+        check_number(&Self::KIND, "decay", (decay, Allowed::Fraction))?;
         check_frozen(fabric)?;
         let layouts = fabric.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);

@@ -3,17 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hsdp_sharding::{Param, Plan, Role, UnitId};
+use hsdp_sharding::{ModelSpec, Param, Plan, Role, UnitId};
 use serde_json::{Value, json};
 
 use crate::digest;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::rule::OptimizerOptions;
+use crate::optimizer::options::{self, OptimizerOptions};
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]
 pub(super) struct Groups<O> {
+    /// The kind of optimizer.
+    kind: &'static str,
     /// The options of parameters that are in no group.
     pub(super) options: O,
     groups: Vec<Group<O>>,
@@ -44,9 +46,13 @@ struct Group<O> {
 }
 
 impl<O: OptimizerOptions> Groups<O> {
-    pub(super) fn none(model: &ShardedModel, options: O) -> Self {
+    pub(super) fn none(model: &ShardedModel, (kind, options): (&'static str, O)) -> Self {
         let plan = Arc::clone(&model.engine.fabric.plan);
-        Self { options, groups: Vec::new(), plan, of: Vec::new() }
+        Self { kind, options, groups: Vec::new(), plan, of: Vec::new() }
+    }
+
+    pub(super) fn spec(&self) -> &ModelSpec {
+        self.plan.spec()
     }
 
     /// Makes a group of the trainable parameters that `has` accepts and that are in no group yet.
@@ -101,17 +107,17 @@ impl<O: OptimizerOptions> Groups<O> {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.options.check(&O::KIND)?;
+        options::check(&self.options, &self.kind)?;
         for (index, group) in self.groups.iter().enumerate() {
             if group.schedule == Schedule::Undefined {
                 let what = format!(
                     "{} group {index} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
                      rate is above 0",
-                    O::KIND
+                    self.kind
                 );
                 return Err(Error::Options { what });
             }
-            group.options.check(&format_args!("{} group {index}", O::KIND))?;
+            options::check(&group.options, &format_args!("{} group {index}", self.kind))?;
         }
         Ok(())
     }
@@ -121,9 +127,9 @@ impl<O: OptimizerOptions> Groups<O> {
     /// # Panics
     /// If there is no such group.
     pub(super) fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
-        let made = self.groups.len();
+        let (kind, made) = (self.kind, self.groups.len());
         let group = self.groups.get_mut(group);
-        let group = group.unwrap_or_else(|| panic!("{} has {made} groups", O::KIND));
+        let group = group.unwrap_or_else(|| panic!("{kind} has {made} groups"));
         *group.options.learning_rate() = rate;
         group.schedule = Schedule::Own;
     }
@@ -141,11 +147,12 @@ impl<O: OptimizerOptions> Groups<O> {
     /// A line for each option, and for the parameters of each group, for the comparison of ranks.
     pub(super) fn lines(&self) -> impl fmt::Display {
         fmt::from_fn(|f| {
-            self.options.write(f, &O::KIND)?;
+            let kind = self.kind;
+            write!(f, "{}", options::lines(&self.options, &kind))?;
             for (index, group) in self.groups.iter().enumerate() {
-                let (kind, Group { options, parameters, names, .. }) = (O::KIND, group);
+                let Group { options, parameters, names, .. } = group;
                 writeln!(f, "{kind} group {index}: {parameters} parameters, names {names:#018x}")?;
-                options.write(f, &format_args!("{kind} group {index}"))?;
+                write!(f, "{}", options::lines(options, &format_args!("{kind} group {index}")))?;
             }
             Ok(())
         })
@@ -153,9 +160,9 @@ impl<O: OptimizerOptions> Groups<O> {
 
     /// The options for a checkpoint, those of groups by their index.
     pub(super) fn json(&self) -> Value {
-        let mut options = self.options.json();
+        let mut options = options::json(&self.options);
         if !self.groups.is_empty() {
-            let group = |group: &Group<O>| json!({ "parameters": group.parameters, "options": group.options.json() });
+            let group = |group: &Group<O>| json!({ "parameters": group.parameters, "options": options::json(&group.options) });
             options["groups"] = self.groups.iter().map(group).collect();
         }
         options

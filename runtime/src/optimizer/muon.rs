@@ -3,24 +3,25 @@
 mod options;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::ops::Range;
 
-use hsdp_checkpoint::OptimizerHead;
-use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{NewtonSchulz, Threads};
-use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Piece, WholeMatrix, Wholes};
+use hsdp_sharding::{Param, ParamId, Part, Piece, WholeMatrix, Wholes};
 
 pub use self::options::{MuonOptions, RateScale};
 
-use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, StateTensor};
+use crate::checkpoint::{Problem, SavedState, StateTensor};
+use crate::engine::fabric::Fabric;
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
+use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
-use crate::optimizer::rule::OptimizerOptions as _;
+use crate::optimizer::method::{Kept, Method, Traits, Updates};
+use crate::optimizer::options::OptimizerOptions as _;
+use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner};
-use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
+use crate::optimizer::{Grouped, Run, Updating};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
@@ -41,12 +42,25 @@ use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
 /// # Ok(())
 /// # }
 /// ```
+pub type Muon = Grouped<MuonOptions>;
+
+impl Muon {
+    /// An optimizer for matrices of `model`.
+    #[must_use]
+    pub fn new(model: &ShardedModel, options: MuonOptions) -> Self {
+        Self::of(model, &Orthogonalization, options)
+    }
+}
+
+/// The method of Muon.
 #[derive(Debug)]
-pub struct Muon {
-    model: ModelId,
-    groups: Groups<MuonOptions>,
-    held: Option<Held>,
-    exchange: Option<Exchange>,
+struct Orthogonalization;
+
+/// The momentum of matrices, and the exchange with their owners.
+#[derive(Debug)]
+struct Owned {
+    held: Held,
+    exchange: Exchange,
     staged: Staged,
 }
 
@@ -57,44 +71,6 @@ struct Staged {
     values: Vec<f32>,
     /// The elements that are still to be updated.
     left: usize,
-}
-
-const KINDS: Kinds = &["muon_momentum"];
-
-impl Muon {
-    /// An optimizer for matrices of `model`.
-    #[must_use]
-    pub fn new(model: &ShardedModel, options: MuonOptions) -> Self {
-        let groups = Groups::none(model, options);
-        Self::of(model.id().clone(), groups, None)
-    }
-
-    fn of(model: ModelId, groups: Groups<MuonOptions>, held: Option<Held>) -> Self {
-        Self { model, groups, held, exchange: None, staged: Staged::default() }
-    }
-
-    /// Gives a group of parameters options of its own, as [`Elementwise::group`](crate::Elementwise::group) does.
-    #[must_use]
-    pub fn group(
-        self,
-        has: impl Fn(&Param) -> bool,
-        change: impl FnOnce(MuonOptions) -> MuonOptions,
-    ) -> Self {
-        Self { groups: self.groups.with(has, change), ..self }
-    }
-
-    /// Sets the learning rate of a group, as [`Elementwise::set_learning_rate_of`](crate::Elementwise::set_learning_rate_of) does.
-    ///
-    /// # Panics
-    /// If there is no such group.
-    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
-        self.groups.set_learning_rate_of(group, rate);
-    }
-
-    fn options_of(&self, part: &Part, exchange: &Exchange) -> &MuonOptions {
-        let ParamId { unit, index } = exchange.matrix(part).param;
-        self.groups.of(unit, index)
-    }
 }
 
 /// A part, as a piece of its unit's shard.
@@ -108,35 +84,82 @@ fn piece_of(exchange: &Exchange, part: &Part) -> Piece {
     }
 }
 
-impl Optimizer for Muon {
-    fn is_collective(&self) -> bool {
-        true
+/// The options of the parameter of a part.
+fn options_of<'a>(
+    groups: &'a Groups<MuonOptions>,
+    exchange: &Exchange,
+    part: &Part,
+) -> &'a MuonOptions {
+    let ParamId { unit, index } = exchange.matrix(part).param;
+    groups.of(unit, index)
+}
+
+impl Kept for Owned {
+    fn covered(&self) -> &Covered {
+        &self.held.covered
     }
 
-    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
-        updating.check_owner(&self.model)?;
-        self.groups.check()?;
-        if updating.is_on_device() {
-            let what = "muon has no matrix product on a device: place the model on the host";
-            return Err(updating.misuse(what.to_owned()));
-        }
-        if self.exchange.is_none() {
-            self.exchange =
-                Some(Exchange::of(updating.fabric, (Wholes::Matrices, 1), |id| updating.has(id))?);
-        }
-        write!(lines, "{}", self.groups.lines()).expect("options have texts");
-        Held::of(&mut self.held, updating, (MuonOptions::KIND, KINDS))
+    fn covered_mut(&mut self) -> &mut Covered {
+        &mut self.held.covered
     }
 
-    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
-        let exchange = self.exchange.as_ref().expect("`check` has made it");
-        let held = self.held.as_ref().expect("`check` has made it");
+    fn elements<'a>(
+        &'a self,
+        fabric: &Fabric,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        self.held.elements(fabric, of, range)
+    }
+
+    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+        self.held.read(fabric, saved)
+    }
+}
+
+const KINDS: Kinds = &["muon_momentum"];
+
+impl Method<MuonOptions> for Orthogonalization {
+    fn kind(&self) -> &'static str {
+        MuonOptions::KIND
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { counts: false, is_collective: true, on_device: false }
+    }
+
+    fn kinds(&self, _: &MuonOptions) -> Kinds {
+        KINDS
+    }
+
+    fn tensors(&self, _: &MuonOptions, id: ParamId, _: &Param) -> Vec<StateTensor> {
+        tensors_of(KINDS, id)
+    }
+
+    fn zeros(
+        &self,
+        _: &Groups<MuonOptions>,
+        (fabric, of): (&Fabric, Of),
+        has: &dyn Fn(ParamId) -> bool,
+    ) -> Result<Box<dyn Updates<MuonOptions>>, Error> {
+        let exchange = Exchange::of(fabric, (Wholes::Matrices, 1), has)?;
+        let held = Held::zeros(fabric, (KINDS, of), has)?;
+        Ok(Box::new(Owned { held, exchange, staged: Staged::default() }))
+    }
+}
+
+impl Updates<MuonOptions> for Owned {
+    fn prepare(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        updating: &Updating<'_>,
+    ) -> Result<(), Error> {
+        let Self { held, exchange, staged } = self;
         let fill = |part: &Part, direction: &mut [f32]| {
             updating.gradient(part.unit, part.shard.clone(), direction)?;
-            let step = self.options_of(part, exchange);
+            let step = options_of(groups, exchange, part);
             let step = step.of_step(exchange.matrix(part), updating.clip());
-            let place = held.place(part.unit, &piece_of(exchange, part));
-            let momentum = held.states[0].of_host(part.unit, place);
+            let momentum = held.of_host(part.unit, &piece_of(exchange, part));
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
@@ -145,24 +168,20 @@ impl Optimizer for Muon {
         let values =
             exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
                 let WholeMatrix { param, rows, columns, .. } = *matrix;
-                let by = self.groups.of(param.unit, param.index).newton_schulz;
+                let by = groups.of(param.unit, param.index).newton_schulz;
                 by.orthogonalize(copies, (rows, columns), workspace, Threads::Pool);
             })?;
-        self.staged = Staged { values, left: 0 };
+        *staged = Staged { values, left: 0 };
         Ok(())
     }
 
     fn begin(&mut self, updating: &Updating<'_>) {
-        self.held.as_mut().expect("`check` has made it").covered.begin(updating);
         self.staged.left = updating.pieces().map(|(_, piece)| piece.len).sum();
     }
 
-    fn update(&mut self, run: Run<'_>) {
+    fn update(&mut self, groups: &Groups<MuonOptions>, run: Run<'_>) {
         let Run { unit, piece, parameters, gradient, clip } = run;
-        let Self { groups, held, exchange, staged, .. } = self;
-        let (exchange, held) = (exchange.as_ref(), held.as_mut());
-        let exchange = exchange.expect("`check` has made it");
-        let held = held.expect("`check` has made it");
+        let Self { held, exchange, staged } = self;
         let momentum = held.host(unit, &piece);
         let options = groups.of(unit, piece.param);
         for (part, range, place) in exchange.within(unit, &piece) {
@@ -175,59 +194,5 @@ impl Optimizer for Muon {
         if staged.left == 0 {
             *staged = Staged::default();
         }
-    }
-
-    fn update_on_device(&mut self, _: DeviceRun<'_>) -> Result<(), CudaError> {
-        unreachable!("an update by muon on a device is refused")
-    }
-
-    fn set_learning_rate(&mut self, rate: f64) {
-        self.groups.set_learning_rate(rate);
-    }
-}
-
-impl Checkpointed for Muon {
-    fn head(&self, _: &ModelSpec) -> OptimizerHead {
-        let (kind, updates) = (MuonOptions::KIND.to_owned(), Default::default());
-        OptimizerHead { kind, options: self.groups.json(), updates }
-    }
-
-    fn is_of(&self, model: &ModelId) -> bool {
-        self.model == *model
-    }
-
-    fn tensors(&self) -> Vec<StateTensor> {
-        self.held.as_ref().map_or_else(Vec::new, Held::tensors)
-    }
-
-    fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let parameters = saved.parameters_with(KINDS).into_iter();
-        Expected { tensors: tensors_of(KINDS, parameters), counted: Vec::new() }
-    }
-
-    fn state<'a>(
-        &'a self,
-        model: &ShardedModel,
-        of: (&str, ParamId),
-        range: Range<usize>,
-    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        let Some(held) = &self.held else { return Ok(None) };
-        held.state(&model.engine.fabric, of, range)
-    }
-
-    fn copy_state(
-        &self,
-        model: &ShardedModel,
-        of: (&str, ParamId),
-        into: (usize, &mut [f32]),
-    ) -> Result<bool, Error> {
-        let Some(held) = &self.held else { return Ok(false) };
-        held.copy_state(&model.engine.fabric, of, into)
-    }
-
-    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let of = (KINDS, model.committed_steps());
-        let held = Held::restored(&model.engine.fabric, of, saved)?;
-        Ok(Self::of(self.model.clone(), self.groups.clone(), held))
     }
 }

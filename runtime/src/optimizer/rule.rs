@@ -1,39 +1,13 @@
 //! The rule of an optimizer that updates each element from its gradient and its own state.
 
-use std::fmt::{self, Debug, Display};
 use std::ops::Range;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
 use hsdp_sharding::UnitId;
-use serde_json::Value;
 
-use crate::error::Error;
 use crate::optimizer::Run;
+use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::state::State;
-
-/// The options of a kind of optimizer.
-pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
-    /// The kind of optimizer, as errors and checkpoints name it.
-    const KIND: &'static str;
-
-    /// The learning rate.
-    fn learning_rate(&mut self) -> &mut f64;
-
-    /// Refuses values with which an update would destroy the parameters. `of` has these options: the optimizer or a group.
-    ///
-    /// # Errors
-    /// [`Error::Options`].
-    fn check(&self, of: &dyn Display) -> Result<(), Error>;
-
-    /// Writes a line for each option, each of which begins with `of`.
-    ///
-    /// # Errors
-    /// Those of the formatter.
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result;
-
-    /// The options for a checkpoint.
-    fn json(&self) -> Value;
-}
 
 /// The rule by which an optimizer with these options updates an element.
 pub trait Rule: OptimizerOptions {

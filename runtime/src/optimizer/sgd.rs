@@ -1,18 +1,14 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
-use std::fmt::{self, Display};
-
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
-use serde_json::{Value, json};
 
-use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_options};
-use crate::optimizer::rule::{OptimizerOptions, Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::{Elementwise, Run};
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
+use crate::optimizer::{Grouped, Run};
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.
-pub type Sgd = Elementwise<SgdOptions>;
+pub type Sgd = Grouped<SgdOptions>;
 
 /// Whether and how past gradients enter an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,37 +46,12 @@ impl OptimizerOptions for SgdOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &dyn Display) -> Result<(), Error> {
-        let Self { learning_rate, momentum, weight_decay } = *self;
-        let momentum = match momentum {
-            Momentum::Off => 0.0,
-            Momentum::Classic(momentum) | Momentum::Nesterov(momentum) => momentum,
-        };
-        let options = [
-            ("learning_rate", learning_rate, Allowed::NotNegative),
-            ("momentum", momentum, Allowed::NotNegative),
-            ("weight_decay", weight_decay, Allowed::NotNegative),
-        ];
-        check_options(of, options)
-    }
-
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
-        let Self { learning_rate, momentum, weight_decay } = *self;
-        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
-        writeln!(f, "{of} momentum {momentum:?}")?;
-        writeln!(f, "{of} weight_decay {weight_decay:?}")
-    }
-
-    fn json(&self) -> Value {
-        let Self { learning_rate, momentum, weight_decay } = *self;
-        let (momentum, nesterov) = match momentum {
-            Momentum::Off => (0.0, false),
-            Momentum::Classic(momentum) => (momentum, false),
-            Momentum::Nesterov(momentum) => (momentum, true),
-        };
-        json!({
-            "learning_rate": learning_rate, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
-        })
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        let SgdStep { learning_rate, momentum, kind, weight_decay, .. } = self.of_step(1.0);
+        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
+        see("momentum", Setting::Number(momentum, Allowed::NotNegative));
+        see("momentum_kind", Setting::Choice(&kind));
+        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
     }
 }
 

@@ -1,9 +1,6 @@
 //! Rules of optimizers that hsdp does not have.
 
-use std::fmt::{self, Display};
-
-use hsdp::{Error, OptimizerOptions, Rule, Run, RunState};
-use serde_json::{Value, json};
+use hsdp::{Allowed, OptimizerOptions, Rule, Run, RunState, Setting};
 
 /// Moves each element by the sign of its gradient.
 #[derive(Clone, Copy, Debug)]
@@ -19,16 +16,8 @@ impl OptimizerOptions for Signs {
         &mut self.rate
     }
 
-    fn check(&self, _: &dyn Display) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
-        writeln!(f, "{of} rate {:?}", self.rate)
-    }
-
-    fn json(&self) -> Value {
-        json!({ "rate": self.rate })
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("rate", Setting::Number(self.rate, Allowed::Finite));
     }
 }
 

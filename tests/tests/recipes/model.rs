@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamW8Bit, AdamWOptions, Error, Gradients, Lion,
-    LionOptions, LossSum, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
-    Sgd, SgdOptions, ShardedModel, State, Step, StepOptions, Unit, Update, Values, WholeParameters,
-    World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
+    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
+    ShardedModel, State, Step, StepOptions, Unit, Update, Values, WholeParameters, World,
 };
 use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::springs;
@@ -128,7 +127,7 @@ macro_rules! alone {
     )* };
 }
 
-alone!(Sgd, AdamW, AdamW8Bit, Lion, Adafactor);
+alone!(Sgd, AdamW, Lion, Adafactor);
 
 impl Step1 for (Muon, AdamW) {
     fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
@@ -161,7 +160,7 @@ pub(crate) fn with<T>(
             act.act(model, adamw)
         }
         Recipe::AdamW8Bit => {
-            let adamw = AdamW8Bit::new(&model, ADAMW);
+            let adamw = AdamW::with_eight_bit_state(&model, ADAMW);
             act.act(model, adamw)
         }
         Recipe::Lion => {

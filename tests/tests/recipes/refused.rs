@@ -1,8 +1,8 @@
 //! Updates that are refused before anything changes.
 
 use hsdp::{
-    AdamW, AdamW8Bit, AdamWOptions, Error, Lion, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions,
-    Optimizer, Param, Sgd, SgdOptions, ShardedModel, Unit, World,
+    AdamW, AdamWOptions, Error, Lion, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer,
+    Param, Sgd, SgdOptions, ShardedModel, Unit, World,
 };
 use hsdp_sharding::DType;
 use hsdp_tests::support::springs;
@@ -82,7 +82,7 @@ fn options_that_would_destroy_parameters_are_refused() {
 fn eight_bit_state_needs_blocks() {
     let _turn = crate::beside_others();
     let told = refused(|model, gradients| {
-        AdamW8Bit::new(model, AdamWOptions::default()).step(model, gradients)
+        AdamW::with_eight_bit_state(model, AdamWOptions::default()).step(model, gradients)
     });
     let expected = "parameter `first.weight`: adamw8bit keeps state in blocks of 256 elements, and shards are cut within them: declare the \
                     parameter with `blocks(256)`";

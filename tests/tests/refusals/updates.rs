@@ -5,7 +5,7 @@ use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, DynamicScale, Elementwise, Error, Gradients, LossScaling, ModelOptions,
+    AdamW, AdamWOptions, DynamicScale, Error, Gradients, Grouped, LossScaling, ModelOptions,
     Momentum, NonFinite, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
@@ -55,7 +55,7 @@ fn by_adamw(
 }
 
 fn by_signs(model: &mut ShardedModel, gradients: Gradients, rate: f64) -> Result<(), Error> {
-    Elementwise::new(model, Signs { rate }).step(model, gradients).map(drop)
+    Grouped::<Signs>::new(model, Signs { rate }).step(model, gradients).map(drop)
 }
 
 fn by_sgd(
@@ -138,7 +138,7 @@ fn every_other_option_is_named_too() {
                     )
                 },
             ],
-            "rank 2 has adamw betas (0.9, 0.99), rank 0 has adamw betas (0.9, 0.999)",
+            "rank 2 has adamw betas.1 0.99, rank 0 has adamw betas.1 0.999",
         ),
         (
             [

@@ -1,8 +1,8 @@
 //! An optimizer of a user's own: a rule, or `ShardedModel::update`, one run of elements after the other.
 
 use hsdp::{
-    Elementwise, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel, StepOptions,
-    Unit, UnitId, Update, World,
+    Grouped, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel, StepOptions, Unit,
+    UnitId, Update, World,
 };
 use hsdp_tests::support::rules::Signs;
 use hsdp_tests::support::slopes;
@@ -13,7 +13,7 @@ use crate::{gradients, model, parameters};
 #[test]
 fn an_optimizer_can_be_written_outside() {
     let mut model = model();
-    let mut signs = Elementwise::new(&model, Signs { rate: 0.0 });
+    let mut signs = Grouped::<Signs>::new(&model, Signs { rate: 0.0 });
     signs.set_learning_rate(0.25);
     let before = parameters(&model);
     let gradients = gradients(&mut model);

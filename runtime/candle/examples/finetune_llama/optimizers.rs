@@ -3,8 +3,8 @@
 use hsdp::checkpoint::Checkpointed;
 use hsdp::prelude::*;
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW8Bit, Ema, Error, Gradients, Lion, LionOptions, Muon,
-    MuonOptions, State, Update,
+    Adafactor, AdafactorOptions, Ema, Error, Gradients, Lion, LionOptions, Muon, MuonOptions,
+    State, Update,
 };
 
 use super::options::{Optimizer as Choice, Options};
@@ -75,17 +75,11 @@ fn decaying(options: AdamWOptions) -> AdamWOptions {
 
 impl Optimizers for AdamW {
     fn new(model: &ShardedModel, options: &Options) -> Result<Self, Error> {
-        Ok(Self::new(model, adamw(options)).group(decays, decaying))
-    }
-
-    fn update(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        self.step(model, gradients)
-    }
-}
-
-impl Optimizers for AdamW8Bit {
-    fn new(model: &ShardedModel, options: &Options) -> Result<Self, Error> {
-        Ok(Self::new(model, adamw(options)).group(decays, decaying))
+        let new = match options.optimizer {
+            Choice::Adamw8bit => Self::with_eight_bit_state,
+            _ => Self::new,
+        };
+        Ok(new(model, adamw(options)).group(decays, decaying))
     }
 
     fn update(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {

@@ -8,7 +8,7 @@ use hsdp::checkpoint::{Content, Import, Imported};
 use hsdp::comm::Messages;
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
-use hsdp::{Adafactor, AdamW8Bit, ByteCount, Ema, Gradients, Lion, Muon, Shutdown, Update};
+use hsdp::{Adafactor, ByteCount, Ema, Gradients, Lion, Muon, Shutdown, Update};
 use hsdp_candle::Pass;
 use hsdp_program::Warnings;
 use parking_lot::Mutex;
@@ -76,11 +76,10 @@ pub(crate) fn train(
         let inputs = inputs::agree(&world, options, inputs)?;
         let rank = (world, (inputs, warnings));
         match options.optimizer {
-            Choice::Adamw => with::<AdamW>(rank, progress),
+            Choice::Adamw | Choice::Adamw8bit => with::<AdamW>(rank, progress),
             Choice::Muon => with::<(Muon, AdamW)>(rank, progress),
             Choice::Lion => with::<Lion>(rank, progress),
             Choice::Adafactor => with::<Adafactor>(rank, progress),
-            Choice::Adamw8bit => with::<AdamW8Bit>(rank, progress),
         }
     })?;
     let Outcomes { costs, ended, first } = outcomes;

@@ -1,13 +1,8 @@
 //! The options of Adafactor.
 
-use std::fmt::{self, Display};
-
 use hsdp_kernels::adafactor::AdafactorStep;
-use serde_json::{Value, json};
 
-use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_options};
-use crate::optimizer::rule::OptimizerOptions;
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
 
 /// The parameters of Adafactor. The defaults are those of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,33 +51,13 @@ impl OptimizerOptions for AdafactorOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &dyn Display) -> Result<(), Error> {
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
-        let options = [
-            ("learning_rate", learning_rate, Allowed::NotNegative),
-            ("minus beta2_decay", -beta2_decay, Allowed::NotNegative),
-            ("eps.0", eps.0, Allowed::Positive),
-            ("eps.1", eps.1, Allowed::NotNegative),
-            ("threshold", threshold, Allowed::Positive),
-            ("weight_decay", weight_decay, Allowed::NotNegative),
-        ];
-        check_options(of, options)
-    }
-
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
-        let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
-        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
-        writeln!(f, "{of} beta2_decay {beta2_decay:?}")?;
-        writeln!(f, "{of} eps {eps:?}")?;
-        writeln!(f, "{of} threshold {threshold:?}")?;
-        writeln!(f, "{of} weight_decay {weight_decay:?}")
-    }
-
-    fn json(&self) -> Value {
-        let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
-        json!({
-            "learning_rate": learning_rate, "beta2_decay": beta2_decay, "eps": eps, "threshold": threshold,
-            "weight_decay": weight_decay,
-        })
+        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
+        see("beta2_decay", Setting::Number(beta2_decay, Allowed::NotPositive));
+        see("eps.0", Setting::Number(eps.0, Allowed::Positive));
+        see("eps.1", Setting::Number(eps.1, Allowed::NotNegative));
+        see("threshold", Setting::Number(threshold, Allowed::Positive));
+        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
     }
 }

@@ -1,14 +1,9 @@
 //! The options of Muon.
 
-use std::fmt::{self, Display};
-
 use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
-use hsdp_sharding::{DType, WholeMatrix};
-use serde_json::{Value, json};
+use hsdp_sharding::WholeMatrix;
 
-use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_options};
-use crate::optimizer::rule::OptimizerOptions;
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
 
 /// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,49 +77,20 @@ impl OptimizerOptions for MuonOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &dyn Display) -> Result<(), Error> {
-        let Self { learning_rate, momentum, weight_decay, newton_schulz, .. } = *self;
-        let options = [
-            ("learning_rate", learning_rate, Allowed::NotNegative),
-            ("momentum", momentum, Allowed::Fraction),
-            ("weight_decay", weight_decay, Allowed::NotNegative),
-            ("newton_schulz.eps", newton_schulz.eps, Allowed::NotNegative),
-        ];
-        check_options(of, options)?;
-        let [a, b, c] = newton_schulz.coefficients;
-        let problem = match newton_schulz {
-            NewtonSchulz { dtype: DType::F32 | DType::BF16, .. } if (a + b + c).is_finite() => {
-                return Ok(());
-            }
-            NewtonSchulz { dtype: DType::F32 | DType::BF16, coefficients, .. } => {
-                format!("coefficients {coefficients:?}: they must be finite")
-            }
-            NewtonSchulz { dtype, .. } => format!("dtype {dtype}: it must be f32 or bf16"),
-        };
-        Err(Error::Options { what: format!("{of} newton_schulz.{problem}") })
-    }
-
-    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let Self { learning_rate, momentum, nesterov, weight_decay, newton_schulz, rate_scale } =
             *self;
-        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
-        writeln!(f, "{of} momentum {momentum:?} {nesterov:?}")?;
-        writeln!(f, "{of} weight_decay {weight_decay:?}")?;
-        writeln!(f, "{of} {newton_schulz:?}")?;
-        writeln!(f, "{of} rate_scale {rate_scale:?}")
-    }
-
-    fn json(&self) -> Value {
-        let Self { learning_rate, momentum, nesterov, weight_decay, newton_schulz, rate_scale } =
-            *self;
-        let NewtonSchulz { steps, coefficients, eps, dtype } = newton_schulz;
-        json!({
-            "learning_rate": learning_rate,
-            "momentum": momentum,
-            "nesterov": nesterov == MomentumKind::Nesterov,
-            "weight_decay": weight_decay,
-            "newton_schulz": { "steps": steps, "coefficients": coefficients, "eps": eps, "dtype": dtype.to_string() },
-            "rate_scale": format!("{rate_scale:?}"),
-        })
+        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = newton_schulz;
+        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
+        see("momentum", Setting::Number(momentum, Allowed::Fraction));
+        see("momentum_kind", Setting::Choice(&nesterov));
+        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
+        see("newton_schulz.steps", Setting::Choice(&steps));
+        see("newton_schulz.coefficients.0", Setting::Number(a, Allowed::Finite));
+        see("newton_schulz.coefficients.1", Setting::Number(b, Allowed::Finite));
+        see("newton_schulz.coefficients.2", Setting::Number(c, Allowed::Finite));
+        see("newton_schulz.eps", Setting::Number(eps, Allowed::NotNegative));
+        see("newton_schulz.dtype", Setting::Choice(&dtype));
+        see("rate_scale", Setting::Choice(&rate_scale));
     }
 }

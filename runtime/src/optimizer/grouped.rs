@@ -1,0 +1,208 @@
+//! Optimizers whose parameters have options by group, and that keep state on shards.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_kernels::cuda::CudaError;
+use hsdp_sharding::{ModelSpec, Param, ParamId};
+
+use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, StateTensor};
+use crate::error::Error;
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::groups::Groups;
+use crate::optimizer::method::{Method, Updates};
+use crate::optimizer::options::OptimizerOptions;
+use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
+
+/// An optimizer for this rank's shards, whose parameters may have options by group.
+///
+/// The first update, or a load from a checkpoint, makes the state, of the parameters that the optimizer updates and of no others.
+#[derive(Debug)]
+pub struct Grouped<O: OptimizerOptions> {
+    model: ModelId,
+    method: &'static dyn Method<O>,
+    groups: Groups<O>,
+    state: Option<Box<dyn Updates<O>>>,
+}
+
+impl<O: OptimizerOptions> Grouped<O> {
+    /// An optimizer without groups, before its first update.
+    pub(super) fn of(model: &ShardedModel, method: &'static dyn Method<O>, options: O) -> Self {
+        let groups = Groups::none(model, (method.kind(), options));
+        Self { model: model.id().clone(), method, groups, state: None }
+    }
+
+    /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts, and that is in no earlier group.
+    /// `change` gets the options of the optimizer, and returns those of the group.
+    ///
+    /// The ratio of the group's learning rate to that of the optimizer stays, whatever
+    /// [`set_learning_rate`](Optimizer::set_learning_rate) sets. If the optimizer's rate is 0 there is no ratio: a group that changes
+    /// the rate is then refused by the first step.
+    ///
+    /// All ranks make the same groups, and compare them with the other options of an update. A group has the state that the options of
+    /// the optimizer need: SGD keeps velocities only if the optimizer has momentum.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    /// # fn groups(model: &ShardedModel) -> AdamW {
+    /// // Weight decay for matrices only.
+    /// let options = AdamWOptions { weight_decay: 0.0, ..Default::default() };
+    /// AdamW::new(model, options)
+    ///     .group(|param| param.shape.len() >= 2, |it| AdamWOptions { weight_decay: 0.1, ..it })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn group(self, has: impl Fn(&Param) -> bool, change: impl FnOnce(O) -> O) -> Self {
+        Self { groups: self.groups.with(has, change), ..self }
+    }
+
+    /// Sets the learning rate of a group for the next steps, by its index in the order in which groups were made. From then on
+    /// [`set_learning_rate`](Optimizer::set_learning_rate) leaves it as it is: the group has a schedule of its own.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
+        self.groups.set_learning_rate_of(group, rate);
+    }
+
+    fn kinds(&self) -> &'static [&'static str] {
+        self.method.kinds(&self.groups.options)
+    }
+
+    /// The groups and the state, after `check`.
+    fn parts(&mut self) -> (&Groups<O>, &mut dyn Updates<O>) {
+        (&self.groups, self.state.as_deref_mut().expect("`check` has made it"))
+    }
+
+    /// Whether there is state of the parameters that are updated. An optimizer that keeps none may update others than before.
+    fn fits(&self, updating: &Updating<'_>) -> Result<bool, Error> {
+        let Some(state) = &self.state else { return Ok(false) };
+        match state.covered().check(self.method.kind(), updating) {
+            Err(_) if self.kinds().is_empty() => Ok(false),
+            checked => checked.map(|()| true),
+        }
+    }
+}
+
+impl<O: OptimizerOptions> Optimizer for Grouped<O> {
+    fn is_collective(&self) -> bool {
+        self.method.traits().is_collective
+    }
+
+    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
+        updating.check_owner(&self.model)?;
+        self.groups.check()?;
+        if updating.is_on_device() && !self.method.traits().on_device {
+            let what = format!(
+                "{} cannot update a model on a device: place it on the host",
+                self.method.kind()
+            );
+            return Err(updating.misuse(what));
+        }
+        self.method.check(&self.groups)?;
+        write!(lines, "{}", self.groups.lines()).expect("options have texts");
+        if !self.fits(updating)? {
+            let of = ("optimizer step", updating.gradients.step);
+            let has = &|id| updating.has(id);
+            self.state = Some(self.method.zeros(&self.groups, (updating.fabric, of), has)?);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
+        let (groups, state) = self.parts();
+        state.prepare(groups, updating)
+    }
+
+    fn begin(&mut self, updating: &Updating<'_>) {
+        let (_, state) = self.parts();
+        state.covered_mut().begin(updating);
+        state.begin(updating);
+    }
+
+    fn update(&mut self, run: Run<'_>) {
+        let (groups, state) = self.parts();
+        state.update(groups, run);
+    }
+
+    fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError> {
+        let (groups, state) = self.parts();
+        state.update_on_device(groups, run)
+    }
+
+    fn set_learning_rate(&mut self, rate: f64) {
+        self.groups.set_learning_rate(rate);
+    }
+}
+
+impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.model == *model
+    }
+
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        let counted = self.state.iter().filter(|_| self.method.traits().counts);
+        let updates = counted.flat_map(|state| state.covered().counts(spec)).collect();
+        OptimizerHead { kind: self.method.kind().to_owned(), options: self.groups.json(), updates }
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        let (options, spec) = (&self.groups.options, self.groups.spec());
+        let parameters = self.state.iter().flat_map(|state| state.covered().parameters());
+        parameters.flat_map(|id| self.method.tensors(options, id, &spec[id])).collect()
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        let parameters = saved.parameters_with(self.kinds());
+        let of =
+            |id: &ParamId| self.method.tensors(&self.groups.options, *id, saved.parameter(*id));
+        let tensors = parameters.iter().flat_map(of).collect();
+        Expected {
+            tensors,
+            counted: if self.method.traits().counts { parameters } else { Vec::new() },
+        }
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        match &self.state {
+            Some(state) => state.elements(&model.engine.fabric, of, range),
+            None => Ok(None),
+        }
+    }
+
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        into: (usize, &mut [f32]),
+    ) -> Result<bool, Error> {
+        match &self.state {
+            Some(state) => state.copy_elements(&model.engine.fabric, of, into),
+            None => Ok(false),
+        }
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        let has: BTreeSet<ParamId> = saved.parameters_with(self.kinds()).into_iter().collect();
+        let fabric = &model.engine.fabric;
+        let read = || {
+            let of = ("loading", model.committed_steps());
+            let mut state =
+                self.method.zeros(&self.groups, (fabric, of), &|id| has.contains(&id))?;
+            state.covered_mut().read(saved);
+            state.read(fabric, saved)?;
+            Ok::<_, Problem>(state)
+        };
+        let state = (!has.is_empty()).then(read).transpose()?;
+        let (model, groups) = (self.model.clone(), self.groups.clone());
+        Ok(Self { model, method: self.method, groups, state })
+    }
+}
