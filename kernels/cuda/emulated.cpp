@@ -6,6 +6,7 @@
 #include "sum.cu"
 #include "inspect.cu"
 #include "update.cu"
+#include "muon.cu"
 
 // Returns a function that runs the kernel of this name, or an empty function if there is no such kernel. Without arguments the result
 // only shows whether the kernel exists. The threads of kernels whose name begins with `inspect` meet in `__syncthreads`.
@@ -22,10 +23,15 @@ std::function<void()> emulate(const char* name, unsigned grid, unsigned block, v
     OF_EACH_WIRE(unpack)
     OF_EACH_WIRE(sum)
     OF_EACH_WIRE(narrow)
-    KERNEL(inspect)
+    KERNEL(inspect_f32)
+    KERNEL(inspect_bf16)
     KERNEL(inspect_blocks)
     OF_EACH_CAST(adamw)
     OF_EACH_CAST(sgd)
     OF_EACH_CAST(lion)
+    OF_EACH_CAST(muon)
+    KERNEL(muon_direction)
+    KERNEL(normalize_f32)
+    KERNEL(normalize_bf16)
     return {};
 }

@@ -30,14 +30,15 @@ __device__ __forceinline__ Seen in_pairs(Seen mine, Seen* shared) {
     return shared[0];
 }
 
-// Writes one `Seen` per block. A thread adds up the squares of its vectors of WIDTH elements, from left to right.
-extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
-    __shared__ Seen shared[INSPECT_THREADS];
+// Writes one `Seen` per block. A thread adds up the squares of its vectors of WIDTH elements, which are rounded to T, from left to right.
+template <typename T>
+__device__ __forceinline__ void inspect(const float* values, u64 len, Seen* seen, Seen* shared) {
     Seen mine = {0.0, ~0ull};
     for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
         float elements[WIDTH];
         read<Float32>(elements, values + at, len - at);
         for (u32 index = 0; index < WIDTH; ++index) {
+            elements[index] = T::widen(T::narrow(elements[index]));
             mine.squares += (double)elements[index] * (double)elements[index];
             if (!is_finite(elements[index])) mine.first = least(mine.first, at + index);
         }
@@ -45,6 +46,15 @@ extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
     Seen all = in_pairs<INSPECT_THREADS>(mine, shared);
     if (threadIdx.x == 0) seen[blockIdx.x] = all;
 }
+
+#define INSPECT(name, T)                                                                                             \
+    extern "C" __global__ void inspect_##name(const float* values, u64 len, Seen* seen) {                            \
+        __shared__ Seen shared[INSPECT_THREADS];                                                                     \
+        inspect<T>(values, len, seen, shared);                                                                       \
+    }
+
+INSPECT(f32, Float32)
+INSPECT(bf16, BFloat16)
 
 // Combines the results of `count` blocks. It runs as one block with INSPECT_BLOCKS threads.
 extern "C" __global__ void inspect_blocks(const Seen* seen, u64 count, Seen* all) {

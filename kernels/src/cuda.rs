@@ -9,10 +9,12 @@
 //! | sums of contributions | [`sum_contributions`](crate::sum_contributions) | [`Stream::sum`] |
 //! | casts | [`cast`](crate::cast) | [`Stream::narrow`] |
 //! | norm, check | [`squared_norm`](crate::squared_norm), [`first_non_finite`](crate::first_non_finite) | [`Stream::inspect`] |
-//! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`], [`Stream::lion`] |
+//! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`], [`Stream::lion`], [`Stream::muon`] |
+//! | products of matrices | [`matmul`](crate::matmul) | [`MatrixProduct`], of which [`Cublas`] is one |
+//! | the orthogonalization of Muon | [`NewtonSchulz`](crate::NewtonSchulz) | [`Stream::orthogonalize`] |
 //!
 //! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
-//! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device. So a program that is built with
+//! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device; cuBLAS by [`Cublas::new`]. So a program that is built with
 //! the feature `cuda` also runs on a machine without these libraries. Without the feature there is no driver: the types are the same,
 //! a [`Device`] has no values, and the compiler leaves out the code that would use one.
 //!
@@ -22,10 +24,12 @@
 //!
 //! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
 //! `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
-//! and notes that they write); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
+//! and notes that they write); `pack`, `sum`, `inspect`, `update`, `muon` (the kernels); `product`, `cublas`, `newton_schulz` (products of
+//! matrices); `gradients` (gradients in host or device memory).
 
 mod budget;
 mod buffer;
+mod cublas;
 mod device;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod driver;
@@ -37,8 +41,11 @@ mod inspect;
 mod kernel;
 mod launch;
 mod memory;
+mod muon;
+mod newton_schulz;
 mod noted;
 mod pack;
+mod product;
 mod staging;
 mod stream;
 mod sum;
@@ -46,13 +53,17 @@ mod table;
 mod update;
 
 pub use self::buffer::DeviceBuffer;
+pub use self::cublas::Cublas;
 pub use self::device::{Architecture, Device};
 pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
 pub use self::event::Moment;
 pub use self::gradients::{DevicePart, DeviceSlice};
 pub use self::inspect::Seen;
+pub use self::muon::PartOfMatrix;
+pub use self::newton_schulz::NewtonSchulzBuffers;
 pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
+pub use self::product::{DeviceMatrix, MatrixProduct, Product, Stored};
 pub use self::stream::{Stream, Together};
 pub use self::update::{DeviceUpdate, PieceOfStep};

@@ -87,9 +87,9 @@ pub use gradient::{GradientValues, read_once};
 pub use inspect::{first_non_finite, squared_distance, squared_norm};
 pub use matmul::{Matrix, Threads, matmul};
 pub use optimizer::{
-    AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MomentumKind,
-    MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit, decode_8bit,
-    encode_8bit, lion, muon, muon_direction, sgd, update_in_blocks,
+    AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MatrixDType,
+    MomentumKind, MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit,
+    decode_8bit, encode_8bit, lion, muon, muon_direction, sgd, update_in_blocks,
 };
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};

@@ -142,7 +142,7 @@ void* context() { return &device(); }
 
 using Handle = std::shared_ptr<Event>;
 
-// For what else issues work: nccl.cpp.
+// For what else issues work: cublas.cpp and nccl.cpp.
 void put_on_stream(void* stream, std::function<void()> operation) { ((Stream*)stream)->put(std::move(operation)); }
 
 extern "C" {

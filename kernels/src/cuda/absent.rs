@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 
+use super::cublas::Gemm;
 use super::device::{Architecture, Shared};
 use super::error::CudaError;
 use super::stream::Operation;
@@ -29,6 +30,10 @@ pub(super) enum Context {}
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Loaded {}
 
+/// cuBLAS on a device: there is none.
+#[derive(Debug)]
+pub(super) enum Blas {}
+
 /// The methods of the driver that is there, which no value can call.
 macro_rules! methods {
     (unsafe: $($name:ident($($of:ty),*) -> $output:ty;)*) => {
@@ -53,6 +58,12 @@ impl Loaded {
     }
 }
 
+impl Blas {
+    methods! { unsafe:
+        multiply(CUstream, &Gemm) -> Result<(), CudaError>;
+    }
+}
+
 impl Context {
     pub(super) fn count() -> Result<usize, CudaError> {
         Err(CudaError::NotBuilt)
@@ -72,6 +83,7 @@ impl Context {
         event() -> Result<CUevent, CudaError>;
         memory() -> (usize, usize);
         lock_pages(usize) -> Result<*mut u8, CudaError>;
+        blas() -> Result<Blas, CudaError>;
     }
 
     methods! { unsafe:

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::driver::{Context, Loaded};
+use super::driver::{Blas, Context, Loaded};
 use super::error::CudaError;
 use super::event::Events;
 use super::kernel::{Kernel, NAMES};
@@ -37,6 +37,7 @@ pub(super) struct Shared {
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
+    blas: OnceLock<Result<Blas, CudaError>>,
     /// A stream of this device, which is never dropped.
     reader: OnceLock<Result<Stream, CudaError>>,
 }
@@ -151,6 +152,11 @@ impl Device {
     pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
         let kernels = self.shared().kernels.get_or_init(|| self.0.load(&NAMES));
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
+    }
+
+    /// cuBLAS on this device. The first call loads it.
+    pub(super) fn blas(&self) -> Result<&Blas, CudaError> {
+        self.shared().blas.get_or_init(|| self.0.blas()).as_ref().map_err(Clone::clone)
     }
 
     pub(super) fn context(&self) -> &Context {

@@ -1,6 +1,7 @@
 //! The calls of the driver. All of this crate makes them through [`Context`]; no other module knows the bindings.
 
 mod compile;
+mod cublas;
 mod libraries;
 
 use std::ffi::{CStr, CString};
@@ -16,6 +17,7 @@ use super::launch::THREADS;
 use super::stream::Operation;
 
 pub use self::compile::compile;
+pub(super) use self::cublas::Blas;
 pub(super) use cudarc::driver::sys::{CUevent, CUstream};
 
 /// Whether this build has devices: whether it has the feature `cuda`.

@@ -9,10 +9,10 @@ pub enum CudaError {
     /// This build has no devices.
     #[error("this build does not have the feature `cuda`")]
     NotBuilt,
-    /// A library of the system cannot be loaded.
+    /// A library of the system cannot be loaded, or lacks a function.
     #[error("{library} cannot be loaded ({purpose}): tried {}", tried.join(", "))]
     MissingLibrary {
-        /// The name of the library: "libcuda" or "libnvrtc".
+        /// The name of the library: "libcuda", "libnvrtc" or "libcublas".
         library: &'static str,
         /// The purpose of the library, and the package that contains it.
         purpose: &'static str,
@@ -45,6 +45,20 @@ pub enum CudaError {
         /// The number of the driver's status.
         code: u32,
         /// The driver's name and description of the status.
+        meaning: String,
+    },
+    /// A call of another library failed.
+    #[error("{operation} on CUDA device {device}: {library} returned status {code}, {meaning}")]
+    Library {
+        /// The name of the library, such as "cuBLAS".
+        library: &'static str,
+        /// The operation that made the call.
+        operation: String,
+        /// The ordinal of the device.
+        device: usize,
+        /// The number of the library's status.
+        code: i32,
+        /// The library's name of the status.
         meaning: String,
     },
     /// The device has no memory left, even after the pool has freed its spare blocks.

@@ -1,5 +1,6 @@
 //! The squared norm of a buffer, and its first element that is not finite.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use hsdp_sharding::DType;
@@ -10,6 +11,7 @@ use super::kernel::Kernel;
 use super::launch::{Launch, WIDTH};
 use super::noted::{read_words, words};
 use super::stream::Stream;
+use crate::MatrixDType;
 
 /// The largest number of blocks, and the number of threads, of `inspect.cu`. They are the same on all devices, so that sums have one
 /// order.
@@ -18,6 +20,9 @@ const THREADS: u32 = 256;
 
 /// The number of 8-byte words in the result of one block.
 const SEEN: usize = 2;
+
+/// The number of f32 that have room for the results of all blocks.
+pub(super) const PARTIAL: usize = 2 * SEEN * BLOCKS as usize;
 
 /// The result of an inspection of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,18 +67,43 @@ impl Stream {
     ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
         let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
-        let (from, len, to) = (values.address(0), values.len() as u64, blocks.address(0));
-        let wanted = values.len().div_ceil(WIDTH * THREADS as usize);
-        let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
-        let launch = Launch::fixed(Kernel::Inspect, (count, THREADS));
-        let launch = launch.argument(&from).argument(&len).argument(&to);
-        // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
-        unsafe { launch.issue(self, (&[values], &mut [&mut blocks])) }?;
+        let of = (MatrixDType::F32, values, 0..values.len());
+        let count = self.inspect_parts(of, &mut blocks)?;
         let (from, to) = (blocks.address(0), seen.address(2 * at));
-        let count = u64::from(count);
         let launch = Launch::fixed(Kernel::InspectBlocks, (1, BLOCKS));
         let launch = launch.argument(&from).argument(&count).argument(&to);
         // SAFETY: CU-5, one `Seen` a block is read, and one written.
         unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }
+    }
+
+    /// Computes the squared norm of a range of an f32 buffer, whose elements are rounded to `dtype` first. The result is a `Seen` at the beginning
+    /// of `squares`, which has [`PARTIAL`] f32. Makes two launches.
+    pub(super) fn squares(
+        &self,
+        of: (MatrixDType, &DeviceBuffer, Range<usize>),
+        squares: &mut DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let count = self.inspect_parts(of, squares)?;
+        let address = squares.address(0);
+        let launch = Launch::fixed(Kernel::InspectBlocks, (1, BLOCKS));
+        let launch = launch.argument(&address).argument(&count).argument(&address);
+        // SAFETY: CU-5, one `Seen` a block is read, and one written after that.
+        unsafe { launch.issue(self, (&[], &mut [squares])) }
+    }
+
+    /// Writes one `Seen` a block to `blocks`, and returns their number.
+    fn inspect_parts(
+        &self,
+        (dtype, values, range): (MatrixDType, &DeviceBuffer, Range<usize>),
+        blocks: &mut DeviceBuffer,
+    ) -> Result<u64, CudaError> {
+        let (from, to) = (values.address(range.start), blocks.address(0));
+        let (len, wanted) = (range.len() as u64, range.len().div_ceil(WIDTH * THREADS as usize));
+        let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
+        let launch = Launch::fixed(Kernel::Inspect(dtype), (count, THREADS));
+        let launch = launch.argument(&from).argument(&len).argument(&to);
+        // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
+        unsafe { launch.issue(self, (&[values], &mut [blocks])) }?;
+        Ok(u64::from(count))
     }
 }

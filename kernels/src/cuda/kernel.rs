@@ -1,8 +1,8 @@
 //! The list of kernels.
 
-use crate::Wire;
+use crate::{MatrixDType, Wire};
 
-/// A kernel, with the dtype of its wire, or the dtype to which it casts parameters.
+/// A kernel, with the dtype of its wire, the dtype to which it casts parameters, or the dtype to which it rounds what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     Pack(Wire),
@@ -12,8 +12,11 @@ pub(super) enum Kernel {
     AdamW(Cast),
     Sgd(Cast),
     Lion(Cast),
-    Inspect,
+    Muon(Cast),
+    Inspect(MatrixDType),
     InspectBlocks,
+    Normalize(MatrixDType),
+    MuonDirection,
 }
 
 /// The dtype to which updated parameters are cast; `Alone` without a cast.
@@ -26,7 +29,7 @@ pub(super) enum Cast {
 
 /// The name of each kernel, at its index.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 23] = [
+pub(super) const NAMES: [&str; 30] = [
     "pack_f32", "pack_f16", "pack_bf16",
     "unpack_f32", "unpack_f16", "unpack_bf16",
     "sum_f32", "sum_f16", "sum_bf16",
@@ -34,7 +37,9 @@ pub(super) const NAMES: [&str; 23] = [
     "adamw_alone", "adamw_f16", "adamw_bf16",
     "sgd_alone", "sgd_f16", "sgd_bf16",
     "lion_alone", "lion_f16", "lion_bf16",
-    "inspect", "inspect_blocks",
+    "muon_alone", "muon_f16", "muon_bf16",
+    "inspect_f32", "inspect_bf16", "inspect_blocks",
+    "normalize_f32", "normalize_bf16", "muon_direction",
 ];
 
 impl Kernel {
@@ -48,8 +53,11 @@ impl Kernel {
             Self::AdamW(cast) => (4, cast as usize),
             Self::Sgd(cast) => (5, cast as usize),
             Self::Lion(cast) => (6, cast as usize),
-            Self::Inspect => (7, 0),
-            Self::InspectBlocks => (7, 1),
+            Self::Muon(cast) => (7, cast as usize),
+            Self::Inspect(dtype) => (8, dtype as usize),
+            Self::InspectBlocks => (8, 2),
+            Self::Normalize(dtype) => (9, dtype as usize),
+            Self::MuonDirection => (9, 2),
         };
         3 * row + column
     }
@@ -80,11 +88,17 @@ mod tests {
                 (Kernel::AdamW(cast), "adamw"),
                 (Kernel::Sgd(cast), "sgd"),
                 (Kernel::Lion(cast), "lion"),
+                (Kernel::Muon(cast), "muon"),
             ];
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
         }
-        all.push((Kernel::Inspect, "inspect".to_owned()));
+        for dtype in [MatrixDType::F32, MatrixDType::BF16] {
+            let kernels =
+                [(Kernel::Inspect(dtype), "inspect"), (Kernel::Normalize(dtype), "normalize")];
+            all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{dtype}"))));
+        }
         all.push((Kernel::InspectBlocks, "inspect_blocks".to_owned()));
+        all.push((Kernel::MuonDirection, "muon_direction".to_owned()));
         all
     }
 

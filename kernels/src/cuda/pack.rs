@@ -1,5 +1,7 @@
 //! Copies of many parameters to and from one flat buffer.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
@@ -100,6 +102,20 @@ impl Stream {
         }
         Ok(())
     }
+
+    /// Casts the first elements of `flat` to those of `range`.
+    pub(super) fn widen(
+        &self,
+        (to, range): (&mut DeviceBuffer, Range<usize>),
+        flat: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let (address, begin, end) = (flat.address(0), 0_u64, range.len() as u64);
+        let launch = Launch::over(Kernel::Unpack(wire(flat.dtype())), range.len());
+        let table = table([(DeviceSlice::new(to, range), 0)].into_iter());
+        let launch = launch.argument(&table).argument(&address).argument(&begin).argument(&end);
+        // SAFETY: CU-5, the range lies in its buffer, and `flat` is not shorter.
+        unsafe { launch.issue(self, (&[flat], &mut [to])) }
+    }
 }
 
 fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Param, MOST_PARAMS> {
@@ -119,7 +135,7 @@ fn runs<T>(
     entries: &[T],
     len: usize,
     start: impl Fn(&T) -> usize,
-) -> impl Iterator<Item = (std::ops::Range<usize>, &[T])> {
+) -> impl Iterator<Item = (Range<usize>, &[T])> {
     let launches = entries.len().div_ceil(MOST_PARAMS).max(1);
     (0..launches).map(move |launch| {
         let at = |launch: usize| entries.get(launch * MOST_PARAMS);

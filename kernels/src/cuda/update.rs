@@ -184,7 +184,7 @@ impl Stream {
         let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
         let elements = [parameters.address(0), gradient.address(0)];
         let own = states.each_ref().map(|it| it.as_deref().map_or(0, |state| state.address(0)));
-        let (cast, address) = cast_of(rounded.as_deref());
+        let (cast, address) = cast_of(rounded.as_deref(), 0);
         for part in pieces.chunks(MOST_PIECES) {
             let (table, len) = table(part, &entry);
             let launch = Launch::over(kernel(cast), len).argument(&table);
@@ -201,8 +201,8 @@ impl Stream {
 }
 
 impl DeviceUpdate<'_> {
-    /// Checks that the pieces lie within the gradient and that the other buffers fit it.
-    fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<(), CudaError> {
+    /// Checks that the other buffers fit the gradient.
+    pub(super) fn check_buffers(&self, operation: &'static str) -> Result<(), CudaError> {
         let (len, all) = (self.gradient.len(), self.parameters.len());
         self.parameters.check(operation, DType::F32, all.max(len))?;
         self.gradient.check(operation, DType::F32, len)?;
@@ -210,7 +210,13 @@ impl DeviceUpdate<'_> {
             let dtype = if rounded.dtype() == DType::F16 { DType::F16 } else { DType::BF16 };
             rounded.check(operation, dtype, all)?;
         }
-        let mut end = 0;
+        Ok(())
+    }
+
+    /// Checks that the pieces lie within the gradient and that the other buffers fit it.
+    fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<(), CudaError> {
+        self.check_buffers(operation)?;
+        let (len, mut end) = (self.gradient.len(), 0);
         for PieceOfStep { range, step, .. } in pieces {
             let fits = range.start >= end && range.start <= range.end && range.end <= len;
             if !fits || !range.start.is_multiple_of(WIDTH) || *step == 0 {
@@ -250,10 +256,10 @@ fn check_state<const COUNT: usize>(
     Ok(())
 }
 
-/// The cast for this buffer, and the buffer's address. Its dtype has been checked.
-fn cast_of(rounded: Option<&DeviceBuffer>) -> (Cast, u64) {
+/// The cast for this buffer, and the address of an element. Its dtype has been checked.
+pub(super) fn cast_of(rounded: Option<&DeviceBuffer>, index: usize) -> (Cast, u64) {
     let cast = |dtype| if dtype == DType::F16 { Cast::F16 } else { Cast::BF16 };
-    rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(0)))
+    rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(index)))
 }
 
 fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {

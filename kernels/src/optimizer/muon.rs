@@ -37,7 +37,7 @@ pub struct MuonStep {
 /// If the slices differ in length.
 pub fn muon_direction(step: &MuonStep, direction: &mut [f32], momentum: &[f32]) {
     assert_eq!(momentum.len(), direction.len(), "muon: lengths of momentum and direction differ");
-    dispatch(Direct { factors: Factors::of(step), kind: step.kind, direction, momentum });
+    dispatch(Direct { factors: MuonFactors::of(step), kind: step.kind, direction, momentum });
 }
 
 /// Makes one Muon update of a slice, along the orthogonalized direction. All slices have one length.
@@ -62,19 +62,20 @@ pub fn muon(
     assert_eq!(gradient.len(), len, "muon: lengths of gradient and parameter differ");
     assert_eq!(direction.len(), len, "muon: lengths of direction and parameter differ");
     assert_eq!(momentum.len(), len, "muon: lengths of momentum and parameter differ");
-    dispatch(Move { factors: Factors::of(step), parameter, gradient, direction, momentum });
+    dispatch(Move { factors: MuonFactors::of(step), parameter, gradient, direction, momentum });
 }
 
+/// The factors of an element's update, each computed in f64 and rounded to f32 once.
 #[derive(Debug, Clone, Copy)]
-struct Factors {
-    clip: f32,
-    take: f32,
-    keep: f32,
-    rate: f32,
+pub(crate) struct MuonFactors {
+    pub(crate) clip: f32,
+    pub(crate) take: f32,
+    pub(crate) keep: f32,
+    pub(crate) rate: f32,
 }
 
-impl Factors {
-    fn of(step: &MuonStep) -> Self {
+impl MuonFactors {
+    pub(crate) fn of(step: &MuonStep) -> Self {
         Self {
             clip: step.clip,
             take: nearest_f32(1.0 - step.momentum),
@@ -90,7 +91,7 @@ impl Factors {
 }
 
 struct Direct<'a> {
-    factors: Factors,
+    factors: MuonFactors,
     kind: MomentumKind,
     direction: &'a mut [f32],
     momentum: &'a [f32],
@@ -111,7 +112,7 @@ impl Kernel for Direct<'_> {
 }
 
 struct Move<'a> {
-    factors: Factors,
+    factors: MuonFactors,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
     direction: &'a [f32],

@@ -1,5 +1,6 @@
 //! The orthogonalization of the Muon optimizer.
 
+use std::fmt;
 use std::ops::Range;
 
 use hsdp_sharding::DType;
@@ -25,14 +26,38 @@ pub struct NewtonSchulz {
     pub coefficients: [f64; 3],
     /// The least divisor of the matrix, in place of a norm below it.
     pub eps: f64,
-    /// [`DType::F32`]; or [`DType::BF16`], which rounds all results as PyTorch does with tensors of this dtype. Products are summed in f32.
-    pub dtype: DType,
+    /// The dtype to which results are rounded, as PyTorch rounds them with tensors of this dtype. Products are summed in f32.
+    pub dtype: MatrixDType,
+}
+
+/// The dtype of the elements of matrices that are multiplied: f32 or bf16. Displayed as `f32` and `bf16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixDType {
+    /// f32.
+    F32,
+    /// bf16.
+    BF16,
+}
+
+impl From<MatrixDType> for DType {
+    fn from(dtype: MatrixDType) -> Self {
+        match dtype {
+            MatrixDType::F32 => Self::F32,
+            MatrixDType::BF16 => Self::BF16,
+        }
+    }
+}
+
+impl fmt::Display for MatrixDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        DType::from(*self).fmt(f)
+    }
 }
 
 impl Default for NewtonSchulz {
     fn default() -> Self {
         let coefficients = [3.4445, -4.775, 2.0315];
-        Self { steps: 5, coefficients, eps: 1e-7, dtype: DType::F32 }
+        Self { steps: 5, coefficients, eps: 1e-7, dtype: MatrixDType::F32 }
     }
 }
 
@@ -59,7 +84,7 @@ impl NewtonSchulz {
     /// those of [`matmul`] do, and not on the threads.
     ///
     /// # Panics
-    /// If the matrix or the workspace has another length than its sizes say, or `dtype` is neither f32 nor bf16.
+    /// If the matrix or the workspace has another length than its sizes say.
     pub fn orthogonalize(
         &self,
         matrix: &mut [f32],
@@ -72,7 +97,7 @@ impl NewtonSchulz {
         assert_eq!(workspace.len(), own, "orthogonalize: the workspace of {rows} x {columns}");
         let short = rows.min(columns);
         let (gram, product) = workspace.split_at_mut(short * short);
-        let round = Rounding::of(self.dtype);
+        let round = self.dtype;
         round.all(matrix);
         let norm = round.one(nearest_f32(squared_norm(matrix).sqrt().max(self.eps)));
         round.replace(matrix, |value| value / norm);
@@ -87,22 +112,8 @@ fn columns_at_once(short: usize, long: usize) -> usize {
     short.max(long.min(LEAST_COLUMNS))
 }
 
-/// The rounding of results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rounding {
-    None,
-    BF16,
-}
-
-impl Rounding {
-    fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => Self::None,
-            DType::BF16 => Self::BF16,
-            other => panic!("orthogonalize: in {other}, but only f32 and bf16 are possible"),
-        }
-    }
-
+impl MatrixDType {
+    /// The nearest value of this dtype.
     #[inline(always)]
     fn one(self, value: f32) -> f32 {
         if self == Self::BF16 { round_bf16(value) } else { value }
@@ -143,7 +154,7 @@ struct Iteration<'a> {
     gram: &'a mut [f32],
     /// A A, then B times some columns of X.
     product: &'a mut [f32],
-    round: Rounding,
+    round: MatrixDType,
     threads: Threads,
 }
 

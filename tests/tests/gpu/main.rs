@@ -5,19 +5,22 @@
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `device_buffers`, `foreign`, `streams`; `units`
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon` (the kernels), `product`, `newton_schulz` (products of matrices), `device_buffers`, `foreign`, `streams`; `units`
 //! (collectives of ranks that share a device), `steps` (whole steps of models); `nccl`, `nccl_world`; `compile` (which needs no device).
 
 mod compile;
 mod device_buffers;
 mod foreign;
 mod inspect;
+mod muon;
 #[cfg(feature = "nccl")]
 mod nccl;
 #[cfg(feature = "nccl")]
 mod nccl_world;
+mod newton_schulz;
 mod numbers;
 mod pack;
+mod product;
 mod steps;
 mod streams;
 mod sum;

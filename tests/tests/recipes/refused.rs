@@ -4,7 +4,6 @@ use hsdp::{
     AdamW, AdamWOptions, Error, Lion, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer,
     Param, Sgd, SgdOptions, ShardedModel, Unit, World,
 };
-use hsdp_sharding::DType;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -74,8 +73,9 @@ fn options_that_would_destroy_parameters_are_refused() {
     let told = muon(MuonOptions { momentum: 1.0, ..MuonOptions::default() });
     assert_eq!(told, "muon momentum 1.0: it must be 0 or more, and below 1");
     let mut options = MuonOptions::default();
-    options.newton_schulz.dtype = DType::F16;
-    assert_eq!(muon(options), "muon newton_schulz.dtype f16: it must be f32 or bf16");
+    options.newton_schulz.coefficients[1] = f64::INFINITY;
+    let told = "muon newton_schulz.coefficients [3.4445, inf, 2.0315]: they must be finite";
+    assert_eq!(muon(options), told);
 }
 
 #[test]

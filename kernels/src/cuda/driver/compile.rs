@@ -12,6 +12,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../cuda/sum.cu"),
     include_str!("../../../cuda/inspect.cu"),
     include_str!("../../../cuda/update.cu"),
+    include_str!("../../../cuda/muon.cu"),
 );
 
 /// Compiles all kernels to PTX, for devices of `architecture` and newer ones.

@@ -36,15 +36,27 @@ fn check(
     purpose: &'static str,
     names: &[&'static str],
 ) -> Result<(), CudaError> {
+    open((library, purpose), names, |found| {
+        // Unloading it would run its destructors, and the bindings load it again.
+        let _kept = ManuallyDrop::new(found);
+        Ok(())
+    })
+}
+
+/// Loads the first library of these names that is there and that `take` takes. Its name and its purpose are for the error.
+///
+/// # Errors
+/// [`CudaError::MissingLibrary`] if there is none, with the reason for each.
+pub(super) fn open<T>(
+    (library, purpose): (&'static str, &'static str),
+    names: &[&'static str],
+    take: impl Fn(Library) -> Result<T, libloading::Error>,
+) -> Result<T, CudaError> {
     let mut tried = Vec::new();
     for name in names {
-        // SAFETY: CU-1, this is the system's own library, which the bindings load next.
-        match unsafe { Library::new(*name) } {
-            Ok(found) => {
-                // Unloading it would run its destructors, and the bindings load it again.
-                let _kept = ManuallyDrop::new(found);
-                return Ok(());
-            }
+        // SAFETY: CU-1, this is the system's own library, for its own purpose.
+        match unsafe { Library::new(*name) }.and_then(&take) {
+            Ok(taken) => return Ok(taken),
             Err(error) => tried.push(format!("{name} ({error})")),
         }
     }

@@ -1,8 +1,6 @@
 //! The iteration is compared with its definition in f64 with three loops a product, and with what it does to singular values that are known.
 
-use hsdp_sharding::DType;
-
-use super::NewtonSchulz;
+use super::{MatrixDType, NewtonSchulz};
 use crate::matmul::Threads;
 use crate::round::{nearest_f32, round_bf16};
 
@@ -90,13 +88,13 @@ fn the_result_is_that_of_the_definition_except_for_rounding() {
 fn in_bf16_each_result_is_rounded() {
     let bf16 = |value: f64| f64::from(round_bf16(nearest_f32(value)));
     for sizes in SIZES {
-        let by = NewtonSchulz { steps: 1, dtype: DType::BF16, ..NewtonSchulz::default() };
+        let by = NewtonSchulz { steps: 1, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         let error = error(&by, sizes, bf16);
         let greatest = 3.4445;
         assert!(error <= greatest * 2_f64.powi(-8), "{sizes:?}: {error:e}");
         let found = orthogonalized(&by, &numbers(sizes.0 * sizes.1), sizes);
         assert!(found.iter().all(|value| round_bf16(*value) == *value));
-        let other = NewtonSchulz { dtype: DType::F32, ..by };
+        let other = NewtonSchulz { dtype: MatrixDType::F32, ..by };
         let exact = orthogonalized(&other, &numbers(sizes.0 * sizes.1), sizes);
         assert!(sizes == (1, 1) || found != exact, "{sizes:?}: it is not rounded");
     }
@@ -123,7 +121,7 @@ fn in_bf16_the_result_is_that_of_pytorch() {
         0.015869140625,
         -0.72265625,
     ];
-    let by = NewtonSchulz { dtype: DType::BF16, ..NewtonSchulz::default() };
+    let by = NewtonSchulz { dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
     let value =
         |row: usize, column: usize| nearest_f32((0.3 * (row * 5 + column + 1) as f64).sin());
     let wide: Vec<f32> = (0..15).map(|at| value(at / 5, at % 5)).collect();
@@ -190,6 +188,6 @@ fn the_workspace_is_at_most_two_squares_of_a_large_matrix() {
 #[test]
 #[should_panic(expected = "in f16, but only f32 and bf16 are possible")]
 fn other_dtypes_are_refused() {
-    let by = NewtonSchulz { dtype: DType::F16, ..NewtonSchulz::default() };
+    let by = NewtonSchulz { dtype: MatrixDType::F16, ..NewtonSchulz::default() };
     orthogonalized(&by, &[1.0], (1, 1));
 }

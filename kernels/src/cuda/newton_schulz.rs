@@ -1,0 +1,222 @@
+//! The orthogonalization of matrices by products of another library.
+
+use std::mem;
+use std::ops::Range;
+
+use hsdp_sharding::DType;
+
+use super::buffer::DeviceBuffer;
+use super::device::Device;
+use super::error::CudaError;
+use super::inspect;
+use super::kernel::Kernel;
+use super::launch::Launch;
+use super::product::{DeviceMatrix, MatrixProduct, Product, Stored};
+use super::stream::Stream;
+use crate::memory::{self, Category};
+use crate::round::nearest_f32;
+use crate::{MatrixDType, NewtonSchulz};
+
+/// The name of the operation in errors.
+const OPERATION: &str = "orthogonalize";
+
+/// The buffers that [`Stream::orthogonalize`] needs besides the matrix. They are large enough for several matrices, one after the other. Their
+/// elements have no meaning between calls.
+#[derive(Debug)]
+pub struct NewtonSchulzBuffers {
+    dtype: MatrixDType,
+    /// A.
+    gram: DeviceBuffer,
+    /// B.
+    polynomial: DeviceBuffer,
+    /// The next X.
+    next: DeviceBuffer,
+    /// X in bf16. In f32, X is where the matrix is.
+    rounded: Option<DeviceBuffer>,
+    /// The squares of X.
+    squares: DeviceBuffer,
+}
+
+impl NewtonSchulzBuffers {
+    /// Takes memory of a device for iterations in `dtype` on matrices of these sizes. The bytes of all [`elements`](Self::elements) count in the
+    /// [scope](crate::memory::scope) of this thread; 8 KiB for the norm do not.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the driver fails.
+    pub fn new(
+        device: &Device,
+        dtype: MatrixDType,
+        sizes: impl IntoIterator<Item = (usize, usize)>,
+    ) -> Result<Self, CudaError> {
+        let (whole, square) = largest(sizes);
+        let of = |dtype: DType, len, what| DeviceBuffer::new(device, dtype, len, what);
+        let own = |len| of(dtype.into(), len, "a matrix that is orthogonalized");
+        let rounded = (dtype == MatrixDType::BF16).then(|| own(whole)).transpose()?;
+        let (gram, polynomial, next) = (own(square)?, own(square)?, own(whole)?);
+        let _other = memory::scope(Category::Other);
+        let squares = of(DType::F32, inspect::PARTIAL, "the norm of a matrix")?;
+        Ok(Self { dtype, gram, polynomial, next, rounded, squares })
+    }
+
+    /// The number of elements of `dtype` that the buffers for matrices of these sizes have: twice the largest square of a lesser size, and the
+    /// largest number of elements of a matrix, in bf16 twice, too.
+    #[must_use]
+    pub fn elements(dtype: MatrixDType, sizes: impl IntoIterator<Item = (usize, usize)>) -> usize {
+        let (whole, square) = largest(sizes);
+        let copies = if dtype == MatrixDType::BF16 { 2 } else { 1 };
+        2 * square + copies * whole
+    }
+}
+
+/// The most elements of a matrix, and the most of the square of a lesser size.
+fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> (usize, usize) {
+    sizes.into_iter().fold((0, 0), |(whole, square), (rows, columns)| {
+        let short = rows.min(columns);
+        (whole.max(rows * columns), square.max(short * short))
+    })
+}
+
+impl Stream {
+    /// Replaces a matrix by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does on the host. The matrix has `sizes.0` rows of
+    /// `sizes.1` columns, one row after the other, from element `start` of an f32 buffer on. `buffers` are made for its size and for the dtype of
+    /// the iterations.
+    ///
+    /// Issues three products and two copies an iteration, and four launches or copies besides. It does not wait. Products are rounded where the
+    /// host rounds them, and are summed in another order.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the matrix is not in its buffer, if a buffer is too small, has another dtype or is of another device; the
+    /// errors of [`MatrixProduct::multiply`]; [`CudaError::Driver`] if a call of the driver fails.
+    pub fn orthogonalize(
+        &self,
+        by: &NewtonSchulz,
+        (matrix, start, sizes): (&mut DeviceBuffer, usize, (usize, usize)),
+        buffers: &mut NewtonSchulzBuffers,
+        product: &mut dyn MatrixProduct,
+    ) -> Result<(), CudaError> {
+        let range = check(by, (matrix, start, sizes), buffers)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let NewtonSchulzBuffers { gram, polynomial, next, rounded, squares, .. } = buffers;
+        self.squares((by.dtype, &*matrix, range.clone()), squares)?;
+        self.normalize(by, (matrix, range.clone()), (rounded.as_mut(), squares))?;
+        let own = match rounded {
+            Some(rounded) => Place { buffer: rounded, start: 0 },
+            None => Place { buffer: &mut *matrix, start },
+        };
+        let x = [own, Place { buffer: next, start: 0 }];
+        let mut iteration = Iteration { stream: self, x, sizes, gram, polynomial, product };
+        let coefficients = by.coefficients.map(nearest_f32);
+        (0..by.steps).try_for_each(|_| iteration.step(coefficients))?;
+        let found = if by.steps.is_multiple_of(2) { rounded.as_ref() } else { Some(&*next) };
+        match (found, by.dtype) {
+            (None, _) => Ok(()),
+            (Some(found), MatrixDType::F32) => {
+                matrix.copy(self, range.clone(), (found, 0..range.len()))
+            }
+            (Some(found), MatrixDType::BF16) => self.widen((matrix, range), found),
+        }
+    }
+
+    /// X = X / max(norm(X), eps), rounded.
+    fn normalize(
+        &self,
+        by: &NewtonSchulz,
+        (matrix, range): (&mut DeviceBuffer, Range<usize>),
+        (rounded, squares): (Option<&mut DeviceBuffer>, &DeviceBuffer),
+    ) -> Result<(), CudaError> {
+        let (from, len) = (matrix.address(range.start), range.len() as u64);
+        let to = rounded.as_ref().map_or(from, |rounded| rounded.address(0));
+        let squared = squares.address(0);
+        let launch = Launch::over(Kernel::Normalize(by.dtype), range.len())
+            .argument(&to)
+            .argument(&from)
+            .argument(&len)
+            .argument(&squared)
+            .argument(&by.eps);
+        match rounded {
+            // SAFETY: CU-5, both have so many elements, and the squares are there.
+            Some(rounded) => unsafe { launch.issue(self, (&[matrix, squares], &mut [rounded])) },
+            // SAFETY: CU-5, as above.
+            None => unsafe { launch.issue(self, (&[squares], &mut [matrix])) },
+        }
+    }
+}
+
+/// Checks that all matrices of an iteration lie in their buffers, and returns the elements of the first.
+fn check(
+    by: &NewtonSchulz,
+    (matrix, start, (rows, columns)): (&DeviceBuffer, usize, (usize, usize)),
+    buffers: &NewtonSchulzBuffers,
+) -> Result<Range<usize>, CudaError> {
+    let refuse = |problem| Err(CudaError::Mismatch { operation: OPERATION, problem });
+    matrix.check(OPERATION, DType::F32, matrix.len())?;
+    let (len, own, dtype) = (matrix.len(), buffers.dtype, by.dtype);
+    let Some(count) = rows.checked_mul(columns).filter(|it| *it <= len && start <= len - it) else {
+        return refuse(format!(
+            "a matrix of {rows} x {columns} from element {start} on does not lie in {len} elements"
+        ));
+    };
+    if own != dtype {
+        return refuse(format!("iterations in {dtype} with buffers of {own}"));
+    }
+    let (whole, square) = largest([(rows, columns)]);
+    let (most, widest) = (buffers.next.len(), buffers.gram.len());
+    if whole > most || square > widest {
+        return refuse(format!(
+            "a matrix of {rows} x {columns}, with buffers for {most} elements and squares of {widest}"
+        ));
+    }
+    Ok(start..start + count)
+}
+
+/// A matrix that is stored by rows, from an element of a buffer on.
+struct Place<'a> {
+    buffer: &'a mut DeviceBuffer,
+    start: usize,
+}
+
+struct Iteration<'a> {
+    stream: &'a Stream,
+    /// X, and the next X. They change places in each step.
+    x: [Place<'a>; 2],
+    sizes: (usize, usize),
+    /// A.
+    gram: &'a mut DeviceBuffer,
+    /// B.
+    polynomial: &'a mut DeviceBuffer,
+    product: &'a mut dyn MatrixProduct,
+}
+
+impl Iteration<'_> {
+    /// A = X X^T; B = b A + c A A; X = a X + B X.
+    fn step(&mut self, [a, b, c]: [f32; 3]) -> Result<(), CudaError> {
+        let Self { stream, x: [x, next], sizes, gram, polynomial, product } = self;
+        let (rows, columns) = *sizes;
+        let (short, count) = (rows.min(columns), rows * columns);
+        let matrix = stored(x.buffer, x.start, *sizes);
+        let wide = if rows > columns { matrix.t() } else { matrix };
+        let [left, right] = [wide, wide.t()];
+        let target = (&mut **gram, 0);
+        product.multiply(stream, Product { target, left, right, take: 1.0, keep: 0.0 })?;
+        let square = 0..short * short;
+        polynomial.copy(stream, square.clone(), (gram, square))?;
+        let gram = stored(gram, 0, (short, short));
+        let target = (&mut **polynomial, 0);
+        product.multiply(stream, Product { target, left: gram, right: gram, take: c, keep: b })?;
+        let to = next.start..next.start + count;
+        next.buffer.copy(stream, to, (x.buffer, x.start..x.start + count))?;
+        let b = stored(polynomial, 0, (short, short));
+        // A matrix with more rows than columns is the transpose of X.
+        let [left, right] = if rows > columns { [matrix, b.t()] } else { [b, matrix] };
+        let target = (&mut *next.buffer, next.start);
+        product.multiply(stream, Product { target, left, right, take: 1.0, keep: a })?;
+        mem::swap(x, next);
+        Ok(())
+    }
+}
+
+fn stored(buffer: &DeviceBuffer, start: usize, sizes: (usize, usize)) -> DeviceMatrix<'_> {
+    DeviceMatrix { buffer, start, sizes, stored: Stored::ByRows }
+}

@@ -1,0 +1,116 @@
+//! Products of matrices in the memory of a device: what is multiplied, and who multiplies it.
+
+use std::fmt;
+
+use hsdp_sharding::DType;
+
+use super::buffer::DeviceBuffer;
+use super::error::CudaError;
+use super::stream::Stream;
+
+/// A library that multiplies matrices in the memory of a device. [`Cublas`](super::Cublas) is one; a program may bring another.
+pub trait MatrixProduct: fmt::Debug + Send {
+    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a sum in f32 over products of two elements,
+    /// in any order. It is multiplied, added and rounded to the dtype of the target once.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the matrices do not fit ([`Product::check`]); [`CudaError::Library`] if a call of the library fails;
+    /// [`CudaError::Driver`] if a call of the driver fails.
+    fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError>;
+}
+
+/// A product of two matrices: `target = take * left right + keep * target`. All elements are f32, or all are bf16.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The buffer of the target, and the first element of the target there. Its rows are one after the other. With `keep` 0 it is not read.
+    pub target: (&'a mut DeviceBuffer, usize),
+    /// The left matrix.
+    pub left: DeviceMatrix<'a>,
+    /// The right matrix, with as many rows as the left one has columns.
+    pub right: DeviceMatrix<'a>,
+    /// The factor of the product.
+    pub take: f32,
+    /// The factor of the target.
+    pub keep: f32,
+}
+
+/// A matrix in a device buffer, without gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMatrix<'a> {
+    /// The buffer.
+    pub buffer: &'a DeviceBuffer,
+    /// The first element.
+    pub start: usize,
+    /// The numbers of rows and columns.
+    pub sizes: (usize, usize),
+    /// The order of its elements.
+    pub stored: Stored,
+}
+
+/// The order of the elements of a matrix in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// One row after the other.
+    ByRows,
+    /// One column after the other: as the transpose is stored by rows.
+    ByColumns,
+}
+
+impl<'a> DeviceMatrix<'a> {
+    /// The transpose, in the same memory.
+    #[must_use]
+    pub fn t(self) -> Self {
+        let (rows, columns) = self.sizes;
+        let stored = match self.stored {
+            Stored::ByRows => Stored::ByColumns,
+            Stored::ByColumns => Stored::ByRows,
+        };
+        Self { sizes: (columns, rows), stored, ..self }
+    }
+
+    /// The elements from the first of a row to the first of the next; or of columns, if columns are stored one after the other.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        match self.stored {
+            Stored::ByRows => self.sizes.1,
+            Stored::ByColumns => self.sizes.0,
+        }
+    }
+}
+
+impl Product<'_> {
+    /// Checks that the matrices fit each other, and lie within their buffers.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if they do not, or if the buffers are not all of f32 or all of bf16.
+    pub fn check(&self) -> Result<(), CudaError> {
+        let ((rows, inner), (also, columns)) = (self.left.sizes, self.right.sizes);
+        let dtype = self.target.0.dtype();
+        let operands = [
+            ("the target", &*self.target.0, self.target.1, (rows, columns)),
+            ("the left matrix", self.left.buffer, self.left.start, (rows, inner)),
+            ("the right matrix", self.right.buffer, self.right.start, (also, columns)),
+        ];
+        if inner != also {
+            return refuse(format!("the left matrix has {inner} columns, the right {also} rows"));
+        }
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            return refuse(format!("the target is {dtype}, but must be f32 or bf16"));
+        }
+        for (operand, buffer, start, (rows, columns)) in operands {
+            let (len, own) = (buffer.len(), buffer.dtype());
+            let end = rows.checked_mul(columns).and_then(|count| start.checked_add(count));
+            if own != dtype || end.is_none_or(|end| end > len) {
+                return refuse(format!(
+                    "{operand}, {rows} x {columns} of {dtype} from element {start} on, does not lie in a buffer of {len} \
+                     elements of {own}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse(problem: String) -> Result<(), CudaError> {
+    Err(CudaError::Mismatch { operation: "multiply matrices", problem })
+}

@@ -1,0 +1,163 @@
+//! Products of matrices by cuBLAS.
+
+use half::bf16;
+use hsdp_kernels::cuda::{
+    Cublas, DeviceBuffer, DeviceMatrix, MatrixProduct, Product, Stored, Stream,
+};
+use hsdp_kernels::{HostBuffer, Values};
+use hsdp_sharding::DType;
+
+use super::numbers::ordinary;
+use super::{device, download, stream, upload};
+
+/// The elements before the first of a matrix, in its buffer.
+const START: usize = 5;
+
+/// A matrix in a buffer, and its elements.
+struct Stocked {
+    buffer: DeviceBuffer,
+    values: Vec<f32>,
+    sizes: (usize, usize),
+    stored: Stored,
+}
+
+impl Stocked {
+    fn new(
+        stream: &Stream,
+        (seed, dtype): (u64, DType),
+        (sizes, stored): ((usize, usize), Stored),
+    ) -> Self {
+        let all = ordinary(seed, START + sizes.0 * sizes.1);
+        let all = HostBuffer::F32(all);
+        let buffer = upload(stream, cast(&all, dtype).values());
+        let values = download(stream, &buffer).values().to_f32()[START..].to_vec();
+        Self { buffer, values, sizes, stored }
+    }
+
+    fn matrix(&self) -> DeviceMatrix<'_> {
+        let Self { buffer, sizes, stored, .. } = self;
+        DeviceMatrix { buffer, start: START, sizes: *sizes, stored: *stored }
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        let (rows, columns) = self.sizes;
+        f64::from(match self.stored {
+            Stored::ByRows => self.values[row * columns + column],
+            Stored::ByColumns => self.values[column * rows + row],
+        })
+    }
+}
+
+fn cast(values: &HostBuffer, dtype: DType) -> HostBuffer {
+    match dtype {
+        DType::BF16 => {
+            HostBuffer::BF16(values.values().to_f32().into_iter().map(bf16::from_f32).collect())
+        }
+        _ => values.clone(),
+    }
+}
+
+const SIZES: [(usize, usize, usize); 4] = [(1, 1, 1), (3, 5, 7), (64, 33, 20), (1, 200, 9)];
+
+const ORDERS: [Stored; 2] = [Stored::ByRows, Stored::ByColumns];
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn products_are_those_of_the_definition() {
+    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    for (dtype, (rows, inner, columns)) in
+        [DType::F32, DType::BF16].into_iter().flat_map(|dtype| SIZES.map(|sizes| (dtype, sizes)))
+    {
+        let before = Stocked::new(&stream, (3, dtype), ((rows, columns), Stored::ByRows));
+        for orders in ORDERS.into_iter().flat_map(|one| ORDERS.map(|other| (one, other))) {
+            let left = Stocked::new(&stream, (1, dtype), ((rows, inner), orders.0));
+            let right = Stocked::new(&stream, (2, dtype), ((inner, columns), orders.1));
+            for scales in [(1.0, 0.0), (-0.75, 1.5)] {
+                compare((&stream, &mut cublas), [&left, &right], &before, scales);
+            }
+        }
+    }
+}
+
+/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of 2^-24 of the sum of their magnitudes, and by
+/// two more for the scales. A result in bf16 is rounded by at most 2^-8 of it.
+fn compare(
+    (stream, cublas): (&Stream, &mut Cublas),
+    [left, right]: [&Stocked; 2],
+    before: &Stocked,
+    (take, keep): (f32, f32),
+) {
+    let untouched = download(stream, &before.buffer);
+    let mut target = upload(stream, untouched.values());
+    let rounding = if target.dtype() == DType::BF16 { 2_f64.powi(-8) } else { 0.0 };
+    let (to, factors) = ((&mut target, START), (left.matrix(), right.matrix()));
+    let product = Product { target: to, left: factors.0, right: factors.1, take, keep };
+    cublas.multiply(stream, product).expect("multiplied");
+    let found = download(stream, &target).values().to_f32();
+    assert_eq!(found[..START], untouched.values().to_f32()[..START], "before the target");
+    let (inner, columns) = right.sizes;
+    for (at, found) in found[START..].iter().copied().map(f64::from).enumerate() {
+        let (row, column) = (at / columns, at % columns);
+        let terms = (0..inner).map(|k| f64::from(take) * left.at(row, k) * right.at(k, column));
+        let kept = f64::from(keep) * before.at(row, column);
+        let expected = terms.clone().sum::<f64>() + kept;
+        let magnitude = terms.map(f64::abs).sum::<f64>() + kept.abs();
+        let bound = (inner as f64 + 2.0) * 2_f64.powi(-24) * magnitude;
+        let bound = bound + rounding * (expected.abs() + bound);
+        let (error, sizes) = ((found - expected).abs(), (left.sizes, right.sizes));
+        let orders = (left.stored, right.stored);
+        assert!(error <= bound, "{sizes:?} {orders:?}, element {at}: {found}, not {expected}");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_target_that_is_not_kept_is_not_read() {
+    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    let one = upload(&stream, Values::F32(&[3.0]));
+    let mut target = upload(&stream, Values::F32(&[f32::NAN]));
+    let factor = DeviceMatrix { buffer: &one, start: 0, sizes: (1, 1), stored: Stored::ByRows };
+    let (left, right) = (factor, factor.t());
+    let product = Product { target: (&mut target, 0), left, right, take: 1.0, keep: 0.0 };
+    cublas.multiply(&stream, product).expect("multiplied");
+    assert_eq!(download(&stream, &target).values().to_f32(), [9.0]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn matrices_that_do_not_fit_are_refused() {
+    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    let buffer = upload(&stream, Values::F32(&[1.0; 12]));
+    let narrow = upload(&stream, Values::BF16(&[bf16::ONE; 12]));
+    let half = upload(&stream, Values::F16(&[half::f16::ONE; 12]));
+    let matrix =
+        |buffer, start, sizes| DeviceMatrix { buffer, start, sizes, stored: Stored::ByRows };
+    let mut refused = |left, right, target: &DeviceBuffer, start| {
+        let mut target = upload(&stream, download(&stream, target).values());
+        let product = Product { target: (&mut target, start), left, right, take: 1.0, keep: 0.0 };
+        cublas.multiply(&stream, product).expect_err("it does not fit").to_string()
+    };
+    let whole = matrix(&buffer, 0, (3, 4));
+    for (told, expected) in [
+        (refused(whole, whole, &buffer, 0), "the left matrix has 4 columns, the right 3 rows"),
+        (refused(whole, whole.t(), &half, 0), "the target is f16, but must be f32 or bf16"),
+        (
+            refused(whole, whole.t(), &buffer, 4),
+            "the target, 3 x 3 of f32 from element 4 on, does not lie in a buffer of 12 elements of f32",
+        ),
+        (
+            refused(matrix(&buffer, 1, (3, 4)), whole.t(), &buffer, 0),
+            "the left matrix, 3 x 4 of f32 from element 1 on, does not lie in a buffer of 12 elements of f32",
+        ),
+        (
+            refused(whole, matrix(&narrow, 0, (4, 3)), &buffer, 0),
+            "the right matrix, 4 x 3 of f32 from element 0 on, does not lie in a buffer of 12 elements of bf16",
+        ),
+        (
+            refused(whole, matrix(&buffer, 0, (4, usize::MAX)), &buffer, 0),
+            "the target, 3 x 18446744073709551615 of f32 from element 0 on, does not lie in a buffer of 12 elements of f32",
+        ),
+    ] {
+        assert_eq!(told, format!("multiply matrices: {expected}"));
+    }
+}
