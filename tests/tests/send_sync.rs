@@ -128,6 +128,7 @@ table!(KERNELS {
     hsdp_kernels::MuonStep: Send Sync Unpin,
     hsdp_kernels::NewtonSchulz: Send Sync Unpin,
     hsdp_kernels::Matrix<'static>: Send Sync Unpin,
+    hsdp_kernels::MatrixDType: Send Sync Unpin,
     hsdp_kernels::MomentumKind: Send Sync Unpin,
     hsdp_kernels::ReduceOp: Send Sync Unpin,
     hsdp_kernels::Scaling: Send Sync Unpin,

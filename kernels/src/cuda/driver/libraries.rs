@@ -1,6 +1,7 @@
 //! Checks that the libraries of the system can be loaded. The bindings panic where they are missing, so this is checked
 //! first.
 
+use std::error::Error as _;
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
@@ -57,10 +58,15 @@ pub(super) fn open<T>(
         // SAFETY: CU-1, this is the system's own library, for its own purpose.
         match unsafe { Library::new(*name) }.and_then(&take) {
             Ok(taken) => return Ok(taken),
-            Err(error) => tried.push(format!("{name} ({error})")),
+            Err(error) => tried.push(format!("{name} ({})", reason(&error))),
         }
     }
     Err(CudaError::MissingLibrary { library, purpose, tried })
+}
+
+/// The words of the system's loader, which names files and functions; the error itself says only which call failed.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
@@ -72,6 +78,7 @@ mod tests {
         let missing = check("libnothing", "nothing", &["libnothing.so", "libnothing.so.1"]);
         let said = missing.expect_err("it is not there").to_string();
         assert!(said.starts_with("libnothing cannot be loaded (nothing): tried "), "{said}");
-        assert!(said.contains("libnothing.so (") && said.contains("libnothing.so.1 ("), "{said}");
+        assert!(said.contains("libnothing.so (libnothing.so: "), "{said}");
+        assert!(said.contains("libnothing.so.1 (libnothing.so.1: "), "{said}");
     }
 }
