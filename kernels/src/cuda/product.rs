@@ -1,4 +1,4 @@
-//! Products of matrices in the memory of a device: what is multiplied, and who multiplies it.
+//! Products of matrices in the memory of a device, and the trait of libraries that compute them.
 
 use std::fmt;
 
