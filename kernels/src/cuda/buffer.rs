@@ -32,6 +32,9 @@ pub struct DeviceBuffer {
     memory: Option<Memory>,
 }
 
+/// A copy from the host, in errors.
+const WRITE: &str = "write to a device";
+
 /// The memory of the elements.
 #[derive(Debug)]
 enum Memory {
@@ -156,7 +159,24 @@ impl DeviceBuffer {
     /// [`CudaError::Mismatch`] if dtype or length differ, or `stream` is of another device; [`CudaError::Driver`] if a call of the driver
     /// fails.
     pub fn write(&mut self, stream: &Stream, values: Values<'_>) -> Result<(), CudaError> {
-        self.check("write to a device", values.dtype(), values.len())?;
+        self.check(WRITE, values.dtype(), values.len())?;
+        self.write_part(stream, 0, values)
+    }
+
+    /// Copies elements from the host, of the same dtype, to the elements from `from` on. `values` have been read when the call returns; the
+    /// copy to the device is only issued.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the dtype differs, the elements reach beyond the buffer, or `stream` is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
+    pub fn write_part(
+        &mut self,
+        stream: &Stream,
+        from: usize,
+        values: Values<'_>,
+    ) -> Result<(), CudaError> {
+        self.check(WRITE, values.dtype(), self.len)?;
+        self.check_range(WRITE, &(from..from.saturating_add(values.len())))?;
         let source = match values {
             Values::F32(values) => bytemuck::cast_slice::<_, u8>(values),
             Values::F16(values) => bytemuck::cast_slice(values),
@@ -165,7 +185,7 @@ impl DeviceBuffer {
         let mut staging = Staging::take(&self.device, source.len())?;
         let staged = &mut staging.bytes()[..source.len()];
         staged.copy_from_slice(source);
-        let copy = Operation::CopyIn { to: self.address(0), from: staged };
+        let copy = Operation::CopyIn { to: self.address(from), from: staged };
         // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
         match unsafe { stream.issue((&[], &mut [self]), copy) } {
             Ok(moment) => staging.until(moment),
@@ -238,14 +258,19 @@ impl DeviceBuffer {
         let operation = "copy to the host";
         self.check(operation, DType::F32, self.len)?;
         let range = from..from.saturating_add(into.len());
-        if range.end > self.len {
-            let problem = format!("{range:?} reaches beyond the buffer of {} elements", self.len);
-            return Err(CudaError::Mismatch { operation, problem });
-        }
+        self.check_range(operation, &range)?;
         let bytes = size_of_val(into);
         let mut staging = self.staged((stream, patience), range)?;
         bytemuck::cast_slice_mut(into).copy_from_slice(&staging.bytes()[..bytes]);
         Ok(())
+    }
+
+    fn check_range(&self, operation: &'static str, range: &Range<usize>) -> Result<(), CudaError> {
+        if range.end <= self.len {
+            return Ok(());
+        }
+        let problem = format!("{range:?} reaches beyond the buffer of {} elements", self.len);
+        Err(CudaError::Mismatch { operation, problem })
     }
 
     /// Copies `range` to page-locked memory, from its beginning on, and waits for the copy.

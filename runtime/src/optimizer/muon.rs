@@ -1,13 +1,16 @@
 //! Muon: the momentum of a matrix is orthogonalized, as a whole, by its owner.
 
+mod device;
 mod options;
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-use hsdp_kernels::{NewtonSchulz, Threads};
+use hsdp_kernels::cuda::CudaError;
+use hsdp_kernels::{MuonStep, NewtonSchulz, Threads};
 use hsdp_sharding::{Param, ParamId, Part, Piece, WholeMatrix, Wholes};
 
+use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 
 use crate::checkpoint::{Problem, SavedState, StateTensor};
@@ -21,7 +24,7 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner};
-use crate::optimizer::{Grouped, Run, Updating};
+use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
@@ -62,9 +65,11 @@ struct Owned {
     held: Held,
     exchange: Exchange,
     staged: Staged,
+    /// If the model is updated on a device.
+    on_device: Option<OnDevice>,
 }
 
-/// The orthogonalized directions of a step, until the last one is applied.
+/// The orthogonalized directions of a step on the host, until the last one is applied.
 #[derive(Debug, Default)]
 struct Staged {
     /// In the order in which the parts were sent.
@@ -84,14 +89,14 @@ fn piece_of(exchange: &Exchange, part: &Part) -> Piece {
     }
 }
 
-/// The options of the parameter of a part.
-fn options_of<'a>(
-    groups: &'a Groups<MuonOptions>,
+/// The update of a part, after clipping by this factor.
+fn step_of(
+    groups: &Groups<MuonOptions>,
     exchange: &Exchange,
-    part: &Part,
-) -> &'a MuonOptions {
-    let ParamId { unit, index } = exchange.matrix(part).param;
-    groups.of(unit, index)
+    (part, clip): (&Part, f32),
+) -> MuonStep {
+    let matrix = exchange.matrix(part);
+    groups.of(matrix.param.unit, matrix.param.index).of_step(matrix, clip)
 }
 
 impl Kept for Owned {
@@ -125,7 +130,7 @@ impl Method<MuonOptions> for Orthogonalization {
     }
 
     fn traits(&self) -> Traits {
-        Traits { counts: false, is_collective: true, on_device: false }
+        Traits { counts: false, is_collective: true, on_device: true }
     }
 
     fn kinds(&self, _: &MuonOptions) -> Kinds {
@@ -138,13 +143,16 @@ impl Method<MuonOptions> for Orthogonalization {
 
     fn zeros(
         &self,
-        _: &Groups<MuonOptions>,
+        groups: &Groups<MuonOptions>,
         (fabric, of): (&Fabric, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<MuonOptions>>, Error> {
         let exchange = Exchange::of(fabric, (Wholes::Matrices, 1), has)?;
+        let device = fabric.device.as_ref().filter(|device| device.updates_there());
+        let on_device = device.map(|device| OnDevice::new(device, groups, &exchange)).transpose();
+        let on_device = on_device.map_err(|error| fabric.device_error(of.0, of.1, error))?;
         let held = Held::zeros(fabric, (KINDS, of), has)?;
-        Ok(Box::new(Owned { held, exchange, staged: Staged::default() }))
+        Ok(Box::new(Owned { held, exchange, staged: Staged::default(), on_device }))
     }
 }
 
@@ -154,25 +162,10 @@ impl Updates<MuonOptions> for Owned {
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), Error> {
-        let Self { held, exchange, staged } = self;
-        let fill = |part: &Part, direction: &mut [f32]| {
-            updating.gradient(part.unit, part.shard.clone(), direction)?;
-            let step = options_of(groups, exchange, part);
-            let step = step.of_step(exchange.matrix(part), updating.clip());
-            let momentum = held.of_host(part.unit, &piece_of(exchange, part));
-            hsdp_kernels::muon_direction(&step, direction, momentum);
-            Ok(())
-        };
-        let of = (updating.fabric, updating.gradients.step);
-        let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
-        let values =
-            exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
-                let WholeMatrix { param, rows, columns, .. } = *matrix;
-                let by = groups.of(param.unit, param.index).newton_schulz;
-                by.orthogonalize(copies, (rows, columns), workspace, Threads::Pool);
-            })?;
-        *staged = Staged { values, left: 0 };
-        Ok(())
+        match self.on_device {
+            Some(_) => self.stage_on_device(groups, updating),
+            None => self.stage(groups, updating),
+        }
     }
 
     fn begin(&mut self, updating: &Updating<'_>) {
@@ -181,7 +174,7 @@ impl Updates<MuonOptions> for Owned {
 
     fn update(&mut self, groups: &Groups<MuonOptions>, run: Run<'_>) {
         let Run { unit, piece, parameters, gradient, clip } = run;
-        let Self { held, exchange, staged } = self;
+        let Self { held, exchange, staged, .. } = self;
         let momentum = held.host(unit, &piece);
         let options = groups.of(unit, piece.param);
         for (part, range, place) in exchange.within(unit, &piece) {
@@ -195,4 +188,45 @@ impl Updates<MuonOptions> for Owned {
             *staged = Staged::default();
         }
     }
+
+    fn update_on_device(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        run: DeviceRun<'_>,
+    ) -> Result<(), CudaError> {
+        self.launch(groups, run)
+    }
+}
+
+impl Owned {
+    /// Orthogonalizes the directions of a step, on the host.
+    fn stage(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        updating: &Updating<'_>,
+    ) -> Result<(), Error> {
+        let Self { held, exchange, staged, .. } = self;
+        let fill = |part: &Part, direction: &mut [f32]| {
+            updating.gradient(part.unit, part.shard.clone(), direction)?;
+            let step = step_of(groups, exchange, (part, updating.clip()));
+            let momentum = held.of_host(part.unit, &piece_of(exchange, part));
+            hsdp_kernels::muon_direction(&step, direction, momentum);
+            Ok(())
+        };
+        let of = (updating.fabric, updating.gradients.step);
+        let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
+        let values =
+            exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
+                let by = iterations(groups, matrix);
+                by.orthogonalize(copies, (matrix.rows, matrix.columns), workspace, Threads::Pool);
+                Ok(())
+            })?;
+        *staged = Staged { values, left: 0 };
+        Ok(())
+    }
+}
+
+/// The iterations of a matrix.
+fn iterations(groups: &Groups<MuonOptions>, matrix: &WholeMatrix) -> NewtonSchulz {
+    groups.of(matrix.param.unit, matrix.param.index).newton_schulz
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::{FusedUpdate, ValuesMut, divide_in_place, scaled_copy, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Plan, Role, UnitId};
 
@@ -90,13 +91,27 @@ impl Updating<'_> {
                 let device = self.fabric.device.as_ref().expect("the sums lie on a device");
                 let by = (device.stream(), device.patience());
                 let read = sums.values().read_back_into(by, range.start, into);
-                let failed =
-                    |error| self.fabric.device_error("optimizer step", self.gradients.step, error);
-                read.map_err(failed)?;
+                read.map_err(|error| self.device_error(error))?;
                 divide_in_place(into, divisor);
             }
         }
         Ok(())
+    }
+
+    /// This rank's shard of a unit's gradient on a device, and its divisor.
+    ///
+    /// # Panics
+    /// If the gradient lies on the host.
+    pub(super) fn gradient_on_device(&self, unit: UnitId) -> (&DeviceBuffer, f64) {
+        match &self.gradients.grad_shards[unit.index()] {
+            Sums::Device(sums) => (sums.values(), self.gradients.divisor),
+            Sums::Host(_) => unreachable!("the gradient of a model on the host lies there"),
+        }
+    }
+
+    /// The error of a device in this update.
+    pub(super) fn device_error(&self, error: CudaError) -> Error {
+        self.fabric.device_error("optimizer step", self.gradients.step, error)
     }
 
     /// Elements of this rank's shard of a unit, in f32.

@@ -90,6 +90,16 @@ impl Exchange {
         matrices.map(|(at, matrix)| (matrix, self.owners.owner(at)))
     }
 
+    /// The parts that this rank sends, each with its first element in a buffer of all of them.
+    pub(in crate::optimizer) fn sent(&self) -> impl Iterator<Item = (&Part, usize)> {
+        self.places.values().map(|(part, at)| (part, *at))
+    }
+
+    /// The elements of all parts that this rank sends.
+    pub(in crate::optimizer) fn sent_len(&self) -> usize {
+        total(&self.sent)
+    }
+
     fn indices(&self) -> impl Iterator<Item = usize> {
         let all = 0..self.owners.matrices().len();
         all.filter(|at| self.owners.owner(*at) == self.index)
@@ -101,13 +111,13 @@ impl Exchange {
     /// shard group.
     ///
     /// # Errors
-    /// [`Error::Comm`]; [`Error::Kernel`] if there is no memory.
+    /// [`Error::Comm`]; [`Error::Kernel`] if there is no memory; those of `fill` and `compute`.
     pub(in crate::optimizer) fn run(
         &self,
         (fabric, step): (&Fabric, u64),
         fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
         workspace: impl Fn(&WholeMatrix) -> usize,
-        mut compute: impl FnMut(OnOwner<'_>),
+        mut compute: impl FnMut(OnOwner<'_>) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
         let tag = fabric.tag(None, Stage::Update, step, 0);
         let mut owned = self.there(fabric, tag, fill)?;
@@ -121,7 +131,7 @@ impl Exchange {
                     copy[start..start + len].copy_from_slice(part);
                 }
             });
-            compute(OnOwner { matrix, copies: &mut copies, workspace: &mut room });
+            compute(OnOwner { matrix, copies: &mut copies, workspace: &mut room })?;
             self.each_received(at, &mut owned, |start, part| {
                 let len = part.len() / self.copies;
                 part[..len].copy_from_slice(&copies[start..start + len]);

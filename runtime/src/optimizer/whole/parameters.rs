@@ -194,6 +194,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
                     let state = states.get_mut(&matrix.param).expect("its owner has state");
                     update(Whole { param: &spec[matrix.param], values, gradient, state });
                 }
+                Ok(())
             },
         )?;
         held.staged = Staged { values, states, left: 0 };

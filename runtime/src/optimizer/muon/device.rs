@@ -1,0 +1,168 @@
+//! Muon on a device: directions, products and updates there, and the exchange with owners through the host.
+
+use hsdp_kernels::Values;
+use hsdp_kernels::cuda::{
+    Cublas, CudaError, Device, DeviceBuffer, NewtonSchulzBuffers, PartOfMatrix,
+};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::{MatrixDType, NewtonSchulz};
+use hsdp_sharding::{DType, Part, WholeMatrix};
+
+use super::options::MuonOptions;
+use super::{Owned, iterations, piece_of, step_of};
+use crate::engine::device::ModelDevice;
+use crate::error::Error;
+use crate::optimizer::device::reborrow;
+use crate::optimizer::groups::Groups;
+use crate::optimizer::held::Held;
+use crate::optimizer::whole::{Exchange, OnOwner};
+use crate::optimizer::{DeviceRun, Updating};
+
+/// The buffers of a device that an update needs, which are kept from one to the next.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    /// Of this rank's parts, in the order in which they are sent.
+    directions: DeviceBuffer,
+    products: Products,
+}
+
+/// The orthogonalization of the matrices that this rank owns.
+#[derive(Debug)]
+struct Products {
+    cublas: Cublas,
+    buffers: Vec<(MatrixDType, NewtonSchulzBuffers)>,
+    /// One matrix, with room for the largest.
+    matrix: DeviceBuffer,
+}
+
+impl OnDevice {
+    /// # Errors
+    /// [`CudaError::MissingLibrary`] without cuBLAS; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    pub(super) fn new(
+        device: &ModelDevice,
+        groups: &Groups<MuonOptions>,
+        exchange: &Exchange,
+    ) -> Result<Self, CudaError> {
+        let _update = memory::scope(Category::Update);
+        let device = device.stream().device();
+        let directions = exchange.sent_len();
+        let directions = DeviceBuffer::new(device, DType::F32, directions, "directions of muon")?;
+        Ok(Self { directions, products: Products::new(device, groups, exchange)? })
+    }
+}
+
+impl Products {
+    fn new(
+        device: &Device,
+        groups: &Groups<MuonOptions>,
+        exchange: &Exchange,
+    ) -> Result<Self, CudaError> {
+        let mut buffers = Vec::new();
+        for dtype in [MatrixDType::F32, MatrixDType::BF16] {
+            let owned = exchange.owned().filter(|it| iterations(groups, it).dtype == dtype);
+            let sizes: Vec<_> = owned.map(|it| (it.rows, it.columns)).collect();
+            if !sizes.is_empty() {
+                buffers.push((dtype, NewtonSchulzBuffers::new(device, dtype, sizes)?));
+            }
+        }
+        let largest = exchange.owned().map(WholeMatrix::numel).max().unwrap_or(0);
+        let matrix = DeviceBuffer::new(device, DType::F32, largest, "a matrix of muon")?;
+        Ok(Self { cublas: Cublas::new(device)?, buffers, matrix })
+    }
+
+    /// Orthogonalizes a matrix, and waits for it.
+    fn orthogonalize(
+        &mut self,
+        device: &ModelDevice,
+        by: &NewtonSchulz,
+        (values, sizes): (&mut [f32], (usize, usize)),
+    ) -> Result<(), CudaError> {
+        let Self { cublas, buffers, matrix } = self;
+        let stream = device.stream();
+        let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
+        let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
+        matrix.write_part(stream, 0, Values::F32(values))?;
+        stream.orthogonalize(by, (matrix, 0, sizes), buffers, cublas)?;
+        matrix.read_back_into((stream, device.patience()), 0, values)
+    }
+}
+
+impl Owned {
+    /// Orthogonalizes the directions of a step, on the owners' devices.
+    pub(super) fn stage_on_device(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        updating: &Updating<'_>,
+    ) -> Result<(), Error> {
+        let failed = |error| updating.device_error(error);
+        self.direct(groups, updating).map_err(failed)?;
+        let Self { exchange, on_device, .. } = self;
+        let OnDevice { directions, products } = on_device.as_mut().expect(THERE);
+        let device = updating.fabric.device.as_ref().expect(THERE);
+        let mut at = 0;
+        let fill = |_: &Part, direction: &mut [f32]| {
+            let by = (device.stream(), device.patience());
+            directions.read_back_into(by, at, direction).map_err(failed)?;
+            at += direction.len();
+            Ok(())
+        };
+        let of = (updating.fabric, updating.gradients.step);
+        let values = exchange.run(
+            of,
+            fill,
+            |_| 0,
+            |OnOwner { matrix, copies, .. }| {
+                let (by, sizes) = (iterations(groups, matrix), (matrix.rows, matrix.columns));
+                products.orthogonalize(device, &by, (copies, sizes)).map_err(failed)
+            },
+        )?;
+        directions.write(device.stream(), Values::F32(&values)).map_err(failed)
+    }
+
+    /// Computes the directions of all parts, and waits for nothing.
+    fn direct(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        updating: &Updating<'_>,
+    ) -> Result<(), CudaError> {
+        let Self { held: Held { covered, states, .. }, exchange, on_device, .. } = self;
+        let OnDevice { directions, .. } = on_device.as_mut().expect(THERE);
+        let stream = updating.fabric.device.as_ref().expect(THERE).stream();
+        for (part, direction) in exchange.sent() {
+            let state = covered.places.of_piece(part.unit, &piece_of(exchange, part)).start;
+            let step = step_of(groups, exchange, (part, updating.clip()));
+            let (len, shard) = (part.shard.len(), part.shard.start);
+            let of_part = PartOfMatrix { len, shard, state, direction };
+            let gradient = updating.gradient_on_device(part.unit);
+            let momentum = states[0].device(part.unit);
+            stream.muon_direction(directions, gradient, (&of_part, &step), momentum)?;
+        }
+        Ok(())
+    }
+
+    /// Launches the updates of pieces of a unit, along the orthogonalized directions.
+    pub(super) fn launch(
+        &mut self,
+        groups: &Groups<MuonOptions>,
+        DeviceRun { unit, stream, mut update, pieces, clip }: DeviceRun<'_>,
+    ) -> Result<(), CudaError> {
+        let Self { held: Held { covered, states, .. }, exchange, on_device, .. } = self;
+        let OnDevice { directions, .. } = on_device.as_ref().expect(THERE);
+        for piece in pieces {
+            let options = groups.of(unit, piece.param);
+            let state = covered.places.of_piece(unit, &piece).start;
+            for (part, range, place) in exchange.within(unit, &piece) {
+                let step = options.of_step(exchange.matrix(part), clip);
+                let (len, shard) = (range.len(), piece.shard_start + range.start);
+                let (state, direction) = (state + range.start, place.start);
+                let of_part = PartOfMatrix { len, shard, state, direction };
+                let momentum = states[0].device(unit);
+                stream.muon(reborrow(&mut update), (&of_part, &step), directions, momentum)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The place of the model and of its state, in a panic that cannot be.
+const THERE: &str = "the model is updated on a device";
