@@ -9,8 +9,8 @@ use half::bf16;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights, export};
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{
-    AdamW, AdamWOptions, DType, Ema, Error, ModelOptions, ModelSpec, NonFinite, Optimizer, Param,
-    Precision, ShardedModel, StepOptions, Update, World,
+    AdamW, AdamWOptions, ByteCount, DType, Ema, Error, ModelOptions, ModelSpec, NonFinite,
+    Optimizer, Param, Precision, ShardedModel, StepOptions, Update, World,
 };
 use hsdp_checkpoint::{Disk, Folder, Store};
 use hsdp_tests::support::models::partly_frozen;
@@ -325,6 +325,41 @@ fn an_average_takes_four_bytes_for_each_element_of_the_trained_shard() {
         assert_eq!(live(), before);
         Ok(())
     });
+}
+
+/// The bytes of state of each rank, as planned, and as measured after two steps: the peak, and what is left.
+fn state(sizes: [usize; 2], averages: usize) -> Vec<[ByteCount; 3]> {
+    memory::reset_peaks();
+    on_ranks(sizes[0] * sizes[1], |world| {
+        let rank = world.rank();
+        let spec = (0..averages).fold(partly_frozen(), |spec, _| spec.averaged());
+        let options = ModelOptions::on(mesh(sizes[0], sizes[1]));
+        let mut model = ShardedModel::new(world, spec, options, springs::initial)?;
+        let _kept: Vec<Ema> =
+            (0..averages).map(|_| Ema::new(&model, DECAY)).collect::<Result<_, _>>()?;
+        let mut adamw = adamw(&model);
+        train(&mut model, &mut adamw, 0)?;
+        train(&mut model, &mut adamw, 1)?;
+        let usage = memory::usage(rank, Category::Optimizer);
+        let plan = model.plan();
+        assert!(plan.optimizer_state(rank) <= plan.memory().optimizer, "no rank has more");
+        Ok([plan.optimizer_state(rank), usage.peak, usage.live])
+    })
+}
+
+#[test]
+fn the_plan_says_how_much_state_and_averages_take() {
+    let _turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    for sizes in MESHES {
+        let mut before = vec![ByteCount::ZERO; sizes[0] * sizes[1]];
+        for averages in 0..3 {
+            for (rank, [planned, peak, live]) in state(sizes, averages).into_iter().enumerate() {
+                assert_eq!([peak, live], [planned; 2], "{averages} on {sizes:?}, rank {rank}");
+                assert!(planned > before[rank], "an average takes memory on rank {rank}");
+                before[rank] = planned;
+            }
+        }
+    }
 }
 
 /// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves in the background.
