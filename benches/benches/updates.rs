@@ -125,7 +125,7 @@ struct Measured {
     seconds: f64,
     /// Bytes of state for each element.
     state: f64,
-    /// Bytes that a rank receives in an exchange of matrices, for each element of its shard.
+    /// Bytes that a rank receives in an update, for each element of its shard.
     received: f64,
 }
 
@@ -161,7 +161,7 @@ fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
     Ok(Measured {
         seconds: ranks.into_iter().fold(0.0, f64::max),
         state: of_element(plan.memory().optimizer.get()),
-        received: of_element(plan.update(Rank::new(0)).exchanged.bytes.get()),
+        received: of_element(plan.update(Rank::new(0)).flow().bytes.get()),
     })
 }
 

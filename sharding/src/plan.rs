@@ -9,6 +9,7 @@ mod owners;
 mod saved;
 mod schedule;
 mod state;
+mod sums;
 mod traffic;
 mod update;
 
@@ -225,7 +226,8 @@ impl Plan {
         ByteCount(state::by_shard(self).at(self.mesh.coordinate(rank).shard_index))
     }
 
-    /// The exchange of `rank` in an update, and its memory, for parameters that owners update. [`UpdatePlan`] has the formulas.
+    /// The collectives of `rank` in an update: the exchange of parameters that owners update, with its memory, and the all-reduces of the
+    /// sums of factored state. [`UpdatePlan`] has the formulas.
     ///
     /// # Panics
     /// If the rank is not in the mesh.

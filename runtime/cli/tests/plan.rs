@@ -6,8 +6,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::{
-    Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, State, Traffic, Unit,
-    UnitLayout,
+    ByteCount, Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Rank, State,
+    Traffic, Unit, UnitLayout,
 };
 use program::{Said, hsdp};
 use serde_json::{Value, json};
@@ -115,6 +115,18 @@ fn the_update_of_whole_matrices_has_the_numbers_of_the_library() {
     let viewed = tables.replace("[350]", "[350], \"matrices\": [2, 25, 7]");
     let said = planned_file(&viewed, "muon");
     assert_eq!(said["traffic"]["rank"]["update"]["calls"], 2);
+}
+
+#[test]
+fn the_sums_of_adafactor_have_the_numbers_of_the_library() {
+    let said = planned_file(MODEL, "adafactor");
+    let plan = assert_says(&said, same().updated_by(|_| State::Factored));
+    let host = &said["memory"]["places"]["host"];
+    assert_eq!(host.get("update"), None, "no matrices are exchanged");
+    // Of 50 rows and 7 columns, of 33 rows and 5 columns, and of three parameters: 98 values, then 3, and the first rank has 49 and 2.
+    let expected = 8 * (49 + 49 + 2 + 1);
+    assert_eq!(said["traffic"]["rank"]["update"], json!({ "calls": 2, "bytes": expected }));
+    assert_eq!(plan.update(Rank::new(0)).summed.bytes, ByteCount(expected));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::{
 const F32: u64 = 4;
 
 /// The trainable parameters.
-fn trainable(plan: &Plan) -> impl Iterator<Item = (ParamId, &Param)> {
+pub(super) fn trainable(plan: &Plan) -> impl Iterator<Item = (ParamId, &Param)> {
     plan.spec().params().filter(|(_, param)| param.role == Role::Trainable)
 }
 
@@ -26,7 +26,7 @@ pub(super) fn by_shard(plan: &Plan) -> ByShard {
         pieces.map(|(shards, len)| (shards, of_piece(param, len)))
     });
     let of_all = trainable(plan)
-        .map(|(_, param)| (0..plan.mesh().shard_size(), F32 * rows_and_columns(param)));
+        .map(|(_, param)| (0..plan.mesh().shard_size(), F32 * rows_and_columns(param) as u64));
     let of_averages = plan.layouts().iter().map(|layout| {
         let trainable = layout.trainable().shard_len * plan.spec().averages();
         (0..plan.mesh().shard_size(), F32 * trainable as u64)
@@ -58,10 +58,10 @@ fn slots(param: &Param) -> u64 {
 }
 
 /// The rows and columns of all matrices of the last two dims, where each has an f32.
-fn rows_and_columns(param: &Param) -> u64 {
+pub(super) fn rows_and_columns(param: &Param) -> usize {
     match (param.state, &param.shape[..]) {
         (State::Factored, [dims @ .., rows, columns]) => {
-            (dims.iter().product::<usize>() * (rows + columns)) as u64
+            dims.iter().product::<usize>() * (rows + columns)
         }
         _ => 0,
     }
@@ -123,9 +123,9 @@ fn of_first_replica(plan: &Plan, shard_index: usize) -> u64 {
         let pieces = plan.layout(unit).pieces(shard_index).filter(|piece| piece.param_start == 0);
         pieces.map(|piece| &params[piece.param]).filter(|param| param.role == Role::Trainable)
     };
-    let factors: u64 = plan.spec().unit_ids().flat_map(begins).map(rows_and_columns).sum();
+    let factors: usize = plan.spec().unit_ids().flat_map(begins).map(rows_and_columns).sum();
     let owners = owners(plan);
     let own = owners.owned().filter(|(owner, _)| *owner == shard_index);
     let words: u64 = own.map(|(_, whole)| owned(&plan.spec()[whole.param])).sum();
-    F32 * (factors + words)
+    F32 * (factors as u64 + words)
 }

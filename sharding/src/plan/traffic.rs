@@ -82,8 +82,8 @@ impl Sum for Flow {
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
 ///
-/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis: [`UpdatePlan`](crate::UpdatePlan)
-/// has the formulas.
+/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis, and add up the sums of factored
+/// state, by all-reduces over it: [`UpdatePlan`](crate::UpdatePlan) has the formulas.
 ///
 /// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step without
 /// microbatches.
@@ -95,7 +95,7 @@ pub struct Traffic {
     pub reduce_scatter: Flow,
     /// All-reduces of partials, over the replicate axis.
     pub all_reduce: Flow,
-    /// All-to-alls of an update by owners, over the shard axis.
+    /// All-to-alls and all-reduces of an update, over the shard axis.
     pub update: Flow,
 }
 
@@ -128,7 +128,7 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
         all_gather: all_gathers * microbatches,
         reduce_scatter: reduce_scatters * scatter_times,
         all_reduce: all_reduces * reduce_times,
-        update: plan.update(rank).exchanged * once,
+        update: plan.update(rank).flow() * once,
     }
 }
 

@@ -1,13 +1,14 @@
-//! The exchange of an update by owners: its bytes and its memory.
+//! The collectives of an update: the exchange by owners with its memory, and the all-reduces of sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::by_shard::{ByShard, cut};
+use super::sums::Sums;
 use super::{Flow, Owners, Plan, WholeMatrix, Wholes};
 use crate::{ByteCount, DType, ElemCount, ParamId, State};
 
-/// The exchange of one rank in an update, over the shard axis, for the parameters whose [state](State) is `Muon` or `Owned`.
+/// The collectives of one rank in an update, over the shard axis, for the parameters whose [state](State) is `Muon`, `Owned` or `Factored`.
 ///
 /// The parameters of `Muon` have one exchange, and those of `Owned` another one. In an exchange every rank sends the parts of its
 /// shard to the owners ([`Owners`]) in one all-to-all in f32, and gets what the owners computed in another one. Let
@@ -24,19 +25,41 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
 /// | bytes of memory | 4 · (c · owned + words + max(c · held, workspace)) |
 ///
-/// An exchange without parameters has none of these. Over a shard axis of one rank there are no calls and no bytes from others.
+/// An exchange without parameters has none of these.
+///
+/// The parameters of `Factored` have two all-reduces of sums in f64, which one optimizer makes for all of them. The first has n values:
+/// one for each parameter, and with two dims or more one for each row and each column besides. The second has n values, one for each
+/// parameter. The plan is that of a step in which each of them has a gradient: one without takes no part. With S ranks in a shard group, and
+/// n_i for the length of the rank's slice of the [`balanced`](crate::balanced) split of n over them, the rank receives
+/// 8 · ((S - 1) · n_i + n - n_i) bytes in each. The memory of these sums is not planned.
+///
+/// Over a shard axis of one rank there are no calls and no bytes from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct UpdatePlan {
-    /// The calls of both exchanges, and the bytes that the rank receives from other ranks.
+    /// The all-to-alls of both exchanges, and the bytes that the rank receives from other ranks.
     pub exchanged: Flow,
+    /// The all-reduces of sums, and the bytes that the rank receives from other ranks.
+    pub summed: Flow,
     /// The memory beyond shards, gradients and state at the peak of the larger exchange.
     pub extra: ByteCount,
 }
 
-/// The exchanges of an update, for all shard indices.
+impl UpdatePlan {
+    /// The calls and bytes of all collectives of an update.
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn flow(&self) -> Flow {
+        self.exchanged + self.summed
+    }
+}
+
+/// The collectives of an update, for all shard indices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Updates {
     exchanges: Vec<Exchange>,
+    sums: Sums,
 }
 
 impl Updates {
@@ -49,17 +72,19 @@ impl Updates {
             Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get())),
             Exchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64)),
         ];
-        Self { exchanges: both.into_iter().filter(|it| it.owned.most() > 0).collect() }
+        let exchanges = both.into_iter().filter(|it| it.owned.most() > 0).collect();
+        Self { exchanges, sums: Sums::of(plan) }
     }
 
-    /// The exchange of the rank at `shard_index`, one of `shards`.
+    /// The collectives of the rank at `shard_index`, one of `shards`.
     pub(super) fn at(&self, shard_index: usize, shards: usize) -> UpdatePlan {
         let exchanged = match shards {
             1 => Flow::NONE,
             _ => self.exchanges.iter().map(|exchange| exchange.flow(shard_index)).sum(),
         };
         let extra = self.exchanges.iter().map(|exchange| exchange.extra(shard_index));
-        UpdatePlan { exchanged, extra: extra.max().unwrap_or_default() }
+        let summed = self.sums.flow(shard_index, shards);
+        UpdatePlan { exchanged, summed, extra: extra.max().unwrap_or_default() }
     }
 
     /// The largest extra memory of a rank.

@@ -38,8 +38,8 @@ pub enum State {
     },
     /// Adafactor (Shazeer and Stern, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): an f32 for each row and one for each
     /// column of the last two dims, for each index of the dims before. Every rank of the shard group keeps all of them, whichever
-    /// part of the parameter it holds. A parameter of fewer than two dims has an f32 for each element. The exchange of partial
-    /// sums over rows and columns is not planned.
+    /// part of the parameter it holds. A parameter of fewer than two dims has an f32 for each element. In an update the shard group
+    /// adds up partial sums over rows and columns ([`UpdatePlan`](crate::UpdatePlan)).
     Factored,
     /// Muon: an f32 for each element. Each of the parameter's [matrices](crate::Param::as_matrices) goes to one rank of the shard
     /// group, its owner ([`Owners`](crate::Owners)), which computes the update of the whole matrix and sends it back.

@@ -9,4 +9,5 @@ mod optimizers;
 mod refusals;
 mod rows;
 mod scale;
+mod sums;
 mod traffic;

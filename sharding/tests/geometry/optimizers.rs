@@ -7,6 +7,7 @@ use hsdp_sharding::{
 use proptest::prelude::*;
 
 use crate::generators::{cases, mesh, model};
+use crate::sums;
 
 /// A state that a parameter can have; `number` is one of its numbers.
 fn state(kind: usize, number: usize, param: &Param) -> State {
@@ -53,7 +54,7 @@ fn place(plan: &Plan, id: ParamId, element: usize) -> (usize, usize) {
     (in_full / shard_len, in_full % shard_len)
 }
 
-fn trainable(plan: &Plan) -> Vec<(ParamId, Param)> {
+pub(crate) fn trainable(plan: &Plan) -> Vec<(ParamId, Param)> {
     let params = plan.spec().params().map(|(id, param)| (id, param.clone()));
     params.filter(|(_, param)| param.role == Role::Trainable).collect()
 }
@@ -120,7 +121,7 @@ fn held(plan: &Plan, id: ParamId, numel: usize) -> Vec<usize> {
 }
 
 /// The f32 of the rows and columns of a parameter of two dims or more, counted one by one.
-fn factors(shape: &[usize]) -> usize {
+pub(crate) fn factors(shape: &[usize]) -> usize {
     let (matrix, stack) = (&shape[shape.len() - 2..], &shape[..shape.len() - 2]);
     let stacked: usize = stack.iter().product();
     (0..stacked).map(|_| matrix[0] + matrix[1]).sum()
@@ -186,12 +187,13 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     let both: Vec<_> = wholes.iter().map(|(wholes, how)| exchange(plan, wholes, *how)).collect();
     let used = wholes.iter().filter(|(wholes, _)| !wholes.is_empty()).count();
     let shards = plan.mesh().shard_size();
+    let summed = sums::counted(plan);
     let of = |shard: usize| {
         let bytes = both.iter().map(|it| it[shard].0).sum();
         let calls = if shards > 1 { 2 * used as u64 } else { 0 };
         let extra = both.iter().map(|it| it[shard].1).max().unwrap_or(0);
         let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
-        UpdatePlan { exchanged, extra: ByteCount::of(extra) }
+        UpdatePlan { exchanged, summed: summed[shard], extra: ByteCount::of(extra) }
     };
     (0..shards).map(of).collect()
 }
@@ -262,7 +264,7 @@ proptest! {
         for rank in plan.mesh().ranks() {
             let expected = counted[plan.mesh().coordinate(rank).shard_index];
             prop_assert_eq!(plan.update(rank), expected);
-            prop_assert_eq!(plan.traffic(rank, 3).update, expected.exchanged);
+            prop_assert_eq!(plan.traffic(rank, 3).update, expected.flow());
             prop_assert_eq!(plan.traffic(rank, 0).update, Flow::NONE);
         }
         let most = counted.into_iter().map(|update| update.extra).max().unwrap();

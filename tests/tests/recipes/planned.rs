@@ -11,8 +11,8 @@ use crate::model::{Act, MESHES, Recipe, Step1, gradients, spec, with};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update.
-type Numbers = (ByteCount, ByteCount, Flow);
+/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update: all-to-alls and all-reduces.
+type Numbers = (ByteCount, ByteCount, [Flow; 2]);
 
 struct Measure;
 
@@ -23,17 +23,20 @@ impl Act<[Numbers; 2]> for Measure {
         mut optimizers: O,
     ) -> Result<[Numbers; 2], Error> {
         let rank = model.rank();
-        let mut moved = Flow::NONE;
+        let mut moved = [Flow::NONE; 2];
         for step in 0..2 {
             let gradients = gradients(&mut model, step)?;
             let before = model.world().ledger();
             optimizers.step1(&mut model, gradients)?;
-            moved = model.world().ledger().since(&before).op(Channel::Reduce, Op::AllToAll);
+            let of_update = model.world().ledger().since(&before);
+            moved = [Op::AllToAll, Op::AllReduce].map(|op| of_update.op(Channel::Reduce, op));
+            assert_eq!(moved[0] + moved[1], of_update.channel(Channel::Reduce), "nothing else");
         }
         let (plan, usage) = (model.plan(), |category| memory::usage(rank, category));
         let update = plan.update(rank);
         let measured = (usage(Category::Optimizer).live, usage(Category::Update).peak, moved);
-        Ok([measured, (plan.optimizer_state(rank), update.extra, update.exchanged)])
+        let moved = [update.exchanged, update.summed];
+        Ok([measured, (plan.optimizer_state(rank), update.extra, moved)])
     }
 }
 
@@ -61,4 +64,15 @@ fn muon_exchanges_matrices() {
     assert!(moved > 4 * elements as u64, "{moved} bytes: most elements go there and come back");
     assert!(moved <= 2 * 4 * elements as u64);
     assert!(plan.memory().update.get() >= 4 * 40 * 24);
+}
+
+/// The same of Adafactor: a value of each row, each column and each parameter, and then of each parameter.
+#[test]
+fn adafactor_adds_up_sums() {
+    let plan = Plan::new(spec(Recipe::Adafactor), mesh(1, 4), PlanOptions::default());
+    let plan = plan.expect("a plan");
+    let summed: u64 = (0..4).map(|rank| plan.update(Rank::new(rank)).summed.bytes.get()).sum();
+    let rows_and_columns = (40 + 24) + 8 * 3 * (3 + 3) + 3 * (16 + 8) + (16 + 64);
+    // Over four ranks together each value goes to its rank three times, and back three times.
+    assert_eq!(summed, 8 * 6 * (rows_and_columns + 6 + 6));
 }

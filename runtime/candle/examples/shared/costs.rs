@@ -17,8 +17,8 @@ pub(crate) struct Compared<T> {
 /// One rank's costs.
 #[derive(Debug)]
 pub(crate) struct Costs {
-    /// The calls of each collective in the whole run, and the bytes that came from other ranks.
-    pub(crate) traffic: Vec<(Op, Compared<Flow>)>,
+    /// The calls of each collective in the whole run, and the bytes that came from other ranks. Those of updates are one, `update`.
+    pub(crate) traffic: Vec<(&'static str, Compared<Flow>)>,
     /// The peak bytes of each category, by its name. They are of the device if the model lies on one, with those of the host for
     /// the offloaded parts.
     pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
@@ -35,18 +35,20 @@ impl Costs {
         let ledger = model.world().ledger().since(before);
         let planned = model.plan().traffic(model.rank(), options.microbatches as u64);
         let whole_run = |flow: Flow| Flow { calls: flow.calls * steps, bytes: flow.bytes * steps };
-        let flow = |channel, op, planned| {
-            (op, Compared { planned: whole_run(planned), measured: ledger.op(channel, op) })
+        let flow = |channel, op: Op, planned| {
+            let measured = ledger.op(channel, op);
+            (op.name(), Compared { planned: whole_run(planned), measured })
         };
         let mut traffic = vec![
             flow(Channel::Gather, Op::AllGather, planned.all_gather),
             flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
             flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
         ];
-        // Most optimizers exchange nothing.
-        let update = flow(Channel::Reduce, Op::AllToAll, planned.update);
-        if update.1.planned != Flow::NONE || update.1.measured != Flow::NONE {
-            traffic.push(update);
+        // Most optimizers exchange nothing. Gradients are all-reduced on a channel of their own.
+        let in_update = [Op::AllToAll, Op::AllReduce].map(|op| ledger.op(Channel::Reduce, op));
+        let (planned, measured) = (whole_run(planned.update), in_update.into_iter().sum());
+        if planned != Flow::NONE || measured != Flow::NONE {
+            traffic.push(("update", Compared { planned, measured }));
         }
         Self { traffic, memory: held(model) }
     }

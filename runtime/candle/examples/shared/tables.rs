@@ -10,10 +10,10 @@ use super::progress::StepRecord;
 /// The collectives of a rank in a step.
 pub(crate) fn traffic_table(costs: &Costs, steps: usize) -> Table {
     let a_step = |total: u64| (total / steps as u64).to_string();
-    let rows = costs.traffic.iter().map(|(op, Compared { planned, measured })| {
+    let rows = costs.traffic.iter().map(|(name, Compared { planned, measured })| {
         let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
         let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
-        [op.to_string(), calls_planned, calls, bytes_planned, bytes]
+        [(*name).to_owned(), calls_planned, calls, bytes_planned, bytes]
     });
     table(["a step of rank 0", "calls planned", "measured", "bytes planned", "measured"], rows)
 }
@@ -51,10 +51,10 @@ pub(crate) fn table<const COLUMNS: usize>(
 /// The totals of a rank, for `summary.json`.
 pub(crate) fn rank_summary(rank: usize, costs: &Costs) -> Value {
     let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
-    let traffic = costs.traffic.iter().map(|(op, compared)| {
+    let traffic = costs.traffic.iter().map(|(name, compared)| {
         let sides =
             json!({ "planned": flow(compared.planned), "measured": flow(compared.measured) });
-        (op.to_string(), sides)
+        ((*name).to_owned(), sides)
     });
     let memory = costs.memory.iter().map(|(category, compared)| {
         let sides =

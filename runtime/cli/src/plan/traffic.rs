@@ -19,7 +19,7 @@ pub(super) struct World {
 
 impl World {
     /// The traffic of a plan. Replicas differ by the part of a shard that they have in an all-reduce, and the ranks of a shard group by
-    /// the matrices that they own in an update. Both add up, so the busiest rank is the busiest in its replica of the busiest replica.
+    /// the matrices that they own in an update, and their slice of its sums. Both add up, so the busiest rank is the busiest in its replica of the busiest replica.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
         let mesh = plan.mesh();
         let rank = |replicate_index, shard_index| {
@@ -30,7 +30,7 @@ impl World {
             Traffic { update: Flow::NONE, ..all }
         };
         let of_update = |shard| {
-            let update = plan.update(rank(0, shard)).exchanged;
+            let update = plan.update(rank(0, shard)).flow();
             Traffic { update, ..Traffic::default() }
         };
         let replicas = Ranks::of((0..mesh.replicate_size()).map(of_step));

@@ -1,0 +1,75 @@
+//! The all-reduces of the sums of factored state, against a count that goes value by value.
+
+use hsdp_sharding::{
+    ByteCount, Flow, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, State, Unit,
+};
+
+use crate::optimizers::{factors, trainable};
+
+/// The all-reduces of each shard index. A member of the shard group gets the parts of all others of each value of its slice, and
+/// the sum of each other value. The values of a slice are as many as if they were dealt out one by one.
+pub(crate) fn counted(plan: &Plan) -> Vec<Flow> {
+    let mut lens = [0; 2];
+    for (_, param) in trainable(plan).into_iter().filter(|(_, it)| it.state == State::Factored) {
+        lens[0] += if param.shape.len() > 1 { 1 + factors(&param.shape) } else { 1 };
+        lens[1] += 1;
+    }
+    let shards = plan.mesh().shard_size();
+    let of = |shard: usize| {
+        let values = lens.into_iter().flat_map(|len| 0..len);
+        let received = values.map(|value| if value % shards == shard { shards - 1 } else { 1 });
+        match (shards, lens[1]) {
+            (1, _) | (_, 0) => Flow::NONE,
+            _ => Flow { calls: 2, bytes: ByteCount::of(8 * received.sum::<usize>()) },
+        }
+    };
+    (0..shards).map(of).collect()
+}
+
+fn plan(mesh: [usize; 2], state: impl Fn(&Param) -> State) -> Plan {
+    let unit = Unit::new("u")
+        .param(Param::new("stack", [2, 3, 5]))
+        .param(Param::new("bias", [40]))
+        .param(Param::new("frozen", [7, 9]).frozen());
+    let spec = ModelSpec::new().unit(unit).updated_by(state);
+    let mesh = Mesh::new(mesh[0], mesh[1]).expect("a mesh");
+    Plan::new(spec, mesh, PlanOptions::default()).expect("a small model")
+}
+
+/// There are 1 + 2 · 3 + 2 · 5 values of the stack and one of the bias, then one of each.
+#[test]
+fn sums_by_hand() {
+    let plan = plan([2, 4], |_| State::Factored);
+    let summed = |rank| plan.update(Rank::new(rank)).summed;
+    // Slices of 5, 5, 4 and 4 values, then of 1, 1, 0 and 0.
+    let of = |first: [u64; 2], second: [u64; 2]| {
+        let [first, second] = [first, second].map(|[own, rest]| 3 * own + rest);
+        Flow { calls: 2, bytes: ByteCount(8 * (first + second)) }
+    };
+    assert_eq!([0, 1].map(summed), [of([5, 13], [1, 1]); 2]);
+    assert_eq!([2, 3].map(summed), [of([4, 14], [0, 2]); 2]);
+    assert_eq!([4, 7].map(summed), [0, 3].map(summed), "replicas do the same");
+    let update = plan.update(Rank::new(0));
+    assert_eq!((update.exchanged, update.extra), (Flow::NONE, ByteCount::ZERO));
+    assert_eq!(plan.traffic(Rank::new(0), 3).update, update.flow());
+    assert_eq!(plan.traffic(Rank::new(0), 0).update, Flow::NONE);
+}
+
+#[test]
+fn only_factored_state_is_summed_over_several_ranks() {
+    let summed = |plan: Plan| plan.update(Rank::new(0)).summed;
+    assert_eq!(summed(plan([4, 1], |_| State::Factored)), Flow::NONE);
+    assert_eq!(summed(plan([1, 4], |_| State::Elements(1))), Flow::NONE);
+    let bias = |param: &Param| match param.shape.len() {
+        1 => State::Factored,
+        _ => State::Muon,
+    };
+    let unit = Unit::new("u").param(Param::new("w", [8, 8])).param(Param::new("bias", [8]));
+    let spec = ModelSpec::new().unit(unit).updated_by(bias);
+    let plan = Plan::new(spec, Mesh::new(1, 2).expect("a mesh"), PlanOptions::default());
+    let update = plan.expect("a small model").update(Rank::new(1));
+    // The other rank has the only value of each sum, and sends the finished one.
+    assert_eq!(update.summed, Flow { calls: 2, bytes: ByteCount(8 * 2) });
+    assert_eq!(update.flow(), update.exchanged + update.summed);
+    assert_eq!(update.exchanged.calls, 2);
+}
