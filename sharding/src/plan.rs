@@ -207,7 +207,7 @@ impl Plan {
     }
 
     /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded buffers, and the buffers for the
-    /// update of one unit at a time. All categories are 0 with [`Offload::None`].
+    /// update of one unit at a time. With [`Offload::None`] all categories are 0 but `update`.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.

@@ -92,10 +92,11 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
 /// The memory on a device.
 pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
     let all = flat(plan);
+    let update = plan.updates.most(|update| update.extra_with_device[1]);
     let without_optimizer =
         MemoryPlan { optimizer: ByteCount::ZERO, update: ByteCount::ZERO, ..all };
     match offload {
-        Offload::None => all,
+        Offload::None => MemoryPlan { update, ..all },
         Offload::Optimizer => without_optimizer,
         Offload::All => {
             let compute = plan.options().param_dtype;
@@ -116,7 +117,10 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
         ..MemoryPlan::default()
     };
     match offload {
-        Offload::None => MemoryPlan::default(),
+        Offload::None => {
+            let update = plan.updates.most(|update| update.extra_with_device[0]);
+            MemoryPlan { update, ..MemoryPlan::default() }
+        }
         Offload::Optimizer => {
             MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through }
         }
@@ -171,7 +175,7 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),
         optimizer: ByteCount(state::by_shard(plan).most()),
-        update: plan.updates.most_extra(),
+        update: plan.updates.most(|update| update.extra),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::state::{rows_and_columns, trainable};
 use super::{Flow, Plan};
-use crate::{DType, ElemCount, State, balanced};
+use crate::{ByteCount, DType, ElemCount, State, balanced};
 
 /// The values of the two all-reduces, in f64. Each has a value for each parameter; the first also has one for each row and each column.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,6 +18,12 @@ impl Sums {
             parameters: sums.parameters + 1,
             rows_and_columns: sums.rows_and_columns + rows_and_columns(param),
         })
+    }
+
+    /// The memory of the sums, and of the factors after the update until it is certain.
+    pub(super) fn extra(self) -> ByteCount {
+        let sums = ElemCount::of(2 * self.parameters + self.rows_and_columns);
+        sums.bytes(DType::F64) + ElemCount::of(self.rows_and_columns).bytes(DType::F32)
     }
 
     /// The all-reduces of the rank at `shard_index`, one of `shards`.

@@ -25,13 +25,17 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
 /// | bytes of memory | 4 · (c · owned + words + max(c · held, workspace)) |
 ///
+/// A model that is updated on a device has no parameters of `Owned`. With `numel` for the elements of the largest matrix that the rank
+/// owns, and `square` for the largest square of a smaller dim, the exchange through the host takes 4 · (owned + max(held, numel)) bytes
+/// there, and 4 · (held + 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer.
+///
 /// An exchange without parameters has none of these.
 ///
 /// The parameters of `Factored` have two all-reduces of sums in f64, which one optimizer makes for all of them. The first has n values:
 /// one for each parameter, and with two dims or more one for each row and each column besides. The second has n values, one for each
 /// parameter. The plan is that of a step in which each of them has a gradient: one without takes no part. With S ranks in a shard group, and
 /// n_i for the length of the rank's slice of the [`balanced`](crate::balanced) split of n over them, the rank receives
-/// 8 · ((S - 1) · n_i + n - n_i) bytes in each. The memory of these sums is not planned.
+/// 8 · ((S - 1) · n_i + n - n_i) bytes in each. Every rank has memory for the values of both, and an f32 for each row and each column.
 ///
 /// Over a shard axis of one rank there are no calls and no bytes from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -40,8 +44,10 @@ pub struct UpdatePlan {
     pub exchanged: Flow,
     /// The all-reduces of sums, and the bytes that the rank receives from other ranks.
     pub summed: Flow,
-    /// The memory beyond shards, gradients and state at the peak of the larger exchange.
+    /// The memory beyond shards, gradients and state at the peak of the largest exchange, or of the sums.
     pub extra: ByteCount,
+    /// The same for a model that is updated on a device: on the host, and on the device.
+    pub extra_with_device: [ByteCount; 2],
 }
 
 impl UpdatePlan {
@@ -58,7 +64,8 @@ impl UpdatePlan {
 /// The collectives of an update, for all shard indices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Updates {
-    exchanges: Vec<Exchange>,
+    muon: Option<Exchange>,
+    owned: Option<Exchange>,
     sums: Sums,
 }
 
@@ -68,29 +75,35 @@ impl Updates {
         let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
         let muon = Owners::of(plan, Wholes::Matrices, is_muon).expect("the model was checked");
         let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
-        let both = [
-            Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get())),
-            Exchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64)),
-        ];
-        let exchanges = both.into_iter().filter(|it| it.owned.most() > 0).collect();
-        Self { exchanges, sums: Sums::of(plan) }
+        let muon = Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get()));
+        let owned = Exchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64));
+        let [muon, owned] = [muon, owned].map(|it| Some(it).filter(|it| it.owned.most() > 0));
+        Self { muon, owned, sums: Sums::of(plan) }
+    }
+
+    fn exchanges(&self) -> impl Iterator<Item = &Exchange> {
+        self.muon.iter().chain(&self.owned)
     }
 
     /// The collectives of the rank at `shard_index`, one of `shards`.
     pub(super) fn at(&self, shard_index: usize, shards: usize) -> UpdatePlan {
         let exchanged = match shards {
             1 => Flow::NONE,
-            _ => self.exchanges.iter().map(|exchange| exchange.flow(shard_index)).sum(),
+            _ => self.exchanges().map(|exchange| exchange.flow(shard_index)).sum(),
         };
-        let extra = self.exchanges.iter().map(|exchange| exchange.extra(shard_index));
         let summed = self.sums.flow(shard_index, shards);
-        UpdatePlan { exchanged, summed, extra: extra.max().unwrap_or_default() }
+        let extra = self.exchanges().map(|exchange| exchange.extra(shard_index));
+        let extra = extra.fold(self.sums.extra(), ByteCount::max);
+        let muon = self.muon.as_ref();
+        let extra_with_device = muon.map(|exchange| exchange.extra_with_device(shard_index));
+        let extra_with_device = extra_with_device.unwrap_or_default();
+        UpdatePlan { exchanged, summed, extra, extra_with_device }
     }
 
-    /// The largest extra memory of a rank.
-    pub(super) fn most_extra(&self) -> ByteCount {
-        let most = self.exchanges.iter().map(Exchange::most_extra);
-        most.max().unwrap_or_default()
+    /// The most memory of a rank of each kind, among all shard indices.
+    pub(super) fn most(&self, of: fn(&UpdatePlan) -> ByteCount) -> ByteCount {
+        let starts = self.exchanges().flat_map(|it| it.held.starts().chain(it.owned.starts()));
+        starts.chain([0]).map(|shard_index| of(&self.at(shard_index, 1))).max().unwrap_or_default()
     }
 }
 
@@ -104,6 +117,9 @@ struct Exchange {
     both: ByShard,
     words: ByShard,
     workspace: ByShard,
+    /// The elements of the largest matrix, and the largest square of a smaller dim.
+    largest: ByShard,
+    square: ByShard,
 }
 
 impl Exchange {
@@ -122,19 +138,15 @@ impl Exchange {
             State::Owned(words) => (owner..owner + 1, words as u64),
             _ => (owner..owner + 1, 0),
         });
-        let mut largest = BTreeMap::<usize, u64>::new();
-        for (owner, matrix) in owners.owned() {
-            let most = largest.entry(owner).or_default();
-            *most = workspace(matrix).max(*most);
-        }
-        let largest = largest.into_iter().map(|(owner, most)| (owner..owner + 1, most));
         Self {
             copies,
             held: ByShard::sums(held),
             owned: ByShard::sums(owned),
             both: ByShard::sums(both),
             words: ByShard::sums(words),
-            workspace: ByShard::sums(largest),
+            workspace: most(owners, workspace),
+            largest: most(owners, |matrix| matrix.numel() as u64),
+            square: most(owners, |matrix| (matrix.rows.min(matrix.columns) as u64).pow(2)),
         }
     }
 
@@ -153,10 +165,23 @@ impl Exchange {
         elements.bytes(DType::F32)
     }
 
-    fn most_extra(&self) -> ByteCount {
-        let starts = self.held.starts().chain(self.owned.starts());
-        starts.map(|shard_index| self.extra(shard_index)).max().unwrap_or_default()
+    /// On the host, and on a device.
+    fn extra_with_device(&self, shard_index: usize) -> [ByteCount; 2] {
+        let all = [&self.held, &self.owned, &self.largest, &self.square];
+        let [held, owned, largest, square] = all.map(|it| it.at(shard_index));
+        let elements = [owned + held.max(largest), held + 2 * largest + 2 * square];
+        elements.map(|elements| ElemCount(elements).bytes(DType::F32))
     }
+}
+
+/// The most of a matrix that each rank owns.
+fn most(owners: &Owners, of: impl Fn(&WholeMatrix) -> u64) -> ByShard {
+    let mut all = BTreeMap::<usize, u64>::new();
+    for (owner, matrix) in owners.owned() {
+        let most = all.entry(owner).or_default();
+        *most = of(matrix).max(*most);
+    }
+    ByShard::sums(all.into_iter().map(|(owner, most)| (owner..owner + 1, most)))
 }
 
 /// The pieces of a matrix, as [`cut`] returns them.

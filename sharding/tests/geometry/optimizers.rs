@@ -150,11 +150,11 @@ fn state_by_shard(plan: &Plan) -> Vec<usize> {
     bytes
 }
 
-/// The exchange of each shard index for some wholes: bytes received, and extra memory.
-fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<(usize, usize)> {
+/// The exchange of each shard index for some wholes: bytes received, extra memory, and that beside and on a device.
+fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 4]> {
     let shards = plan.mesh().shard_size();
-    let [mut sent, mut received, mut foreign, mut workspace, mut words] =
-        [(); 5].map(|()| vec![0; shards]);
+    let [mut sent, mut received, mut foreign, mut workspace, mut words, mut largest, mut square] =
+        [(); 7].map(|()| vec![0; shards]);
     for (&(id, start, rows, columns), owner) in wholes.iter().zip(owners_of(plan, wholes)) {
         for element in start..start + rows * columns {
             let (holder, _) = place(plan, id, element);
@@ -176,9 +176,16 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<(usize, usize)>
             words[owner] += state;
         }
         workspace[owner] = needed.max(workspace[owner]);
+        largest[owner] = largest[owner].max(rows * columns);
+        square[owner] = square[owner].max(small * small);
     }
-    let of =
-        |it: usize| (4 * foreign[it], 4 * (received[it] + words[it] + sent[it].max(workspace[it])));
+    let of = |it: usize| {
+        let extra = received[it] + words[it] + sent[it].max(workspace[it]);
+        // What is sent, the matrix, and in the iterations A, B and the next X.
+        let on_device = sent[it] + largest[it] + 2 * square[it] + largest[it];
+        let beside = received[it] + sent[it].max(largest[it]);
+        [foreign[it], extra, beside, on_device].map(|elements| 4 * elements)
+    };
     (0..shards).map(of).collect()
 }
 
@@ -189,11 +196,14 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     let shards = plan.mesh().shard_size();
     let summed = sums::counted(plan);
     let of = |shard: usize| {
-        let bytes = both.iter().map(|it| it[shard].0).sum();
+        let bytes = both.iter().map(|it| it[shard][0]).sum();
         let calls = if shards > 1 { 2 * used as u64 } else { 0 };
-        let extra = both.iter().map(|it| it[shard].1).max().unwrap_or(0);
+        let extra = ByteCount::of(both.iter().map(|it| it[shard][1]).max().unwrap_or(0));
         let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
-        UpdatePlan { exchanged, summed: summed[shard], extra: ByteCount::of(extra) }
+        // Only Muon updates matrices on a device.
+        let extra_with_device = [both[0][shard][2], both[0][shard][3]].map(ByteCount::of);
+        let extra = extra.max(sums::memory(plan));
+        UpdatePlan { exchanged, summed: summed[shard], extra, extra_with_device }
     };
     (0..shards).map(of).collect()
 }

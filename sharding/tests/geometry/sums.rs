@@ -26,6 +26,16 @@ pub(crate) fn counted(plan: &Plan) -> Vec<Flow> {
     (0..shards).map(of).collect()
 }
 
+/// The memory of these values, which are all there at once, and of the new factors.
+pub(crate) fn memory(plan: &Plan) -> ByteCount {
+    let of_param = |param: Param| match (param.state, param.shape.len()) {
+        (State::Factored, 2..) => 8 + 8 + (8 + 4) * factors(&param.shape),
+        (State::Factored, _) => 8 + 8,
+        _ => 0,
+    };
+    ByteCount::of(trainable(plan).into_iter().map(|(_, param)| of_param(param)).sum())
+}
+
 fn plan(mesh: [usize; 2], state: impl Fn(&Param) -> State) -> Plan {
     let unit = Unit::new("u")
         .param(Param::new("stack", [2, 3, 5]))
@@ -50,7 +60,8 @@ fn sums_by_hand() {
     assert_eq!([2, 3].map(summed), [of([4, 14], [0, 2]); 2]);
     assert_eq!([4, 7].map(summed), [0, 3].map(summed), "replicas do the same");
     let update = plan.update(Rank::new(0));
-    assert_eq!((update.exchanged, update.extra), (Flow::NONE, ByteCount::ZERO));
+    // 18 and 2 values in f64, and 16 new factors in f32.
+    assert_eq!((update.exchanged, update.extra), (Flow::NONE, ByteCount(8 * 20 + 4 * 16)));
     assert_eq!(plan.traffic(Rank::new(0), 3).update, update.flow());
     assert_eq!(plan.traffic(Rank::new(0), 0).update, Flow::NONE);
 }

@@ -70,6 +70,7 @@ impl Factors {
 
     /// The moments after an update with these sums of squares.
     pub(super) fn moved(&self, step: &AdafactorStep, [rows, columns]: [&[f64]; 2]) -> Self {
+        let _update = memory::scope(Category::Update);
         let mut moved = self.clone();
         let [of_rows, of_columns] = &mut moved.moments;
         average_sums(step, of_rows, rows, self.sizes.columns);
@@ -106,6 +107,7 @@ impl Sums {
             sums.places.insert(parameter, at..end);
             at = end;
         }
+        let _update = memory::scope(Category::Update);
         sums.values = vec![0.0; at];
         sums
     }

@@ -14,11 +14,12 @@ use super::{DEVICE, offloading, placed};
 
 const STEPS: usize = 3;
 
-pub(super) const TRAINERS: [Trainer; 4] = [
+pub(super) const TRAINERS: [Trainer; 5] = [
     Trainer::Sgd(Momentum::Off),
     Trainer::AdamW,
     Trainer::Sgd(Momentum::Classic(0.9)),
     Trainer::Sgd(Momentum::Nesterov(0.8)),
+    Trainer::Lion,
 ];
 
 fn trained(options: &ModelOptions, how: (Trainer, StepOptions)) -> Vec<Trained> {
@@ -65,7 +66,7 @@ fn on_mesh(turn: usize, mesh: [usize; 2]) {
             precision: Precision { parameters, wire, output: None },
             ..placed(DEVICE, mesh)
         };
-        let trainer = TRAINERS[(3 * turn + mode) % 4];
+        let trainer = TRAINERS[(3 * turn + mode) % 5];
         compare(&options, (trainer, StepOptions::microbatches(3)));
     }
 }

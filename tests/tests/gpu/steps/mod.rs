@@ -1,7 +1,7 @@
 //! Whole steps of models whose parts lie on a device, beside the same on the host, through what users see of them.
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
-//! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left),
+//! (steps that are given up), `full` (a gathered unit), `updates`, `muon`, `refused`, `exhausted` (no memory left),
 //! `planned_memory` (the memory that a model holds, against the plan), `offload`, `steady`, `checkpoints`; `apart` gives a test a process of its own.
 
 mod apart;
@@ -10,6 +10,7 @@ mod checkpoints;
 mod drops;
 mod exhausted;
 mod full;
+mod muon;
 mod non_finite;
 mod offload;
 mod planned_memory;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Full, GradientValues, Gradients, HostBuffer, LossSum, ModelOptions,
-    ModelSpec, Momentum, Norms, Optimizer, Param, ParamId, Pass, Placement, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Unit, UnitId, Update, World,
+    AdamW, AdamWOptions, Error, Full, GradientValues, Gradients, HostBuffer, Lion, LionOptions,
+    LossSum, ModelOptions, ModelSpec, Momentum, Norms, Optimizer, Param, ParamId, Pass, Placement,
+    Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitId, Update, World,
 };
 use hsdp_comm::LedgerSnapshot;
 use hsdp_kernels::cast;
@@ -80,6 +80,7 @@ impl At {
 pub(super) enum Trainer {
     Sgd(Momentum),
     AdamW,
+    Lion,
 }
 
 impl Trainer {
@@ -98,6 +99,11 @@ impl Trainer {
                 let adamw = AdamW::new(model, AdamWOptions { learning_rate, ..defaults });
                 let changed = |it| AdamWOptions { learning_rate: 0.03, weight_decay: 0.1, ..it };
                 Box::new(adamw.group(is_matrix, changed))
+            }
+            Self::Lion => {
+                let lion = LionOptions { learning_rate, ..LionOptions::default() };
+                let changed = |it| LionOptions { learning_rate: 0.03, weight_decay: 0.1, ..it };
+                Box::new(Lion::new(model, lion).group(is_matrix, changed))
             }
         }
     }
