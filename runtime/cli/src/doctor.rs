@@ -50,7 +50,7 @@ enum State {
 }
 
 /// The libraries, with the names that the runtime tries, in its order.
-const LIBRARIES: [Sought; 3] = [
+const LIBRARIES: [Sought; 4] = [
     Sought {
         key: "cuda_driver",
         what: "CUDA driver",
@@ -64,6 +64,13 @@ const LIBRARIES: [Sought; 3] = [
         variable: None,
         names: &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
         advice: "install the CUDA toolkit, or the package nvidia-cuda-nvrtc of PyPI, for the feature cuda",
+    },
+    Sought {
+        key: "cublas",
+        what: "cuBLAS",
+        variable: None,
+        names: &["libcublas.so", "libcublas.so.13", "libcublas.so.12"],
+        advice: "install the CUDA toolkit, or the package nvidia-cublas of PyPI, for Muon with the feature cuda",
     },
     Sought {
         key: "nccl",

@@ -32,6 +32,9 @@ use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
 /// each matrix to its owner, which orthogonalizes it, and brings the result back: one all_to_all there, and one back, over the shard
 /// group. Each replica computes the same. No parameter and no state changes before all results have come.
 ///
+/// A model on a device is updated there, with products by cuBLAS; the exchange goes through the host. The first update fails with
+/// [`Error::Device`] that names the library, if there is no cuBLAS.
+///
 /// It is for the matrices inside of a model. Embeddings, the last layer, and parameters that are no matrices have another optimizer:
 ///
 /// ```
