@@ -37,6 +37,8 @@ fn held(gpt: &Gpt, batch: usize, dtype: DType) -> (u64, u64) {
 /// formula.
 #[test]
 fn a_microbatch_holds_what_its_sizes_say() {
+    // The allocations of other threads would have no category, and a thread that ends frees what the matmul has kept, whenever that is.
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
     for (config, batch) in [
         (GptConfig { vocab: 16, context: 16, width: 128, heads: 2, layers: 3 }, 16),
         (GptConfig { vocab: 16, context: 128, width: 16, heads: 4, layers: 2 }, 2),
@@ -44,8 +46,6 @@ fn a_microbatch_holds_what_its_sizes_say() {
     ] {
         let gpt = Gpt::new(config).expect("sizes that fit");
         for dtype in [DType::F32, DType::BF16] {
-            // The allocations of other threads would have no category.
-            let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
             let Kept { activations, logits, gradients } = alone.install(|| gpt.kept(batch, dtype));
             let (forward, backward) = alone.install(|| held(&gpt, batch, dtype));
             let expected = activations + logits;

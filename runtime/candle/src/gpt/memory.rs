@@ -12,9 +12,10 @@ const WIDTHS: usize = 18;
 /// Those outside of the blocks: the embeddings, their sum, and the last norm.
 const WIDTHS_OF_ENDS: usize = 3;
 
-/// The most such tensors that the backward of a block holds beside them, and that of the loss, of logits: as measured. candle adds each
-/// gradient to zeros, so three of a kind exist at once.
-const GRADIENT_WIDTHS: usize = 13;
+/// The most such tensors that the backward of a block holds beside them, that of its attention beside the scores, and that of the loss, of
+/// logits: as measured. candle adds each gradient to zeros, so three of a kind exist at once.
+const GRADIENT_WIDTHS: usize = 17;
+const ATTENTION_WIDTHS: usize = 12;
 const GRADIENT_LOGITS: usize = 3;
 
 /// The bytes of the tensors that one microbatch needs on one rank: those that the forward keeps for the backward, and the gradients
@@ -50,7 +51,7 @@ impl Gpt {
         let widths = |count| product([count, batch, context, width, bytes]);
         let logits = |count| product([count, batch, context, vocab, bytes]);
         let room = room_of_scores(context, batch.saturating_mul(heads));
-        let of_block = widths(GRADIENT_WIDTHS).saturating_add(room);
+        let of_block = widths(GRADIENT_WIDTHS).max(widths(ATTENTION_WIDTHS).saturating_add(room));
         Kept {
             activations: widths(WIDTHS)
                 .saturating_mul(layers as u64)
