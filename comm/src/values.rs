@@ -81,9 +81,13 @@ impl World {
             bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(bytes);
         }
         let words = self.words_of(from, words)?;
-        postcard::from_bytes(&bytemuck::cast_slice(&words)[..len]).map_err(|error| {
-            self.refused(format!("the value of rank {from} has another type: {error}"))
-        })
+        let other =
+            |why: String| self.refused(format!("the value of rank {from} has another type: {why}"));
+        match postcard::take_from_bytes(&bytemuck::cast_slice(&words)[..len]) {
+            Ok((value, [])) => Ok(value),
+            Ok((_, rest)) => Err(other(format!("{} bytes are left over", rest.len()))),
+            Err(error) => Err(other(error.to_string())),
+        }
     }
 
     fn words_of(&self, from: Rank, words: Vec<u64>) -> Result<Vec<u64>, Error> {

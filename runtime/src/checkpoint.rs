@@ -29,7 +29,8 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `portions` (the parts of each tensor that a rank owns), `together`
+//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `optimizer` (those that a
+//! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
 //! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
@@ -41,13 +42,14 @@ mod frozen;
 mod import;
 mod load;
 mod made;
+mod optimizer;
 mod pair;
 mod portions;
 mod save;
 mod snapshot;
 mod together;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,6 +68,7 @@ pub use together::Problem;
 use together::{Failed, Together};
 
 use self::background::InFlight;
+use self::optimizer::check_optimizer;
 use self::snapshot::Snapshot;
 
 use crate::comparison;
@@ -263,25 +266,4 @@ pub(crate) fn check_between_steps(
     }
     let what = "a step is under way, or its gradients still exist: first apply the gradients with an optimizer, or drop them";
     Err(fabric.misuse(operation, state.next_step, what.to_owned()))
-}
-
-/// # Errors
-/// [`Error::Misuse`] if the optimizer was made for another model, or consists of two of one kind.
-fn check_optimizer<O: Checkpointed>(
-    model: &ShardedModel,
-    optimizer: &O,
-    operation: &'static str,
-) -> Result<(), Error> {
-    let refuse = |what| Err(model.engine.fabric.misuse(operation, model.committed_steps(), what));
-    if !optimizer.is_of(model.id()) {
-        return refuse("the optimizer was made for another model".to_owned());
-    }
-    let kind = optimizer.head(model.plan().spec()).kind;
-    let mut kinds = BTreeSet::new();
-    match kind.split(pair::AND).find(|kind| !kinds.insert(*kind)) {
-        None => Ok(()),
-        Some(twice) => refuse(format!(
-            "two optimizers are {twice}: a checkpoint keeps the state of one of each kind, which may have groups"
-        )),
-    }
 }

@@ -17,6 +17,11 @@ pub(crate) fn of_words<const N: usize>(words: [u64; N]) -> u64 {
     xxh3_64(bytemuck::cast_slice(&words.map(u64::to_le)))
 }
 
+/// The digest of numbers, of this rank alone or of ranks with the same order of bytes.
+pub(crate) fn of_numbers(numbers: &[u16]) -> u64 {
+    xxh3_64(bytemuck::cast_slice(numbers))
+}
+
 /// The digest of the bits of parameters, unit after unit, or the first error in `shards`.
 pub(crate) fn of_parameters<P: AsRef<Vec<f32>>, E>(
     shards: impl Iterator<Item = Result<P, E>>,

@@ -163,6 +163,10 @@ impl Checkpointed for Ema {
         OptimizerHead { kind: Average::KIND.to_owned(), options, updates: BTreeMap::new() }
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![Average::KIND]
+    }
+
     fn tensors(&self) -> Vec<StateTensor> {
         let params = self.plan.spec().params();
         let trained = params.filter(|(_, param)| param.role == Role::Trainable);

@@ -1,8 +1,9 @@
 //! Optimizers on shards: each rank updates the shards that it owns.
 //!
-//! In reading order: this file (the trait), `assignment` (the optimizer of each parameter), `average` (of the parameters), `pass` (one pass over all shards, on the
-//! host), `device` (the same on a device), `closure` (updates that a program writes down), `places`, `covered`, `state` and `held` (the state of an
-//! optimizer), `groups` (options by parameter), `options`, `rule`, `elementwise` (optimizers that update each element from its own state),
+//! In reading order: this file (the trait), `assignment` (the optimizer of each parameter), `average` (of the parameters), `updating` (an update, as
+//! optimizers see it), `pass` (one pass over all shards, on the host), `device` (the same on a device), `closure` (updates that a program writes
+//! down), `places`, `covered`, `state` and `held` (the state of an optimizer), `options`, `groups` (options by parameter), `method` (a kind of
+//! optimizer), `grouped` (the frame of all kinds with groups), `rule`, `elementwise` (optimizers that update each element from its own state),
 //! `adamw`, `sgd`, `lion`; `eight_bit` (AdamW with small state), `adafactor`; `whole` (updates of whole matrices), `muon`.
 
 mod adafactor;
@@ -26,6 +27,7 @@ mod places;
 mod rule;
 mod sgd;
 mod state;
+mod updating;
 mod whole;
 
 use hsdp_kernels::cuda::CudaError;
@@ -40,9 +42,9 @@ pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
 pub use options::{Allowed, OptimizerOptions, Setting};
-pub use pass::Updating;
 pub use rule::{Rule, RunState, UnitRun, UnitState};
 pub use sgd::{Momentum, Sgd, SgdOptions};
+pub use updating::Updating;
 pub use whole::{Whole, WholeParameters};
 
 use crate::error::Error;
@@ -97,7 +99,8 @@ pub trait Optimizer {
     /// Exchanges data with the ranks of the shard group, before anything changes. It is called only if the gradients are applied.
     ///
     /// # Errors
-    /// [`Error::Comm`] and [`Error::OutOfMemory`]. The update is given up on all ranks then.
+    /// [`Error::Comm`], [`Error::OutOfMemory`] and [`Error::Device`]. The ranks of the shard group give the update up then, but for those that
+    /// have all results already. The next step fails on all ranks if some have made the update.
     fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let _ = updating;
         Ok(())

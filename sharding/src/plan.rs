@@ -216,8 +216,8 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
-    /// The bytes of optimizer state that `rank` keeps. [`State`](crate::State) has the formulas. The maximum over all ranks is
-    /// [`MemoryPlan::optimizer`].
+    /// The bytes of optimizer state that `rank` keeps: [`State`](crate::State) has the formulas, and each average has an f32 for each trainable
+    /// element of the shard, with its padding. The maximum over all ranks is [`MemoryPlan::optimizer`].
     ///
     /// # Panics
     /// If the rank is not in the mesh.
@@ -264,6 +264,7 @@ impl Plan {
     /// | `Elements(k)` | 4 · k · len |
     /// | `EightBit` | 8 · len, since codes are written as f32, and 8 for each block of which the piece has the first element |
     /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
+    /// | each average, of any state | 4 · len |
     ///
     /// The first replica alone writes the state that belongs to no piece: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or
     /// more 4 · count · (rows + columns) by the rank that holds the parameter's first element.

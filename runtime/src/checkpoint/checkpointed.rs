@@ -1,9 +1,10 @@
 //! The state that an optimizer gives to a checkpoint, and takes from one.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use hsdp_checkpoint::{Generation, OptimizerHead, state_tensor};
+use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
@@ -11,6 +12,7 @@ use super::together::Problem;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::Average;
 
 /// An optimizer whose state goes into checkpoints.
 ///
@@ -23,6 +25,9 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its options, for people to read: a program that resumes uses
     /// its own options. The number of updates of each parameter that it updates, by name; none if it does not count them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
+
+    /// The kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No other optimizer of the same checkpoint has one of them.
+    fn kinds(&self) -> Vec<&'static str>;
 
     /// The tensors of its state, the same on all ranks; none before the first update.
     fn tensors(&self) -> Vec<StateTensor>;
@@ -165,6 +170,22 @@ impl SavedState<'_> {
             Whose::One if with.iter().any(Option::is_some) => all,
             _ => with.into_iter().flatten().collect(),
         }
+    }
+
+    /// The parameters whose updates are counted, and of which there is no state but averages, in the order of the model.
+    #[must_use]
+    pub fn counted_without_state(&self) -> Vec<ParamId> {
+        let tensors = self.generation.manifest().tensors.keys();
+        let states = tensors.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
+        let with: BTreeSet<&str> =
+            states.filter(|(kind, _)| *kind != Average::KIND).map(|(_, name)| name).collect();
+        let head = self.generation.manifest().optimizer.as_ref();
+        let is_counted = |name: &String| head.is_some_and(|head| head.updates.contains_key(name));
+        let params = self.fabric.plan.spec().params();
+        let without = params.filter(|(_, param)| {
+            param.role == Role::Trainable && is_counted(&param.name) && !with.contains(&*param.name)
+        });
+        without.map(|(id, _)| id).collect()
     }
 
     /// A parameter of the model.

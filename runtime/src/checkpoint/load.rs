@@ -201,7 +201,7 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
     (state.next_step, state.committed) = (step, step);
     state.loads += 1;
     // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
-    (state.half_updated, state.updated) = (None, Updated::default());
+    (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
     model.engine.fabric.kept.forgive();
 }
 

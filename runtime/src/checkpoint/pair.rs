@@ -33,6 +33,10 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
         self.0.is_of(model) && self.1.is_of(model)
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        [self.0.kinds(), self.1.kinds()].concat()
+    }
+
     fn tensors(&self) -> Vec<StateTensor> {
         let mut tensors = self.0.tensors();
         tensors.extend(self.1.tensors());

@@ -79,7 +79,7 @@ impl FactoredMoments {
         let len = |id| {
             self.factors.get(&id).map_or(1, |it| 1 + it.sizes.all_rows() + it.sizes.all_columns())
         };
-        let mut sums = Sums::zeros(updating, self.covered.parameters(), len);
+        let mut sums = Sums::zeros(updating, self.covered.parameters(), len)?;
         each_block(updating, |parameter, block| {
             let [own, factored @ ..] = sums.of_mut(parameter) else { unreachable!("at least one") };
             *own += squared_norm(block.parameters);
@@ -101,7 +101,7 @@ impl FactoredMoments {
         next: impl Fn(ParamId) -> AdafactorStep,
         factors: &BTreeMap<ParamId, Factors>,
     ) -> Result<Sums, Error> {
-        let mut sums = Sums::zeros(updating, self.covered.parameters(), |_| 1);
+        let mut sums = Sums::zeros(updating, self.covered.parameters(), |_| 1)?;
         each_block(updating, |parameter, block| {
             let step = next(parameter);
             let sum = match factors.get(&parameter) {
@@ -240,10 +240,11 @@ impl Updates<AdafactorOptions> for FactoredMoments {
         let moved = |(id, factors): (&ParamId, &Factors)| {
             let [_, factored @ ..] = squares.of(*id) else { unreachable!("at least one") };
             let (rows, columns) = factored.split_at(factors.sizes.all_rows());
-            (*id, factors.moved(&next(*id), [rows, columns]))
+            let moved = factors.moved(&next(*id), [rows, columns]);
+            Ok((*id, moved.map_err(|error| updating.no_memory(error, id.unit))?))
         };
         let now = self.factors.iter().filter(|(id, _)| updating.updates(**id));
-        let factors: BTreeMap<_, _> = now.map(moved).collect();
+        let factors = now.map(moved).collect::<Result<BTreeMap<_, _>, Error>>()?;
         let updates = self.squared_updates(updating, next, &factors)?;
         let of_parameter = |id: ParamId| ParameterSums {
             elements: updating.plan().spec()[id].numel(),

@@ -1,7 +1,10 @@
 //! The optimizer of each parameter in an update.
 
+use std::fmt::Write as _;
+
 use hsdp_sharding::{ParamId, Role};
 
+use crate::digest;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Selected;
@@ -33,6 +36,15 @@ impl Assignment {
             }
         }
         Ok(())
+    }
+
+    /// Writes a line for the comparison of ranks, if there are several optimizers.
+    pub(super) fn write(&self, optimizers: usize, lines: &mut String) {
+        if optimizers > 1 {
+            let digest = digest::of_numbers(&self.0);
+            writeln!(lines, "parameters of {optimizers} optimizers {digest:#018x}")
+                .expect("a text");
+        }
     }
 
     /// The index of the optimizer of a parameter that is trained.

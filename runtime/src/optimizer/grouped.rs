@@ -68,10 +68,6 @@ impl<O: OptimizerOptions> Grouped<O> {
         self.groups.set_learning_rate_of(group, rate);
     }
 
-    fn kinds(&self) -> &'static [&'static str] {
-        self.method.kinds(&self.groups.options)
-    }
-
     /// The groups and the state, after `check`.
     fn parts(&mut self) -> (&Groups<O>, &mut dyn Updates<O>) {
         (&self.groups, self.state.as_deref_mut().expect("`check` has made it"))
@@ -81,7 +77,7 @@ impl<O: OptimizerOptions> Grouped<O> {
     fn fits(&self, updating: &Updating<'_>) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
         match state.covered().check(self.method.kind(), updating) {
-            Err(_) if self.kinds().is_empty() => Ok(false),
+            Err(_) if self.method.kinds(&self.groups.options).is_empty() => Ok(false),
             checked => checked.map(|()| true),
         }
     }
@@ -149,6 +145,10 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         OptimizerHead { kind: self.method.kind().to_owned(), options: self.groups.json(), updates }
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        self.method.kinds(&self.groups.options).to_vec()
+    }
+
     fn tensors(&self) -> Vec<StateTensor> {
         let (options, spec) = (&self.groups.options, self.groups.spec());
         let parameters = self.state.iter().flat_map(|state| state.covered().parameters());
@@ -156,7 +156,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let parameters = saved.parameters_with(self.kinds());
+        let parameters = saved.parameters_with(&self.kinds());
         let of =
             |id: &ParamId| self.method.tensors(&self.groups.options, *id, saved.parameter(*id));
         let tensors = parameters.iter().flat_map(of).collect();
@@ -191,7 +191,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let has: BTreeSet<ParamId> = saved.parameters_with(self.kinds()).into_iter().collect();
+        let has: BTreeSet<ParamId> = saved.parameters_with(&self.kinds()).into_iter().collect();
         let fabric = &model.engine.fabric;
         let read = || {
             let of = ("loading", model.committed_steps());

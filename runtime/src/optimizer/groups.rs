@@ -128,8 +128,8 @@ impl<O: OptimizerOptions> Groups<O> {
     /// If there is no such group.
     pub(super) fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
         let (kind, made) = (self.kind, self.groups.len());
-        let group = self.groups.get_mut(group);
-        let group = group.unwrap_or_else(|| panic!("{kind} has {made} groups"));
+        let found = self.groups.get_mut(group);
+        let group = found.unwrap_or_else(|| panic!("group {group} of {kind}: it has {made}"));
         *group.options.learning_rate() = rate;
         group.schedule = Schedule::Own;
     }

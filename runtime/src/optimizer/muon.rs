@@ -23,7 +23,7 @@ use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
-use crate::optimizer::whole::{Exchange, OnOwner};
+use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
@@ -67,18 +67,10 @@ struct Orthogonalization;
 struct Owned {
     held: Held,
     exchange: Exchange,
+    /// The orthogonalized directions, on the host.
     staged: Staged,
     /// If the model is updated on a device.
     on_device: Option<OnDevice>,
-}
-
-/// The orthogonalized directions of a step on the host, until the last one is applied.
-#[derive(Debug, Default)]
-struct Staged {
-    /// In the order in which the parts were sent.
-    values: Vec<f32>,
-    /// The elements that are still to be updated.
-    left: usize,
 }
 
 /// A part, as a piece of its unit's shard.
@@ -172,7 +164,7 @@ impl Updates<MuonOptions> for Owned {
     }
 
     fn begin(&mut self, updating: &Updating<'_>) {
-        self.staged.left = updating.pieces().map(|(_, piece)| piece.len).sum();
+        self.staged.begin(updating);
     }
 
     fn update(&mut self, groups: &Groups<MuonOptions>, run: Run<'_>) {
@@ -183,13 +175,10 @@ impl Updates<MuonOptions> for Owned {
         for (part, range, place) in exchange.within(unit, &piece) {
             let step = options.of_step(exchange.matrix(part), clip);
             let parameters = &mut parameters[range.clone()];
-            let sources = [&gradient[range.clone()], &staged.values[place]];
+            let sources = [&gradient[range.clone()], &staged.values()[place]];
             hsdp_kernels::muon(&step, parameters, sources, &mut momentum[range]);
         }
-        staged.left -= piece.len;
-        if staged.left == 0 {
-            *staged = Staged::default();
-        }
+        staged.applied(piece.len);
     }
 
     fn update_on_device(
@@ -209,6 +198,7 @@ impl Owned {
         updating: &Updating<'_>,
     ) -> Result<(), Error> {
         let Self { held, exchange, staged, .. } = self;
+        *staged = Staged::default();
         let fill = |part: &Part, direction: &mut [f32]| {
             updating.gradient(part.unit, part.shard.clone(), direction)?;
             let step = step_of(groups, exchange, (part, updating.clip()));
@@ -218,13 +208,16 @@ impl Owned {
         };
         let of = (updating.fabric, updating.gradients.step);
         let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
+        let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
         let values =
             exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
-                let by = iterations(groups, matrix);
-                by.orthogonalize(copies, (matrix.rows, matrix.columns), workspace, Threads::Pool);
+                if updating.updates(matrix.param) {
+                    let (by, sizes) = (iterations(groups, matrix), (matrix.rows, matrix.columns));
+                    by.orthogonalize(copies, sizes, workspace, Threads::Pool);
+                }
                 Ok(())
             })?;
-        *staged = Staged { values, left: 0 };
+        *staged = Staged::new(values);
         Ok(())
     }
 }

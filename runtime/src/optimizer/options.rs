@@ -23,6 +23,8 @@ pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
 pub enum Setting<'a> {
     /// A number, and the numbers that are allowed.
     Number(f64, Allowed),
+    /// A number of times, each of which is allowed.
+    Count(usize),
     /// One of several ways, each of which is allowed.
     Choice(&'a dyn Debug),
 }
@@ -36,8 +38,10 @@ pub enum Allowed {
     NotNegative,
     /// Finite, and 0 or less.
     NotPositive,
-    /// Finite, and above 0.
+    /// Finite, and above 0, also in f32.
     Positive,
+    /// Finite, and above 0, and the square is so in f32.
+    PositiveSquare,
     /// From 0 to below 1.
     Fraction,
 }
@@ -48,10 +52,16 @@ impl Allowed {
             Self::Finite => value.is_finite(),
             Self::NotNegative => value.is_finite() && value >= 0.0,
             Self::NotPositive => value.is_finite() && value <= 0.0,
-            Self::Positive => value.is_finite() && value > 0.0,
+            Self::Positive => value.is_finite() && is_positive_in_f32(value),
+            Self::PositiveSquare => value > 0.0 && Self::Positive.allows(value * value),
             Self::Fraction => (0.0..1.0).contains(&value),
         }
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "that is the question")]
+fn is_positive_in_f32(value: f64) -> bool {
+    value as f32 > 0.0
 }
 
 impl Display for Allowed {
@@ -60,7 +70,8 @@ impl Display for Allowed {
             Self::Finite => "finite",
             Self::NotNegative => "finite, and 0 or more",
             Self::NotPositive => "finite, and 0 or less",
-            Self::Positive => "finite, and above 0",
+            Self::Positive => "finite, and above 0 in f32",
+            Self::PositiveSquare => "finite, and above 0, also its square in f32",
             Self::Fraction => "0 or more, and below 1",
         })
     }
@@ -102,6 +113,7 @@ pub(super) fn lines(options: &impl OptimizerOptions, of: &dyn Display) -> impl D
         options.each(&mut |name, setting| {
             written = written.and_then(|()| match setting {
                 Setting::Number(value, _) => writeln!(f, "{of} {name} {value:?}"),
+                Setting::Count(count) => writeln!(f, "{of} {name} {count}"),
                 Setting::Choice(value) => writeln!(f, "{of} {name} {value:?}"),
             });
         });
@@ -115,6 +127,7 @@ pub(super) fn json(options: &impl OptimizerOptions) -> Value {
     options.each(&mut |name, setting| {
         let value = match setting {
             Setting::Number(value, _) => Value::from(value),
+            Setting::Count(count) => Value::from(count),
             Setting::Choice(value) => Value::from(format!("{value:?}")),
         };
         json.insert(name.to_owned(), value);

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
-use hsdp_kernels::{FusedUpdate, ValuesMut, divide_in_place, scaled_copy, update_in_blocks};
-use hsdp_sharding::{ParamId, Piece, Plan, Role, UnitId};
+use hsdp_comm::World;
+use hsdp_kernels::{FusedUpdate, ValuesMut, update_in_blocks};
+use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
 use crate::engine::State;
 use crate::engine::fabric::Fabric;
@@ -13,130 +13,9 @@ use crate::engine::shard::Shard;
 use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
 use crate::norms::Moved;
-use crate::optimizer::{Assignment, Optimizer, Run, Selected, Shared, Update, device};
-
-/// The update in which an optimizer takes part, before it changes anything.
-#[derive(Debug)]
-pub struct Updating<'a> {
-    pub(super) fabric: &'a Fabric,
-    pub(super) gradients: &'a Gradients,
-    pub(super) assignment: &'a Assignment,
-    pub(super) shards: &'a [Shard],
-    /// The index of the optimizer.
-    pub(super) index: usize,
-}
-
-impl Updating<'_> {
-    /// The plan of the model.
-    #[must_use]
-    pub fn plan(&self) -> &Plan {
-        &self.fabric.plan
-    }
-
-    /// Whether the model is updated on a device.
-    #[must_use]
-    pub fn is_on_device(&self) -> bool {
-        self.fabric.updates_on_device()
-    }
-
-    /// Whether this optimizer updates the parameter, in steps in which it has a gradient.
-    ///
-    /// # Panics
-    /// If the model has no such parameter.
-    #[must_use]
-    pub fn has(&self, parameter: ParamId) -> bool {
-        self.assignment.of(self.fabric, parameter) == self.index
-    }
-
-    /// Whether the parameter is updated now: it has a gradient, and the ranks agreed to apply it.
-    ///
-    /// # Panics
-    /// If the model has no such parameter.
-    #[must_use]
-    pub fn updates(&self, parameter: ParamId) -> bool {
-        let applies = *self.gradients.verdict() == Verdict::Apply;
-        applies && self.has(parameter) && self.gradients.has_gradient(parameter)
-    }
-
-    /// Checks that an optimizer was made for this model.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] if it was not.
-    pub fn check_owner(&self, owner: &ModelId) -> Result<(), Error> {
-        if *owner == self.gradients.model {
-            return Ok(());
-        }
-        Err(self.misuse("the optimizer was made for another model".to_owned()))
-    }
-
-    /// The factor of [`Gradients::clip`], or 1.
-    #[must_use]
-    pub fn clip(&self) -> f32 {
-        self.gradients.clip
-    }
-
-    /// Elements of this rank's shard of a unit's gradient, in f32, divided, before clipping.
-    pub(super) fn gradient(
-        &self,
-        unit: UnitId,
-        range: Range<usize>,
-        into: &mut [f32],
-    ) -> Result<(), Error> {
-        let (sums, divisor) = (&self.gradients.grad_shards[unit.index()], self.gradients.divisor);
-        match sums {
-            Sums::Host(values) => scaled_copy(into, &values[range], divisor),
-            Sums::Device(sums) => {
-                let device = self.fabric.device.as_ref().expect("the sums lie on a device");
-                let by = (device.stream(), device.patience());
-                let read = sums.values().read_back_into(by, range.start, into);
-                read.map_err(|error| self.device_error(error))?;
-                divide_in_place(into, divisor);
-            }
-        }
-        Ok(())
-    }
-
-    /// This rank's shard of a unit's gradient on a device, and its divisor.
-    ///
-    /// # Panics
-    /// If the gradient lies on the host.
-    pub(super) fn gradient_on_device(&self, unit: UnitId) -> (&DeviceBuffer, f64) {
-        match &self.gradients.grad_shards[unit.index()] {
-            Sums::Device(sums) => (sums.values(), self.gradients.divisor),
-            Sums::Host(_) => unreachable!("the gradient of a model on the host lies there"),
-        }
-    }
-
-    /// The error of a device in this update.
-    pub(super) fn device_error(&self, error: CudaError) -> Error {
-        self.fabric.device_error("optimizer step", self.gradients.step, error)
-    }
-
-    /// Elements of this rank's shard of a unit, in f32.
-    pub(super) fn parameters(
-        &self,
-        unit: UnitId,
-        range: Range<usize>,
-        into: &mut [f32],
-    ) -> Result<(), Error> {
-        self.shards[unit.index()].copy_to(self.fabric, range.start, into)
-    }
-
-    /// The trained pieces of this rank's shards that this optimizer updates now, in the plan's order of units.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
-        let pieces = |unit| trained_pieces(self.fabric, unit).map(move |piece| (unit, piece));
-        let all = self.fabric.plan.reductions().iter().copied().flat_map(pieces);
-        all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
-    }
-
-    /// The error of an update that cannot be made.
-    #[must_use]
-    pub fn misuse(&self, what: String) -> Error {
-        self.fabric.misuse("optimizer step", self.gradients.step, what)
-    }
-}
+use crate::optimizer::{Assignment, Run, Selected, Shared, Update, Updating, device};
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that its function selects, and counts the
@@ -156,8 +35,9 @@ impl ShardedModel {
     ///
     /// # Errors
     /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no optimizer selects, or more than one;
-    /// those of [`Gradients::check_model`] and of [`Optimizer::check`]. [`Error::Device`](Error) if the model lies on a device that
-    /// fails: some units are updated then, and others are not.
+    /// [`Error::Misuse`] for a [measured](Gradients::measured) update on a device; those of [`Gradients::check_model`], of
+    /// [`Optimizer::check`](crate::Optimizer::check) and of [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error)
+    /// if the model lies on a device that fails: some units are updated then, and others are not.
     pub fn update_by<const N: usize>(
         &mut self,
         gradients: Gradients,
@@ -172,11 +52,16 @@ impl ShardedModel {
         optimizers: &mut [Selected<'_>],
     ) -> Result<Update, Error> {
         gradients.grad_shards.taken();
-        gradients.check_model(self)?;
         let fabric = &self.engine.fabric;
-        let mut state = self.engine.enter("optimizer step", gradients.step)?;
-        let mut assignment = std::mem::take(&mut state.assignment);
-        assignment.assign(fabric, optimizers)?;
+        let begin = || {
+            gradients.check_model(self)?;
+            let mut state = self.engine.enter("optimizer step", gradients.step)?;
+            let mut assignment = std::mem::take(&mut state.assignment);
+            assignment.assign(fabric, optimizers)?;
+            Ok((state, assignment))
+        };
+        let (mut state, assignment) =
+            jointly((waiting(fabric, optimizers), gradients.step), begin)?;
         let averages = state.averages.living();
         let pass =
             Pass { fabric, gradients: &gradients, assignment: &assignment, averages: &averages };
@@ -187,6 +72,23 @@ impl ShardedModel {
             Verdict::Apply => Update::Applied,
             Verdict::Skip(found) => Update::Skipped(found),
         })
+    }
+}
+
+/// The world, if other ranks wait for this one in an update by these optimizers.
+fn waiting<'a>(fabric: &'a Fabric, optimizers: &[Selected<'_>]) -> Option<&'a World> {
+    let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
+    is_collective.then_some(&fabric.world)
+}
+
+/// A part of an update before anything changes. A rank that fails in it tells the ranks that wait.
+fn jointly<T>(
+    (waiting, step): (Option<&World>, u64),
+    part: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    match waiting {
+        Some(world) => joint::run(world, step, part),
+        None => part(),
     }
 }
 
@@ -227,9 +129,10 @@ impl<'a> Pass<'a> {
         (shards, mut lines): (&[Shard], String),
         optimizers: &mut [Selected<'_>],
     ) -> Result<String, Error> {
-        let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
-        let mut prepare = || {
+        let waiting = waiting(self.fabric, optimizers);
+        let prepare = || {
             self.check_measured()?;
+            self.assignment.write(optimizers.len(), &mut lines);
             for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
                 optimizer.check(&self.updating(shards, index), &mut lines)?;
             }
@@ -241,14 +144,9 @@ impl<'a> Pass<'a> {
                     optimizer.prepare(&self.updating(shards, index))?;
                 }
             }
-            Ok::<(), Error>(())
+            Ok(lines)
         };
-        if is_collective {
-            joint::run(&self.fabric.world, self.gradients.step, prepare)?;
-        } else {
-            prepare()?;
-        }
-        Ok(lines)
+        jointly((waiting, self.gradients.step), prepare)
     }
 
     fn check_measured(self) -> Result<(), Error> {

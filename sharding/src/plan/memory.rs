@@ -15,7 +15,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// | `shard` | 4 · Σ master_len |
 /// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
 /// | `optimizer` | max over ranks of [`Plan::optimizer_state`], which depends on the [states](crate::State) of parameters |
-/// | `update` | max over ranks of [`UpdatePlan::extra`](crate::UpdatePlan), 0 without parameters that owners update |
+/// | `update` | max over ranks of [`UpdatePlan::extra`](crate::UpdatePlan), 0 without parameters that owners update, or whose state is factored |
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | size(param_dtype) · max over i of live(i) |
@@ -66,7 +66,7 @@ pub struct MemoryPlan {
     pub partial: ByteCount,
     /// State of the optimizer, on the rank with the most.
     pub optimizer: ByteCount,
-    /// Matrices that are exchanged and updated as a whole, on the rank with the most.
+    /// Matrices that are exchanged and updated as a whole, and sums of factored state, on the rank with the most.
     pub update: ByteCount,
 }
 

@@ -23,7 +23,12 @@ impl Sums {
     /// The memory of the sums, and of the factors after the update until it is certain.
     pub(super) fn extra(self) -> ByteCount {
         let sums = ElemCount::of(2 * self.parameters + self.rows_and_columns);
-        sums.bytes(DType::F64) + ElemCount::of(self.rows_and_columns).bytes(DType::F32)
+        sums.bytes(DType::F64) + self.staged()
+    }
+
+    /// The memory of the factors after the update.
+    pub(super) fn staged(self) -> ByteCount {
+        ElemCount::of(self.rows_and_columns).bytes(DType::F32)
     }
 
     /// The all-reduces of the rank at `shard_index`, one of `shards`.

@@ -10,7 +10,7 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 
 /// The collectives of one rank in an update, over the shard axis, for the parameters whose [state](State) is `Muon`, `Owned` or `Factored`.
 ///
-/// The parameters of `Muon` have one exchange, and those of `Owned` another one. In an exchange every rank sends the parts of its
+/// The parameters of `Muon` have one exchange, and those of `Owned` another one, by one optimizer each. In an exchange every rank sends the parts of its
 /// shard to the owners ([`Owners`]) in one all-to-all in f32, and gets what the owners computed in another one. Let
 ///
 /// - `held` be the elements of the rank's shard that belong to these parameters,
@@ -27,7 +27,7 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 ///
 /// A model that is updated on a device has no parameters of `Owned`. With `numel` for the elements of the largest matrix that the rank
 /// owns, and `square` for the largest square of a smaller dim, the exchange through the host takes 4 · (owned + max(held, numel)) bytes
-/// there, and 4 · (held + 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer.
+/// there, and 4 · (held + 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer, and in both dtypes, for groups, more.
 ///
 /// An exchange without parameters has none of these.
 ///
@@ -37,6 +37,10 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// n_i for the length of the rank's slice of the [`balanced`](crate::balanced) split of n over them, the rank receives
 /// 8 · ((S - 1) · n_i + n - n_i) bytes in each. Every rank has memory for the values of both, and an f32 for each row and each column.
 ///
+/// The results of an exchange wait until all exchanges of the update are over: 4 · (held + words) bytes, and of `Factored` an f32 for each row
+/// and each column. With exchanges of several kinds, `extra` is that of the kind with the most, and the results of the others: the
+/// memory is at most so much, whatever their order.
+///
 /// Over a shard axis of one rank there are no calls and no bytes from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct UpdatePlan {
@@ -44,7 +48,7 @@ pub struct UpdatePlan {
     pub exchanged: Flow,
     /// The all-reduces of sums, and the bytes that the rank receives from other ranks.
     pub summed: Flow,
-    /// The memory beyond shards, gradients and state at the peak of the largest exchange, or of the sums.
+    /// The memory beyond shards, gradients and state, at the peak of exchanges and sums.
     pub extra: ByteCount,
     /// The same for a model that is updated on a device: on the host, and on the device.
     pub extra_with_device: [ByteCount; 2],
@@ -92,12 +96,20 @@ impl Updates {
             _ => self.exchanges().map(|exchange| exchange.flow(shard_index)).sum(),
         };
         let summed = self.sums.flow(shard_index, shards);
-        let extra = self.exchanges().map(|exchange| exchange.extra(shard_index));
-        let extra = extra.fold(self.sums.extra(), ByteCount::max);
+        let extra = self.extra(shard_index);
         let muon = self.muon.as_ref();
         let extra_with_device = muon.map(|exchange| exchange.extra_with_device(shard_index));
         let extra_with_device = extra_with_device.unwrap_or_default();
         UpdatePlan { exchanged, summed, extra, extra_with_device }
+    }
+
+    /// The memory of all exchanges and sums together: while one is under way, the results of the others may wait for their update.
+    fn extra(&self, shard_index: usize) -> ByteCount {
+        let exchanges = self.exchanges().map(|it| [it.extra(shard_index), it.staged(shard_index)]);
+        let all: Vec<_> = exchanges.chain([[self.sums.extra(), self.sums.staged()]]).collect();
+        let staged: ByteCount = all.iter().map(|[_, staged]| *staged).sum();
+        let peaks = all.iter().map(|[extra, own]| ByteCount(staged.get() - own.get()) + *extra);
+        peaks.max().unwrap_or_default()
     }
 
     /// The most memory of a rank of each kind, among all shard indices.
@@ -163,6 +175,12 @@ impl Exchange {
         let [owned, words] = [&self.owned, &self.words].map(|it| it.at(shard_index));
         let elements = ElemCount(self.copies * owned + words + beside);
         elements.bytes(DType::F32)
+    }
+
+    /// The results, from the end of the exchange to the update.
+    fn staged(&self, shard_index: usize) -> ByteCount {
+        let elements = self.held.at(shard_index) + self.words.at(shard_index);
+        ElemCount(elements).bytes(DType::F32)
     }
 
     /// On the host, and on a device.

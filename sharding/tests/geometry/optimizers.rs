@@ -150,8 +150,8 @@ fn state_by_shard(plan: &Plan) -> Vec<usize> {
     bytes
 }
 
-/// The exchange of each shard index for some wholes: bytes received, extra memory, and that beside and on a device.
-fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 4]> {
+/// The exchange of each shard index for some wholes: bytes received, extra memory, that beside and on a device, and the results.
+fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
     let shards = plan.mesh().shard_size();
     let [mut sent, mut received, mut foreign, mut workspace, mut words, mut largest, mut square] =
         [(); 7].map(|()| vec![0; shards]);
@@ -184,7 +184,8 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 4]> {
         // What is sent, the matrix, and in the iterations A, B and the next X.
         let on_device = sent[it] + largest[it] + 2 * square[it] + largest[it];
         let beside = received[it] + sent[it].max(largest[it]);
-        [foreign[it], extra, beside, on_device].map(|elements| 4 * elements)
+        let staged = sent[it] / copies + words[it];
+        [foreign[it], extra, beside, on_device, staged].map(|elements| 4 * elements)
     };
     (0..shards).map(of).collect()
 }
@@ -198,11 +199,14 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     let of = |shard: usize| {
         let bytes = both.iter().map(|it| it[shard][0]).sum();
         let calls = if shards > 1 { 2 * used as u64 } else { 0 };
-        let extra = ByteCount::of(both.iter().map(|it| it[shard][1]).max().unwrap_or(0));
+        let [muon, owned] = [&both[0][shard], &both[1][shard]];
+        let (sums, factors) = sums::memory(plan);
+        let of_each =
+            [muon[1] + owned[4] + factors, owned[1] + muon[4] + factors, sums + muon[4] + owned[4]];
+        let extra = ByteCount::of(of_each.into_iter().max().unwrap());
         let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
         // Only Muon updates matrices on a device.
         let extra_with_device = [both[0][shard][2], both[0][shard][3]].map(ByteCount::of);
-        let extra = extra.max(sums::memory(plan));
         UpdatePlan { exchanged, summed: summed[shard], extra, extra_with_device }
     };
     (0..shards).map(of).collect()

@@ -26,14 +26,14 @@ pub(crate) fn counted(plan: &Plan) -> Vec<Flow> {
     (0..shards).map(of).collect()
 }
 
-/// The memory of these values, which are all there at once, and of the new factors.
-pub(crate) fn memory(plan: &Plan) -> ByteCount {
-    let of_param = |param: Param| match (param.state, param.shape.len()) {
-        (State::Factored, 2..) => 8 + 8 + (8 + 4) * factors(&param.shape),
-        (State::Factored, _) => 8 + 8,
-        _ => 0,
+/// The memory of these values, which are all there at once, and of the new factors; and that of the factors alone.
+pub(crate) fn memory(plan: &Plan) -> (usize, usize) {
+    let factored = trainable(plan).into_iter().filter(|(_, it)| it.state == State::Factored);
+    let of_param = |(_, param): (_, Param)| match param.shape.len() {
+        2.. => (16 + 12 * factors(&param.shape), 4 * factors(&param.shape)),
+        _ => (16, 0),
     };
-    ByteCount::of(trainable(plan).into_iter().map(|(_, param)| of_param(param)).sum())
+    factored.map(of_param).fold((0, 0), |all, it| (all.0 + it.0, all.1 + it.1))
 }
 
 fn plan(mesh: [usize; 2], state: impl Fn(&Param) -> State) -> Plan {

@@ -1,6 +1,6 @@
 //! Rules of optimizers that hsdp does not have.
 
-use hsdp::{Allowed, OptimizerOptions, Rule, Run, RunState, Setting};
+use hsdp::{OptimizerOptions, Rule, Run, RunState, Setting};
 
 /// Moves each element by the sign of its gradient.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ impl OptimizerOptions for Signs {
     }
 
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        see("rate", Setting::Number(self.rate, Allowed::Finite));
+        see("rate", Setting::Choice(&self.rate));
     }
 }
 

@@ -1,9 +1,11 @@
 //! What is refused: on all ranks alike, with all that is wrong, and nothing changed.
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use std::path::Path;
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Unit,
+    AdamW, AdamWOptions, Error, Lion, LionOptions, ModelOptions, ModelSpec, Optimizer as _, Param,
+    Sgd, SgdOptions, ShardedModel, StepOptions, Unit, WholeParameters, World,
 };
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
@@ -179,6 +181,49 @@ fn an_optimizer_of_another_model_is_not_saved() {
         assert!(told.ends_with("the optimizer was made for another model"), "{told}");
         Ok(())
     });
+}
+
+/// A model that two optimizers update, and the error of a save of what `saved` makes of them.
+fn refused_of<O: Checkpointed>(
+    world: World,
+    folder: &Path,
+    saved: impl FnOnce(&ShardedModel, AdamW, Lion) -> O,
+) -> Result<String, Error> {
+    let unit = Unit::new("unit").param(Param::new("w", [4, 3])).param(Param::new("b", [4]));
+    let spec = ModelSpec::new().unit(unit);
+    let mut model = ShardedModel::new(world, spec, options(), springs::initial)?;
+    let mut adamw = AdamW::new(&model, AdamWOptions::default());
+    let mut lion = Lion::new(&model, LionOptions::default());
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    slopes::microbatch(&mut step, 1.0)?;
+    let gradients = step.finish()?;
+    model.update_by(
+        gradients,
+        [(&mut adamw, |param| param.name == "w"), (&mut lion, |param| param.name == "b")],
+    )?;
+    let optimizer = saved(&model, adamw, lion);
+    let mut checkpoints = Checkpoints::open(&model, folder, CheckpointOptions::default())?;
+    let refused = checkpoints.save(&model, &optimizer, &json!(null));
+    Ok(refused.expect_err("it is refused").to_string())
+}
+
+/// A load would miss the state of the other parameters, or could not tell whose state a tensor is.
+#[test]
+fn state_that_could_not_be_loaded_is_not_saved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = on_ranks(2, |world| {
+        let (alone, named) = (world.clone(), world);
+        let of_one = refused_of(alone, folder.path(), |_, adamw, _| adamw)?;
+        let of_two = refused_of(named, folder.path(), |model, adamw, _| {
+            (adamw, WholeParameters::new(model, "exp_avg", |_| 1))
+        })?;
+        Ok([of_one, of_two])
+    });
+    let [of_one, of_two] = &told[0];
+    let problem = "adamw has state of 1 of 2 trainable parameters: a checkpoint needs all optimizers of the update, as a pair";
+    assert_eq!(*of_one, format!("saving on rank 0, step 1: {problem}"));
+    let problem = "state of kind `exp_avg`: a checkpoint needs a name of letters, digits and `_` that no other optimizer of the update has";
+    assert_eq!(*of_two, format!("saving on rank 0, step 1: {problem}"));
 }
 
 #[test]

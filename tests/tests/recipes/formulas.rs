@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hsdp::{ModelSpec, Param};
 
 use crate::model::{
-    ADAMW, LION, MESHES, Recipe, SGD, Tensors, Trace, adafactor, initial, is_matrix, muon, run,
-    spec,
+    ADAMW, LION, MESHES, Recipe, SGD, Tensors, Trace, adafactor, initial, is_first_matrix,
+    is_matrix, is_second_matrix, muon, run, spec,
 };
 use crate::shampoo;
 
@@ -176,6 +176,16 @@ fn shampoo(param: &Param, _: i32, values: &mut [f64], gradient: &[f64], state: &
     shampoo::formula(param, values, gradient, &mut state.first);
 }
 
+fn mixed(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state: &mut State) {
+    if is_first_matrix(param) {
+        return muon_of(param, step, values, gradient, state);
+    }
+    if is_second_matrix(param) {
+        return adafactor_of(param, step, values, gradient, state);
+    }
+    values.iter_mut().zip(gradient).for_each(|(p, g)| *p -= 0.01 * g);
+}
+
 /// The formula of a recipe, and the largest difference that rounding to f32 makes in a few steps.
 fn formula(recipe: Recipe) -> (Formula, f64) {
     match recipe {
@@ -185,6 +195,7 @@ fn formula(recipe: Recipe) -> (Formula, f64) {
         Recipe::Adafactor => (adafactor_of, 2e-6),
         // Newton-Schulz in f32 makes errors of singular values larger, by up to 3.4 in an iteration.
         Recipe::Muon => (muon_of, 2e-5),
+        Recipe::Mixed => (mixed, 2e-5),
         // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of that.
         Recipe::AdamW8Bit => (adamw, 2e-3),
         Recipe::Shampoo => (shampoo, 2e-6),

@@ -6,7 +6,7 @@ use hsdp::checkpoint::Checkpointed;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
     ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
-    ShardedModel, State, Step, StepOptions, Unit, Update, Values, WholeParameters, World,
+    ShardedModel, State, Step, StepOptions, Unit, Update, Values, Whole, WholeParameters, World,
 };
 use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::springs;
@@ -26,7 +26,7 @@ const MICROBATCHES: usize = 12;
 /// Steps of a run.
 pub(crate) const STEPS: usize = 4;
 
-/// Two units. `update` says how each parameter is updated, for the plan.
+/// Two units, declared for the optimizers of a recipe.
 pub(crate) fn spec(recipe: Recipe) -> ModelSpec {
     let first = Unit::new("first")
         .param(recipe.declared(Param::new("first.weight", [40, 24])))
@@ -52,10 +52,13 @@ pub(crate) enum Recipe {
     Muon,
     /// An optimizer of a user's own for whole parameters.
     Shampoo,
+    /// Three that exchange data: Muon for the matrices of the first unit, Adafactor for those of the second, and an update of whole
+    /// parameters for vectors, one of which has no state.
+    Mixed,
 }
 
 impl Recipe {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Sgd,
         Self::AdamW,
         Self::AdamW8Bit,
@@ -63,6 +66,7 @@ impl Recipe {
         Self::Adafactor,
         Self::Muon,
         Self::Shampoo,
+        Self::Mixed,
     ];
 
     fn declared(self, param: Param) -> Param {
@@ -78,6 +82,9 @@ impl Recipe {
             Self::Muon if is_matrix(param) => State::Muon,
             Self::Muon => State::Elements(2),
             Self::Shampoo => State::Owned(shampoo::state(param)),
+            Self::Mixed if is_first_matrix(param) => State::Muon,
+            Self::Mixed if is_second_matrix(param) => State::Factored,
+            Self::Mixed => State::Owned(counters(param)),
         }
     }
 }
@@ -85,6 +92,25 @@ impl Recipe {
 /// Whether Muon has a parameter.
 pub(crate) fn is_matrix(param: &Param) -> bool {
     param.as_matrices().is_some()
+}
+
+pub(crate) fn is_first_matrix(param: &Param) -> bool {
+    is_matrix(param) && param.name.starts_with("first")
+}
+
+pub(crate) fn is_second_matrix(param: &Param) -> bool {
+    is_matrix(param) && param.name.starts_with("second")
+}
+
+/// The elements of state of a vector.
+fn counters(param: &Param) -> usize {
+    usize::from(param.name == "second.norm")
+}
+
+/// A step down the gradient, which the state counts.
+fn descend(Whole { values, gradient, state, .. }: Whole<'_>) {
+    values.iter_mut().zip(gradient).for_each(|(value, slope)| *value -= 0.01 * slope);
+    state.iter_mut().for_each(|count| *count += 1.0);
 }
 
 /// The options of each optimizer.
@@ -105,18 +131,18 @@ pub(crate) fn muon() -> MuonOptions {
 
 /// The part of a test that works with the optimizers of a recipe.
 pub(crate) trait Act<T> {
-    fn act<O: Step1 + Checkpointed>(self, model: ShardedModel, optimizers: O) -> Result<T, Error>;
+    fn act<O: Steps + Checkpointed>(self, model: ShardedModel, optimizers: O) -> Result<T, Error>;
 }
 
-/// A step by one optimizer, or by two.
-pub(crate) trait Step1 {
-    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
+/// An update by one optimizer, or by several.
+pub(crate) trait Steps {
+    fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
 }
 
 macro_rules! alone {
     ($($optimizer:ty),*) => { $(
-        impl Step1 for $optimizer {
-            fn step1(
+        impl Steps for $optimizer {
+            fn apply(
                 &mut self,
                 model: &mut ShardedModel,
                 gradients: Gradients,
@@ -129,15 +155,27 @@ macro_rules! alone {
 
 alone!(Sgd, AdamW, Lion, Adafactor);
 
-impl Step1 for (Muon, AdamW) {
-    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+impl Steps for (Muon, AdamW) {
+    fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let (muon, adamw) = self;
         model.update_by(gradients, [(muon, is_matrix), (adamw, |param| !is_matrix(param))])
     }
 }
 
-impl Step1 for WholeParameters {
-    fn step1(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+impl Steps for ((Muon, WholeParameters), Adafactor) {
+    fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        let ((muon, whole), adafactor) = self;
+        let mut whole = whole.by(descend);
+        let is_vector: fn(&Param) -> bool = |param| !is_matrix(param);
+        model.update_by(
+            gradients,
+            [(muon, is_first_matrix), (&mut whole, is_vector), (adafactor, is_second_matrix)],
+        )
+    }
+}
+
+impl Steps for WholeParameters {
+    fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         model.update_whole(gradients, self, shampoo::update)
     }
 }
@@ -178,6 +216,12 @@ pub(crate) fn with<T>(
         Recipe::Shampoo => {
             let shampoo = WholeParameters::new(&model, "shampoo", shampoo::state);
             act.act(model, shampoo)
+        }
+        Recipe::Mixed => {
+            let whole = WholeParameters::new(&model, "descent", counters);
+            let muon = Muon::new(&model, muon());
+            let adafactor = Adafactor::new(&model, adafactor());
+            act.act(model, ((muon, whole), adafactor))
         }
     }
 }
@@ -238,7 +282,7 @@ pub(crate) struct Trace {
 struct Train(f32);
 
 impl Act<Vec<Trace>> for Train {
-    fn act<O: Step1 + Checkpointed>(
+    fn act<O: Steps + Checkpointed>(
         self,
         mut model: ShardedModel,
         mut optimizers: O,
@@ -251,7 +295,7 @@ impl Act<Vec<Trace>> for Train {
                 (name, values.into_iter().map(|value| value * factor).collect())
             });
             let clipped: Tensors = clipped.collect();
-            optimizers.step1(&mut model, gradients)?;
+            optimizers.apply(&mut model, gradients)?;
             Ok(Trace { gradients: clipped, parameters: model.full_parameters()? })
         };
         (0..STEPS).map(step).collect()

@@ -9,7 +9,7 @@ use hsdp_checkpoint::{Disk, Generation, Store};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::json;
 
-use crate::model::{Act, MESHES, Recipe, STEPS, Step1, Tensors, gradients, run, with};
+use crate::model::{Act, MESHES, Recipe, STEPS, Steps, Tensors, gradients, run, with};
 
 /// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves into another folder.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ struct Go<'a> {
 }
 
 impl Act<Tensors> for Go<'_> {
-    fn act<O: Step1 + Checkpointed>(
+    fn act<O: Steps + Checkpointed>(
         self,
         mut model: ShardedModel,
         mut optimizers: O,
@@ -30,7 +30,7 @@ impl Act<Tensors> for Go<'_> {
         let begin = usize::try_from(model.committed_steps()).expect("a few");
         for step in begin..self.until {
             let gradients = gradients(&mut model, step)?.clip(40.0);
-            optimizers.step1(&mut model, gradients)?;
+            optimizers.apply(&mut model, gradients)?;
         }
         drop(checkpoints);
         let mut checkpoints = Checkpoints::open(&model, self.into, CheckpointOptions::default())?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
     AdamW, AdamWOptions, DynamicScale, Error, Gradients, Grouped, LossScaling, ModelOptions,
-    Momentum, NonFinite, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    Momentum, NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::models::three_units;
@@ -157,7 +157,7 @@ fn every_other_option_is_named_too() {
                     by_sgd(model, it, SgdOptions { momentum, ..SgdOptions::default() })
                 },
             ],
-            "rank 2 has sgd momentum Nesterov(0.5), rank 0 has sgd momentum Off",
+            "rank 2 has sgd momentum 0.5, rank 0 has sgd momentum 0.0",
         ),
         (
             [
@@ -181,6 +181,31 @@ fn every_other_option_is_named_too() {
     for (updates, who_has_what) in cases {
         assert_eq!(told(updates, next_step), differs(who_has_what));
     }
+}
+
+fn by_two(
+    model: &mut ShardedModel,
+    gradients: Gradients,
+    [of_sgd, of_adamw]: [fn(&Param) -> bool; 2],
+) -> Result<(), Error> {
+    let mut sgd = Sgd::new(model, SgdOptions::default());
+    let mut adamw = AdamW::new(model, AdamWOptions::default());
+    model.update_by(gradients, [(&mut sgd, of_sgd), (&mut adamw, of_adamw)]).map(drop)
+}
+
+/// The options of both optimizers are the same.
+#[test]
+fn other_parameters_of_each_optimizer_are_found() {
+    let updates: Updates = [
+        |model, it| {
+            by_two(model, it, [|param| param.shape.len() > 1, |param| param.shape.len() < 2])
+        },
+        |model, it| {
+            by_two(model, it, [|param| param.shape.len() < 2, |param| param.shape.len() > 1])
+        },
+    ];
+    let told = told(updates, next_step);
+    assert!(told.starts_with(&differs("rank 2 has parameters of 2 optimizers 0x")), "{told}");
 }
 
 /// The texts are compared, so NaN is equal to itself.

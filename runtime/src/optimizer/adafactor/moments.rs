@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp_kernels::adafactor::{AdafactorStep, Factored, average_sums};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{Param, ParamId};
+use hsdp_sharding::{Param, ParamId, UnitId};
 
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
@@ -46,8 +46,8 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    fn zeros(sizes: Sizes) -> Result<Self, hsdp_kernels::Error> {
-        let _optimizer = memory::scope(Category::Optimizer);
+    fn zeros(category: Category, sizes: Sizes) -> Result<Self, hsdp_kernels::Error> {
+        let _category = memory::scope(category);
         let moments =
             [hsdp_kernels::zeros(sizes.all_rows())?, hsdp_kernels::zeros(sizes.all_columns())?];
         Ok(Self { sizes, moments })
@@ -61,7 +61,7 @@ impl Factors {
     ) -> Result<BTreeMap<ParamId, Self>, Error> {
         let params = fabric.plan.spec().params().filter(|(id, _)| has(*id));
         let matrices = params.filter_map(|(id, param)| Some((id, Sizes::of(param)?)));
-        let zeros = |(id, sizes): (ParamId, Sizes)| match Self::zeros(sizes) {
+        let zeros = |(id, sizes): (ParamId, Sizes)| match Self::zeros(Category::Optimizer, sizes) {
             Ok(zeros) => Ok((id, zeros)),
             Err(error) => Err(fabric.no_memory(error, operation, (step, id.unit))),
         };
@@ -69,13 +69,22 @@ impl Factors {
     }
 
     /// The moments after an update with these sums of squares.
-    pub(super) fn moved(&self, step: &AdafactorStep, [rows, columns]: [&[f64]; 2]) -> Self {
-        let _update = memory::scope(Category::Update);
-        let mut moved = self.clone();
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(super) fn moved(
+        &self,
+        step: &AdafactorStep,
+        [rows, columns]: [&[f64]; 2],
+    ) -> Result<Self, hsdp_kernels::Error> {
+        let mut moved = Self::zeros(Category::Update, self.sizes)?;
+        for (into, from) in moved.moments.iter_mut().zip(&self.moments) {
+            into.copy_from_slice(from);
+        }
         let [of_rows, of_columns] = &mut moved.moments;
         average_sums(step, of_rows, rows, self.sizes.columns);
         average_sums(step, of_columns, columns, self.sizes.rows);
-        moved
+        Ok(moved)
     }
 
     /// The estimate of variances.
@@ -95,11 +104,14 @@ pub(super) struct Sums {
 
 impl Sums {
     /// Zeros: `len` of them for each parameter that is updated now.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
     pub(super) fn zeros(
         updating: &Updating<'_>,
         parameters: impl Iterator<Item = ParamId>,
         len: impl Fn(ParamId) -> usize,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let mut sums = Self::default();
         let mut at = 0;
         for parameter in parameters.filter(|parameter| updating.updates(*parameter)) {
@@ -107,9 +119,13 @@ impl Sums {
             sums.places.insert(parameter, at..end);
             at = end;
         }
-        let _update = memory::scope(Category::Update);
-        sums.values = vec![0.0; at];
-        sums
+        let zeros = {
+            let _update = memory::scope(Category::Update);
+            hsdp_kernels::zeros(at)
+        };
+        let first = sums.parameters().next().map_or(UnitId::new(0), |first| first.unit);
+        sums.values = zeros.map_err(|error| updating.no_memory(error, first))?;
+        Ok(sums)
     }
 
     pub(super) fn of(&self, parameter: ParamId) -> &[f64] {

@@ -55,7 +55,7 @@ impl OptimizerOptions for AdafactorOptions {
         let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
         see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
         see("beta2_decay", Setting::Number(beta2_decay, Allowed::NotPositive));
-        see("eps.0", Setting::Number(eps.0, Allowed::Positive));
+        see("eps.0", Setting::Number(eps.0, Allowed::PositiveSquare));
         see("eps.1", Setting::Number(eps.1, Allowed::NotNegative));
         see("threshold", Setting::Number(threshold, Allowed::Positive));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));

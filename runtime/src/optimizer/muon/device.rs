@@ -6,7 +6,7 @@ use hsdp_kernels::cuda::{
 };
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz};
-use hsdp_sharding::{DType, Part, WholeMatrix};
+use hsdp_sharding::{DType, WholeMatrix};
 
 use super::options::MuonOptions;
 use super::{Owned, iterations, piece_of, step_of};
@@ -99,12 +99,10 @@ impl Owned {
         let Self { exchange, on_device, .. } = self;
         let OnDevice { directions, products } = on_device.as_mut().expect(THERE);
         let device = updating.fabric.device.as_ref().expect(THERE);
-        let mut at = 0;
-        let fill = |_: &Part, direction: &mut [f32]| {
-            let by = (device.stream(), device.patience());
-            directions.read_back_into(by, at, direction).map_err(failed)?;
-            at += direction.len();
-            Ok(())
+        let fill = |values: &mut [f32]| {
+            directions
+                .read_back_into((device.stream(), device.patience()), 0, values)
+                .map_err(failed)
         };
         let of = (updating.fabric, updating.gradients.step);
         let values = exchange.run(
@@ -112,6 +110,9 @@ impl Owned {
             fill,
             |_| 0,
             |OnOwner { matrix, copies, .. }| {
+                if !updating.updates(matrix.param) {
+                    return Ok(());
+                }
                 let (by, sizes) = (iterations(groups, matrix), (matrix.rows, matrix.columns));
                 products.orthogonalize(device, &by, (copies, sizes)).map_err(failed)
             },

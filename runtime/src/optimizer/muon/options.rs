@@ -12,8 +12,8 @@ pub struct MuonOptions {
     pub learning_rate: f64,
     /// The decay factor of the momentum.
     pub momentum: f64,
-    /// Whether the direction looks one step ahead.
-    pub nesterov: MomentumKind,
+    /// Along the momentum, or one step ahead.
+    pub momentum_kind: MomentumKind,
     /// Before the update, the parameters shrink by learning rate x weight decay.
     pub weight_decay: f64,
     /// The iterations that orthogonalize a matrix: in f32 or bf16.
@@ -49,7 +49,7 @@ impl Default for MuonOptions {
         Self {
             learning_rate: 1e-3,
             momentum: 0.95,
-            nesterov: MomentumKind::Nesterov,
+            momentum_kind: MomentumKind::Nesterov,
             weight_decay: 0.1,
             newton_schulz: NewtonSchulz::default(),
             rate_scale: RateScale::default(),
@@ -64,7 +64,7 @@ impl MuonOptions {
             rate: self.learning_rate * self.rate_scale.of(matrix),
             decay: self.learning_rate * self.weight_decay,
             momentum: self.momentum,
-            kind: self.nesterov,
+            kind: self.momentum_kind,
             clip,
         }
     }
@@ -78,18 +78,24 @@ impl OptimizerOptions for MuonOptions {
     }
 
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self { learning_rate, momentum, nesterov, weight_decay, newton_schulz, rate_scale } =
-            *self;
+        let Self {
+            learning_rate,
+            momentum,
+            momentum_kind,
+            weight_decay,
+            newton_schulz,
+            rate_scale,
+        } = *self;
         let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = newton_schulz;
         see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
         see("momentum", Setting::Number(momentum, Allowed::Fraction));
-        see("momentum_kind", Setting::Choice(&nesterov));
+        see("momentum_kind", Setting::Choice(&momentum_kind));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-        see("newton_schulz.steps", Setting::Choice(&steps));
+        see("newton_schulz.steps", Setting::Count(steps));
         see("newton_schulz.coefficients.0", Setting::Number(a, Allowed::Finite));
         see("newton_schulz.coefficients.1", Setting::Number(b, Allowed::Finite));
         see("newton_schulz.coefficients.2", Setting::Number(c, Allowed::Finite));
-        see("newton_schulz.eps", Setting::Number(eps, Allowed::NotNegative));
+        see("newton_schulz.eps", Setting::Number(eps, Allowed::Positive));
         see("newton_schulz.dtype", Setting::Choice(&dtype));
         see("rate_scale", Setting::Choice(&rate_scale));
     }

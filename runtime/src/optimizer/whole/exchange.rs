@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp_comm::{Lent, Stage, Tag};
+use hsdp_comm::{Lent, Stage};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Owners, ParamId, Part, Piece, UnitId, WholeMatrix, Wholes};
 
@@ -105,26 +105,28 @@ impl Exchange {
         all.filter(|at| self.owners.owner(*at) == self.index)
     }
 
-    /// Brings parts to their owners, computes each matrix there, and brings the parts back. `fill` writes the copies of a part of this
-    /// rank, one after the other, and `compute` replaces the first copy of a matrix that this rank owns, with a workspace of as many
-    /// elements as `workspace` says. Returns the new elements of the parts, in the order in which they were sent. Collective over the
-    /// shard group.
+    /// Brings parts to their owners, computes each matrix there, and brings the parts back. `fill` writes the copies of all parts of this
+    /// rank, as [`each_sent`](Self::each_sent) finds them, and `compute` replaces the first copy of a matrix that this rank owns, with a
+    /// workspace of as many elements as `workspace` says. Returns the new elements of the parts, in the order in which they were sent.
+    /// Collective over the shard group.
     ///
     /// # Errors
-    /// [`Error::Comm`]; [`Error::Kernel`] if there is no memory; those of `fill` and `compute`.
+    /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
     pub(in crate::optimizer) fn run(
         &self,
-        (fabric, step): (&Fabric, u64),
-        fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
+        of: (&Fabric, u64),
+        fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
         workspace: impl Fn(&WholeMatrix) -> usize,
         mut compute: impl FnMut(OnOwner<'_>) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
-        let tag = fabric.tag(None, Stage::Update, step, 0);
-        let mut owned = self.there(fabric, tag, fill)?;
+        let mut values = zeros(of, self.first_unit(), self.copies * total(&self.sent))?;
+        fill(&mut values)?;
+        let mut owned = self.exchange(of, self.copies, (values, [&self.sent, &self.received]))?;
         for at in self.indices() {
             let matrix = &self.owners.matrices()[at];
-            let numel = matrix.numel();
-            let (mut copies, mut room) = (zeros(self.copies * numel)?, zeros(workspace(matrix))?);
+            let (numel, unit) = (matrix.numel(), matrix.param.unit);
+            let mut copies = zeros(of, unit, self.copies * numel)?;
+            let mut room = zeros(of, unit, workspace(matrix))?;
             self.each_received(at, &mut owned, |start, part| {
                 let len = part.len() / self.copies;
                 for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(len)) {
@@ -138,36 +140,44 @@ impl Exchange {
             });
         }
         self.keep_first_copies(&mut owned);
-        self.exchange(fabric, (tag, 1), (owned, [&self.received, &self.sent]))
+        self.exchange(of, 1, (owned, [&self.received, &self.sent]))
     }
 
-    /// Brings the parts of this rank to their owners. Returns those that this rank owns, in the order of `received`.
-    fn there(
+    /// Calls `fill` for the copies of each part that this rank sends, one after the other in `values`.
+    ///
+    /// # Errors
+    /// The first one of `fill`.
+    pub(in crate::optimizer) fn each_sent(
         &self,
-        fabric: &Fabric,
-        tag: Tag,
+        values: &mut [f32],
         mut fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
-    ) -> Result<Vec<f32>, Error> {
-        let mut values = zeros(self.copies * total(&self.sent))?;
-        let mut rest = &mut *values;
+    ) -> Result<(), Error> {
+        let mut rest = values;
         for part in self.sent.iter().flatten() {
             let (into, behind) = rest.split_at_mut(self.copies * part.shard.len());
             fill(part, into)?;
             rest = behind;
         }
-        self.exchange(fabric, (tag, self.copies), (values, [&self.sent, &self.received]))
+        Ok(())
     }
 
     fn exchange(
         &self,
-        fabric: &Fabric,
-        (tag, copies): (Tag, usize),
+        of: (&Fabric, u64),
+        copies: usize,
         (source, [send, receive]): (Vec<f32>, [&[Vec<Part>]; 2]),
     ) -> Result<Vec<f32>, Error> {
-        let lent = Lent { source, target: zeros(copies * total(receive))? };
+        let (fabric, step) = of;
+        let target = zeros(of, self.first_unit(), copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
+        let (tag, lent) = (fabric.tag(None, Stage::Update, step, 0), Lent { source, target });
         Ok(fabric.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
+    }
+
+    /// The unit that an error of a buffer for all parts names.
+    fn first_unit(&self) -> UnitId {
+        self.owners.matrices().first().map_or(UnitId::new(0), |matrix| matrix.param.unit)
     }
 
     /// Calls `act` for the copies of each part of a matrix that has come, with its first element in the matrix.
@@ -220,7 +230,10 @@ fn total(parts: &[Vec<Part>]) -> usize {
 }
 
 /// A buffer of an exchange, which counts as such. A matrix product may start a pool of threads, and keeps buffers that do not count.
-fn zeros(len: usize) -> Result<Vec<f32>, Error> {
-    let _update = memory::scope(Category::Update);
-    Ok(hsdp_kernels::zeros(len)?)
+fn zeros((fabric, step): (&Fabric, u64), unit: UnitId, len: usize) -> Result<Vec<f32>, Error> {
+    let zeros = {
+        let _update = memory::scope(Category::Update);
+        hsdp_kernels::zeros(len)
+    };
+    zeros.map_err(|error| fabric.no_memory(error, "optimizer step", (step, unit)))
 }

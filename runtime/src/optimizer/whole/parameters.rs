@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
 use crate::optimizer::covered::Covered;
-use crate::optimizer::whole::{Exchange, OnOwner};
+use crate::optimizer::state::Of;
+use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
 
 /// A whole parameter on its owner.
@@ -71,16 +72,8 @@ struct Held {
     /// The state of the parameters that this rank owns.
     states: BTreeMap<ParamId, Vec<f32>>,
     staged: Staged,
-}
-
-/// New values and state, until the last value is applied.
-#[derive(Debug, Default)]
-struct Staged {
-    /// In the order in which the parts were sent.
-    values: Vec<f32>,
-    states: BTreeMap<ParamId, Vec<f32>>,
-    /// The elements that are still to be updated.
-    left: usize,
+    /// New state, until the update is certain.
+    staged_states: BTreeMap<ParamId, Vec<f32>>,
 }
 
 /// Values and gradient.
@@ -98,7 +91,11 @@ impl WholeParameters {
         By { state: self, update }
     }
 
-    fn zeros(&self, fabric: &Fabric, has: impl Fn(ParamId) -> bool) -> Result<Held, Error> {
+    fn zeros(
+        &self,
+        (fabric, (operation, step)): (&Fabric, Of),
+        has: impl Fn(ParamId) -> bool,
+    ) -> Result<Held, Error> {
         let exchange = Exchange::of(fabric, (Wholes::Parameters, COPIES), &has)?;
         let len = |param: ParamId| (self.len)(&fabric.plan.spec()[param]);
         let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
@@ -108,13 +105,30 @@ impl WholeParameters {
         });
         let tensors = tensors.collect();
         let zeros = |param: ParamId| {
-            let _optimizer = memory::scope(Category::Optimizer);
-            Ok((param, hsdp_kernels::zeros(len(param))?))
+            let zeros = {
+                let _optimizer = memory::scope(Category::Optimizer);
+                hsdp_kernels::zeros(len(param))
+            };
+            let failed = |error| fabric.no_memory(error, operation, (step, param.unit));
+            Ok((param, zeros.map_err(failed)?))
         };
         let states = exchange.owned().map(|whole| zeros(whole.param));
         let states = states.collect::<Result<_, Error>>()?;
         let covered = Covered::of(fabric, has);
-        Ok(Held { covered, exchange, tensors, states, staged: Staged::default() })
+        let (staged, staged_states) = (Staged::default(), BTreeMap::new());
+        Ok(Held { covered, exchange, tensors, states, staged, staged_states })
+    }
+}
+
+impl WholeParameters {
+    /// The parameters that a checkpoint says it has updated, also those without state.
+    fn covered_in(&self, saved: &SavedState<'_>) -> Vec<ParamId> {
+        let mut covered = saved.parameters_with(&[self.kind]);
+        let without = saved.counted_without_state().into_iter();
+        covered.extend(without.filter(|id| (self.len)(saved.parameter(*id)) == 0));
+        covered.sort_unstable();
+        covered.dedup();
+        covered
     }
 }
 
@@ -165,7 +179,8 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         match &state.held {
             Some(held) => held.covered.check(state.kind, updating),
             None => {
-                state.held = Some(state.zeros(updating.fabric, |id| updating.has(id))?);
+                let of = ("optimizer step", updating.gradients.step);
+                state.held = Some(state.zeros((updating.fabric, of), |id| updating.has(id))?);
                 Ok(())
             }
         }
@@ -174,7 +189,9 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
     fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let Self { state, update } = self;
         let held = state.held.as_mut().expect("`check` has made it");
-        let mut states = copies(&held.states)?;
+        (held.staged, held.staged_states) = (Staged::default(), BTreeMap::new());
+        let of = (updating.fabric, updating.gradients.step);
+        let mut states = copies(of, &held.states)?;
         let fill = |part: &Part, into: &mut [f32]| {
             let (values, gradient) = into.split_at_mut(part.shard.len());
             updating.parameters(part.unit, part.shard.clone(), values)?;
@@ -182,11 +199,10 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
             gradient.iter_mut().for_each(|it| *it *= updating.clip());
             Ok(())
         };
-        let of = (updating.fabric, updating.gradients.step);
         let spec = updating.plan().spec();
         let values = held.exchange.run(
             of,
-            fill,
+            |values| held.exchange.each_sent(values, fill),
             |_| 0,
             |OnOwner { matrix, copies, .. }| {
                 if updating.updates(matrix.param) {
@@ -197,28 +213,25 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
                 Ok(())
             },
         )?;
-        held.staged = Staged { values, states, left: 0 };
+        (held.staged, held.staged_states) = (Staged::new(values), states);
         Ok(())
     }
 
     fn begin(&mut self, updating: &Updating<'_>) {
         let held = self.held();
         held.covered.begin(updating);
-        for (id, state) in std::mem::take(&mut held.staged.states) {
+        for (id, state) in std::mem::take(&mut held.staged_states) {
             held.states.get_mut(&id).expect("a copy of it").copy_from_slice(&state);
         }
-        held.staged.left = updating.pieces().map(|(_, piece)| piece.len).sum();
+        held.staged.begin(updating);
     }
 
     fn update(&mut self, Run { unit, piece, parameters, .. }: Run<'_>) {
         let Held { exchange, staged, .. } = self.held();
         for (_, range, place) in exchange.within(unit, &piece) {
-            parameters[range].copy_from_slice(&staged.values[place]);
+            parameters[range].copy_from_slice(&staged.values()[place]);
         }
-        staged.left -= piece.len;
-        if staged.left == 0 {
-            *staged = Staged::default();
-        }
+        staged.applied(piece.len);
     }
 
     fn update_on_device(&mut self, _: DeviceRun<'_>) -> Result<(), CudaError> {
@@ -229,12 +242,17 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
 }
 
 /// A copy of state, for an update that may not come about.
-fn copies(states: &BTreeMap<ParamId, Vec<f32>>) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
+fn copies(
+    (fabric, step): (&Fabric, u64),
+    states: &BTreeMap<ParamId, Vec<f32>>,
+) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
     let copy = |(id, state): (&ParamId, &Vec<f32>)| {
-        let mut copy = {
+        let zeros = {
             let _update = memory::scope(Category::Update);
-            hsdp_kernels::zeros(state.len())?
+            hsdp_kernels::zeros(state.len())
         };
+        let failed = |error| fabric.no_memory(error, "optimizer step", (step, id.unit));
+        let mut copy = zeros.map_err(failed)?;
         copy.copy_from_slice(state);
         Ok((*id, copy))
     };
@@ -251,12 +269,16 @@ impl Checkpointed for WholeParameters {
         self.model == *model
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![self.kind]
+    }
+
     fn tensors(&self) -> Vec<StateTensor> {
         self.held.as_ref().map_or_else(Vec::new, |held| held.tensors.clone())
     }
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let counted = saved.parameters_with(&[self.kind]);
+        let counted = self.covered_in(saved);
         let of = |parameter: &ParamId| {
             let len = (self.len)(saved.parameter(*parameter));
             let spread = Spread::Owned { len, owner: 0 };
@@ -277,14 +299,15 @@ impl Checkpointed for WholeParameters {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let has = saved.parameters_with(&[self.kind]);
+        let has = self.covered_in(saved);
         let mut restored = Self { model: self.model.clone(), held: None, ..*self };
         if has.is_empty() {
             return Ok(restored);
         }
-        let mut held = self.zeros(&model.engine.fabric, |id| has.contains(&id))?;
+        let of = ("loading", model.committed_steps());
+        let mut held = self.zeros((&model.engine.fabric, of), |id| has.contains(&id))?;
         held.covered.read(saved);
-        for (parameter, state) in &mut held.states {
+        for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
             saved.read((self.kind, *parameter), 0, state)?;
         }
         restored.held = Some(held);

@@ -122,8 +122,8 @@ fn iterations_in_bf16_are_nearly_those_of_the_host() {
     for (name, expected) in on_host {
         let differences = on_device[&name].iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = differences.fold(0.0, f32::max);
-        // Two units in the last place of a direction of norm 1, times the largest rate of an element.
-        assert!(f64::from(most) <= 2.0 * RATE * 45f64.sqrt() / 128.0, "{name}: {most}");
+        // Two units in the last place of a direction of norm 1, times the largest rate of an element, that of the tall matrix.
+        assert!(f64::from(most) <= 2.0 * RATE * (45f64 / 11.0).sqrt() / 128.0, "{name}: {most}");
     }
 }
 

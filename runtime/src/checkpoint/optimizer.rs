@@ -1,0 +1,64 @@
+//! The optimizers whose state a checkpoint can keep.
+
+use std::collections::BTreeSet;
+
+use hsdp_sharding::{ParamId, Role};
+
+use super::Checkpointed;
+use super::pair::AND;
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all trainable parameters.
+///
+/// # Errors
+/// [`Error::Misuse`].
+pub(super) fn check_optimizer<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    let problem = if optimizer.is_of(model.id()) {
+        let all = [twice(model, optimizer), unclear(optimizer), partial(model, optimizer)];
+        all.into_iter().flatten().next()
+    } else {
+        Some("the optimizer was made for another model".to_owned())
+    };
+    let refuse = |what| Err(model.engine.fabric.misuse(operation, model.committed_steps(), what));
+    problem.map_or(Ok(()), refuse)
+}
+
+fn twice<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
+    let kind = optimizer.head(model.plan().spec()).kind;
+    let mut kinds = BTreeSet::new();
+    let twice = kind.split(AND).find(|kind| !kinds.insert(*kind))?;
+    Some(format!(
+        "two optimizers are {twice}: a checkpoint keeps the state of one of each kind, which may have groups"
+    ))
+}
+
+fn unclear<O: Checkpointed>(optimizer: &O) -> Option<String> {
+    let is_name = |kind: &str| kind.chars().all(|it| it.is_ascii_alphanumeric() || it == '_');
+    let mut kinds = BTreeSet::new();
+    let mut all = optimizer.kinds().into_iter();
+    let unclear = all.find(|kind| !is_name(kind) || !kinds.insert(*kind))?;
+    Some(format!(
+        "state of kind `{}`: a checkpoint needs a name of letters, digits and `_` that no other optimizer of the update has",
+        unclear.escape_debug()
+    ))
+}
+
+/// One optimizer has state of all trainable parameters, or of none. Several may have state of some.
+fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
+    let spec = model.plan().spec();
+    let kind = optimizer.head(spec).kind;
+    let updated: BTreeSet<ParamId> = optimizer.tensors().iter().map(|it| it.parameter).collect();
+    let trainable = spec.params().filter(|(_, param)| param.role == Role::Trainable).count();
+    if kind.contains(AND) || updated.is_empty() || updated.len() == trainable {
+        return None;
+    }
+    let updated = updated.len();
+    Some(format!(
+        "{kind} has state of {updated} of {trainable} trainable parameters: a checkpoint needs all optimizers of the update, as a pair"
+    ))
+}

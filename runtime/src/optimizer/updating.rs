@@ -1,0 +1,142 @@
+//! An update, as the optimizers that take part in it see it.
+
+use std::ops::Range;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::{divide_in_place, scaled_copy};
+use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
+
+use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
+use crate::engine::sums::Sums;
+use crate::error::Error;
+use crate::gradients::{Gradients, Verdict};
+use crate::model::ModelId;
+use crate::optimizer::Assignment;
+use crate::optimizer::pass::trained_pieces;
+
+/// The update in which an optimizer takes part, before it changes anything.
+#[derive(Debug)]
+pub struct Updating<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) gradients: &'a Gradients,
+    pub(super) assignment: &'a Assignment,
+    pub(super) shards: &'a [Shard],
+    /// The index of the optimizer.
+    pub(super) index: usize,
+}
+
+impl Updating<'_> {
+    /// The plan of the model.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.fabric.plan
+    }
+
+    /// Whether the model is updated on a device.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.fabric.updates_on_device()
+    }
+
+    /// Whether this optimizer updates the parameter, in steps in which it has a gradient.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn has(&self, parameter: ParamId) -> bool {
+        self.assignment.of(self.fabric, parameter) == self.index
+    }
+
+    /// Whether the parameter is updated now: it has a gradient, and the ranks agreed to apply it.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn updates(&self, parameter: ParamId) -> bool {
+        let applies = *self.gradients.verdict() == Verdict::Apply;
+        applies && self.has(parameter) && self.gradients.has_gradient(parameter)
+    }
+
+    /// Checks that an optimizer was made for this model.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it was not.
+    pub fn check_owner(&self, owner: &ModelId) -> Result<(), Error> {
+        if *owner == self.gradients.model {
+            return Ok(());
+        }
+        Err(self.misuse("the optimizer was made for another model".to_owned()))
+    }
+
+    /// The factor of [`Gradients::clip`], or 1.
+    #[must_use]
+    pub fn clip(&self) -> f32 {
+        self.gradients.clip
+    }
+
+    /// Elements of this rank's shard of a unit's gradient, in f32, divided, before clipping.
+    pub(super) fn gradient(
+        &self,
+        unit: UnitId,
+        range: Range<usize>,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        let (sums, divisor) = (&self.gradients.grad_shards[unit.index()], self.gradients.divisor);
+        match sums {
+            Sums::Host(values) => scaled_copy(into, &values[range], divisor),
+            Sums::Device(sums) => {
+                let device = self.fabric.device.as_ref().expect("the sums lie on a device");
+                let by = (device.stream(), device.patience());
+                let read = sums.values().read_back_into(by, range.start, into);
+                read.map_err(|error| self.device_error(error))?;
+                divide_in_place(into, divisor);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's shard of a unit's gradient on a device, and its divisor.
+    ///
+    /// # Panics
+    /// If the gradient lies on the host.
+    pub(super) fn gradient_on_device(&self, unit: UnitId) -> (&DeviceBuffer, f64) {
+        match &self.gradients.grad_shards[unit.index()] {
+            Sums::Device(sums) => (sums.values(), self.gradients.divisor),
+            Sums::Host(_) => unreachable!("the gradient of a model on the host lies there"),
+        }
+    }
+
+    /// The error of a buffer for parameters of a unit.
+    pub(super) fn no_memory(&self, error: hsdp_kernels::Error, unit: UnitId) -> Error {
+        self.fabric.no_memory(error, "optimizer step", (self.gradients.step, unit))
+    }
+
+    /// The error of a device in this update.
+    pub(super) fn device_error(&self, error: CudaError) -> Error {
+        self.fabric.device_error("optimizer step", self.gradients.step, error)
+    }
+
+    /// Elements of this rank's shard of a unit, in f32.
+    pub(super) fn parameters(
+        &self,
+        unit: UnitId,
+        range: Range<usize>,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        self.shards[unit.index()].copy_to(self.fabric, range.start, into)
+    }
+
+    /// The trained pieces of this rank's shards that this optimizer updates now, in the plan's order of units.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
+        let pieces = |unit| trained_pieces(self.fabric, unit).map(move |piece| (unit, piece));
+        let all = self.fabric.plan.reductions().iter().copied().flat_map(pieces);
+        all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
+    }
+
+    /// The error of an update that cannot be made.
+    #[must_use]
+    pub fn misuse(&self, what: String) -> Error {
+        self.fabric.misuse("optimizer step", self.gradients.step, what)
+    }
+}
