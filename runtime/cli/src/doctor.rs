@@ -173,8 +173,10 @@ mod tests {
     #[test]
     fn the_names_are_those_that_are_loaded() {
         let cuda = include_str!("../../../kernels/src/cuda/driver/libraries.rs");
+        let cublas = include_str!("../../../kernels/src/cuda/driver/cublas.rs");
         let nccl = include_str!("../../../comm/nccl-sys/src/load.rs");
-        for (sought, source) in LIBRARIES.iter().zip([cuda, cuda, nccl]) {
+        let sources: [&str; LIBRARIES.len()] = [cuda, cuda, cublas, nccl];
+        for (sought, source) in LIBRARIES.iter().zip(sources) {
             let names = format!("= [\"{}\"];", sought.names.join("\", \""));
             assert!(source.contains(&names), "{}: {names}", sought.what);
             let named = sought.variable.is_none_or(|variable| source.contains(variable));

@@ -123,6 +123,13 @@ fn check(options: &Options) -> Result<(), String> {
             "--offload {what} needs --device cuda: there is nothing to offload from the host"
         ));
     }
+    let is_on_device = options.device == Device::Cuda && options.offload == Offload::None;
+    if is_on_device && !options.optimizer.updates_on_device() {
+        let optimizer = options.optimizer.name();
+        return Err(format!(
+            "--optimizer {optimizer} does not update a model on a device: add --offload optimizer"
+        ));
+    }
     let (mesh, ranks) = (options.mesh, options.mesh.world_size());
     if ranks > MAX_RANKS {
         return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_RANKS} are planned"));
@@ -151,11 +158,13 @@ fn planned(name: String, spec: ModelSpec, options: &Options) -> Result<Planned, 
 }
 
 /// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a reduction and the two halves of
-/// an all-reduce, of at most 4 bytes per element. In the update it receives matrices once there and once back.
+/// an all-reduce, of at most 4 bytes per element. In the update it receives matrices once there and once back; or the two halves of an
+/// all-reduce of one f64 for each parameter, row and column, and of one for each parameter: at most four per element.
 fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
     let ranks = plan.mesh().world_size();
-    let times = 5 * u128::from(microbatches) + 2;
+    let of_update = 2 + 2 * (3 + 1) * 2;
+    let times = 5 * u128::from(microbatches) + of_update;
     let bytes = u128::from(elements) * 4 * times * ranks as u128;
     if u64::try_from(bytes).is_ok() {
         return Ok(());

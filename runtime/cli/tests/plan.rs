@@ -122,7 +122,8 @@ fn the_sums_of_adafactor_have_the_numbers_of_the_library() {
     let said = planned_file(MODEL, "adafactor");
     let plan = assert_says(&said, same().updated_by(|_| State::Factored));
     let host = &said["memory"]["places"]["host"];
-    assert_eq!(host.get("update"), None, "no matrices are exchanged");
+    assert_eq!(host["update"], plan.memory().update.get());
+    assert!(plan.memory().update > ByteCount::ZERO, "the sums take memory");
     // Of 50 rows and 7 columns, of 33 rows and 5 columns, and of three parameters: 98 values, then 3, and the first rank has 49 and 2.
     let expected = 8 * (49 + 49 + 2 + 1);
     assert_eq!(said["traffic"]["rank"]["update"], json!({ "calls": 2, "bytes": expected }));
@@ -220,6 +221,42 @@ fn what_is_offloaded_is_told_of_both_places() {
     assert_eq!(Offload::EVERY.len(), 3, "a new choice would have to be looked at here");
 }
 
+/// Owners get and return matrices through the host, with and without offloading.
+#[test]
+fn muon_on_a_device_takes_memory_of_the_host() {
+    let on_device = |optimizer: &str| {
+        let model = ["gpt2-small", "--mesh", "1x4", "--device", "cuda", "--optimizer", optimizer];
+        planned(&model)["memory"]["places"].clone()
+    };
+    let (muon, adamw) = (on_device("muon"), on_device("adamw"));
+    assert_eq!(adamw.get("host"), None);
+    let shards = 124_439_808 / 4 * 4;
+    assert!(muon["device"]["update"].as_u64() > Some(0), "{muon}");
+    // A rank has the pieces and the owned matrices of a quarter each, of the model without its embeddings.
+    let on_host = muon["host"]["update"].as_u64().expect("bytes");
+    assert!((shards..2 * shards).contains(&on_host), "{muon}");
+    assert_eq!(muon["host"]["total"], on_host);
+}
+
+#[test]
+fn optimizers_that_update_on_the_host_are_not_planned_on_a_device() {
+    for (optimizer, is_refused) in
+        [("adafactor", true), ("adamw8bit", true), ("lion", false), ("muon", false)]
+    {
+        let model = ["gpt2-small", "--mesh", "1x2", "--device", "cuda", "--optimizer", optimizer];
+        let (code, _, told) = hsdp(&[&["plan"], &model[..]].concat());
+        let expected = match is_refused {
+            true => format!(
+                "hsdp: --optimizer {optimizer} does not update a model on a device: add --offload optimizer\n"
+            ),
+            false => String::new(),
+        };
+        assert_eq!((code, told), (Some(if is_refused { 2 } else { 0 }), expected));
+        let offloaded = planned(&[&model[..], &["--offload", "optimizer"]].concat());
+        assert!(offloaded["memory"]["places"]["host"]["optimizer"].as_u64() > Some(0));
+    }
+}
+
 #[test]
 fn text_names_the_worst_rank_and_the_totals() {
     let folder = TempDir::new().expect("a folder");
@@ -296,6 +333,16 @@ const WRONG: &[(&str, &str)] = &[
         "unit `u` takes",
     ),
 ];
+
+/// The sums of rows and columns are twice as many as the elements.
+#[test]
+fn sums_beyond_64_bits_are_refused() {
+    let model = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [150000000000000, 1, 1]}]}]}"#;
+    let (code, _, told) = refused(model, &["--mesh", "1x4096", "--optimizer", "adafactor"]);
+    let said = "elements, 1 microbatches and 4096 ranks: the bytes of a step do not fit 64 bits\n";
+    assert_eq!(code, Some(2));
+    assert!(told.ends_with(said) && told.matches('\n').count() == 1, "{told}");
+}
 
 #[test]
 fn what_is_wrong_with_a_file_is_one_line_with_its_place() {

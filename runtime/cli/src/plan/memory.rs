@@ -5,7 +5,7 @@ use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Phase, Plan};
 /// The peak memory of a rank, in each category that of the rank with the most.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
-    /// The place of the model, then the host if a part of the model is offloaded there.
+    /// The place of the model, then the host if a device's model takes memory there: of offloaded parts, or of an exchange.
     pub(super) places: Vec<Place>,
 }
 
@@ -41,8 +41,8 @@ impl Memory {
         let full = PHASES.map(|phase| plan.full_in_on_device(phase));
         let peaks = plan.memory_on_device(offload);
         let mut places = vec![Place { name: "device", peaks, full }];
-        if offload != Offload::None {
-            let peaks = plan.memory_offloaded(offload);
+        let peaks = plan.memory_offloaded(offload);
+        if offload != Offload::None || peaks.total() > ByteCount::ZERO {
             places.push(Place { name: "host", peaks, full: [ByteCount::ZERO; 2] });
         }
         Self { places }

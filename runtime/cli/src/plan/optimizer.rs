@@ -1,6 +1,7 @@
 //! The optimizers whose state and update can be planned.
 
 use clap::ValueEnum;
+use hsdp_kernels::EIGHT_BIT_BLOCK;
 use hsdp_sharding::{ModelSpec, Param, State};
 
 /// The optimizer, which determines the state of each trained parameter.
@@ -22,30 +23,25 @@ pub(super) enum Optimizer {
     Muon,
 }
 
-/// Elements of a block of 8-bit state.
-const BLOCK: usize = 256;
-
 /// Parts of the names of embeddings and heads, which Muon leaves to `AdamW`.
 const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
 
 impl Optimizer {
     /// Its name on a command line.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Adamw => "adamw",
-            Self::Sgd => "sgd",
-            Self::Momentum => "momentum",
-            Self::Lion => "lion",
-            Self::Adafactor => "adafactor",
-            Self::Adamw8bit => "adamw8bit",
-            Self::Muon => "muon",
-        }
+    pub(super) fn name(self) -> String {
+        let value = self.to_possible_value().expect("no optimizer is hidden");
+        value.get_name().to_owned()
+    }
+
+    /// Whether it updates a model on a device there. The others need its state on the host.
+    pub(super) const fn updates_on_device(self) -> bool {
+        !matches!(self, Self::Adafactor | Self::Adamw8bit)
     }
 
     /// The model with the state of this optimizer. 8-bit state cuts parameters only between blocks.
     pub(super) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
         let spec = match self {
-            Self::Adamw8bit => spec.clone().in_blocks(BLOCK),
+            Self::Adamw8bit => spec.clone().in_blocks(EIGHT_BIT_BLOCK),
             _ => spec.clone(),
         };
         spec.updated_by(|param| self.state(param))
@@ -56,7 +52,7 @@ impl Optimizer {
             Self::Sgd => State::Elements(0),
             Self::Momentum | Self::Lion => State::Elements(1),
             Self::Adafactor => State::Factored,
-            Self::Adamw8bit => State::EightBit { block: BLOCK },
+            Self::Adamw8bit => State::EightBit { block: EIGHT_BIT_BLOCK },
             Self::Muon if is_updated_whole(param) => State::Muon,
             Self::Adamw | Self::Muon => State::Elements(2),
         }
