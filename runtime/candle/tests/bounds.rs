@@ -128,6 +128,10 @@ fn metrics_that_cannot_be_read_are_refused() {
     assert!(Command::new("mkfifo").arg(&metrics).status().expect("it starts").success());
     let error = refused("train_gpt", &[&run[..], &["2"]].concat());
     assert!(error.contains("metrics.jsonl: it is a FIFO"), "{error}");
+    fs::remove_file(&metrics).expect("there");
+    File::create(&metrics).and_then(|file| file.set_len(1 << 40)).expect("a hole");
+    let error = refused("train_gpt", &[&run[..], &["2"]].concat());
+    assert!(error.contains("metrics.jsonl: line 1 has more than 16777216 bytes"), "{error}");
 }
 
 #[test]

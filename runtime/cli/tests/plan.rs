@@ -317,6 +317,10 @@ const WRONG: &[(&str, &str)] = &[
         "parameter `w` of shape [2, 2] is not a stack of matrices, 1 of 2 x 3",
     ),
     (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [400002], "matrices": [200001, 1, 2]}]}]}"#,
+        "200001 matrices; at most 200000 are planned",
+    ),
+    (
         r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,
         "units[0].name: it has 0 bytes; 1 to 256 are allowed",
     ),

@@ -1,4 +1,6 @@
-//! Files that a user names: regular files, up to a length.
+//! Files that a user names: regular files, up to a length, or with lines up to a length.
+
+mod lines;
 
 use std::fmt;
 use std::fs::{File, FileType, Metadata, OpenOptions};
@@ -6,6 +8,8 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::stderr::in_one_line;
+
+pub use self::lines::{Lines, lines};
 
 /// The reason why a file was not read or written. The text is one line, which begins with the path.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +39,16 @@ pub enum FileError {
         /// The most bytes that are read.
         most: u64,
     },
+    /// A line is longer than the program reads.
+    #[error("{}: line {number} has more than {most} bytes", Shown(.path))]
+    LongLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        number: u64,
+        /// The most bytes of a line.
+        most: u64,
+    },
     /// It is not UTF-8.
     #[error("{}: it is not UTF-8 text", Shown(.path))]
     NotText {
@@ -49,12 +63,9 @@ pub enum FileError {
 /// [`FileError`]
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
-    let file = open(path, OpenOptions::new().read(true)).map_err(failed)?;
-    // This describes the opened file, so no other file can take its place after the check.
-    let found = file.metadata().map_err(failed)?;
-    regular(path, &found)?;
+    let file = open_regular(path)?;
     let too_long = || FileError::TooLong { path: path.to_owned(), most };
-    if found.len() > most {
+    if file.metadata().map_err(failed)?.len() > most {
         return Err(too_long());
     }
     // The file may grow meanwhile, and the files of /proc have no length.
@@ -81,6 +92,15 @@ pub fn check_writable(path: &Path) -> Result<(), FileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(FileError::Io { path: path.to_owned(), source }),
     }
+}
+
+/// Opens a regular file to read it.
+fn open_regular(path: &Path) -> Result<File, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let file = open(path, OpenOptions::new().read(true)).map_err(failed)?;
+    // This describes the opened file, so no other file can take its place after the check.
+    regular(path, &file.metadata().map_err(failed)?)?;
+    Ok(file)
 }
 
 fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {

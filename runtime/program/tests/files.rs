@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use hsdp_program::file::{read, read_text};
+use hsdp_program::file::{lines, read, read_text};
 use tempfile::TempDir;
 
 /// No file takes longer, on a slow machine.
@@ -65,4 +65,24 @@ fn a_file_that_is_longer_than_it_says_is_refused() {
 fn the_error_is_one_line_for_a_name_with_newlines() {
     let error = refusal(Path::new("/no\nsuch\u{1b}[2Jfile"));
     assert_eq!(error, "/no\\nsuch\\u{1b}[2Jfile: No such file or directory (os error 2)");
+}
+
+#[test]
+fn a_file_of_any_length_is_read_line_by_line() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("file");
+    let all = |most| lines(&path, most).expect("a file").collect::<Result<Vec<_>, _>>();
+    fs::write(&path, "one\n\nthree").expect("written");
+    assert_eq!(all(5).expect("lines"), [&b"one"[..], b"", b"three"]);
+    let long = all(4).expect_err("five bytes").to_string();
+    assert!(long.ends_with("/file: line 3 has more than 4 bytes"), "{long}");
+    fs::write(&path, "four\n").expect("written");
+    assert_eq!(all(4).expect("lines"), [b"four"]);
+    // A hole is a line of zeros.
+    let hole = File::create(&path).expect("a file");
+    hole.set_len(1 << 40).expect("a hole");
+    let long = all(1000).expect_err("a long line").to_string();
+    assert!(long.ends_with("/file: line 1 has more than 1000 bytes"), "{long}");
+    let folder = lines(folder.path(), 1000).expect_err("no file").to_string();
+    assert!(folder.ends_with(": it is a directory; a regular file is needed"), "{folder}");
 }

@@ -20,7 +20,7 @@ pub(crate) struct Costs {
     /// The calls of each collective in the whole run, and the bytes that came from other ranks. Those of updates are one, `update`.
     pub(crate) traffic: Vec<(&'static str, Compared<Flow>)>,
     /// The peak bytes of each category, by its name. They are of the device if the model lies on one, with those of the host for
-    /// the offloaded parts.
+    /// the offloaded parts, and for an exchange through the host.
     pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
 }
 
@@ -62,25 +62,28 @@ impl Costs {
 /// This rank's peak memory, planned and measured.
 fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
     let (plan, rank) = (model.plan(), model.rank());
-    // State and exchange are those of this rank, where others may have more.
-    let own = |planned: MemoryPlan| match planned.optimizer {
-        ByteCount::ZERO => planned,
-        _ => MemoryPlan {
-            optimizer: plan.optimizer_state(rank),
-            update: plan.update(rank).extra,
-            ..planned
-        },
+    // State and update are those of this rank, where others may have more.
+    let own = |planned: MemoryPlan, update: ByteCount| {
+        let optimizer = planned.optimizer.min(plan.optimizer_state(rank));
+        MemoryPlan { optimizer, update, ..planned }
     };
-    if model.is_on_device() {
-        let offload = model.options().placement.offload();
-        let mut held = peaks(rank, &own(plan.memory_on_device(offload)), memory::usage_on_device);
-        if offload != Offload::None {
-            let on_host = peaks(rank, &own(plan.memory_offloaded(offload)), memory::usage);
-            held.extend(on_host.into_iter().map(|(name, peak)| (format!("{name} (host)"), peak)));
-        }
-        return held;
+    let update = plan.update(rank);
+    if !model.is_on_device() {
+        return peaks(rank, &own(plan.memory(), update.extra), memory::usage);
     }
-    peaks(rank, &own(plan.memory()), memory::usage)
+    let offload = model.options().placement.offload();
+    let [on_host, on_device] = match offload {
+        Offload::None => update.extra_with_device,
+        Offload::Optimizer | Offload::All => [update.extra, ByteCount::ZERO],
+    };
+    let device = own(plan.memory_on_device(offload), on_device);
+    let host = own(plan.memory_offloaded(offload), on_host);
+    let mut held = peaks(rank, &device, memory::usage_on_device);
+    let host = peaks(rank, &host, memory::usage).into_iter();
+    // Without offloading the host has the matrices that go from rank to rank, and nothing else.
+    let shown = host.filter(|(_, peak)| offload != Offload::None || peak.planned > ByteCount::ZERO);
+    held.extend(shown.map(|(name, peak)| (format!("{name} (host)"), peak)));
+    held
 }
 
 fn peaks(

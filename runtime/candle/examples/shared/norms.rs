@@ -47,18 +47,52 @@ pub(crate) fn after_update(
     Ok(Some(StepNorms { gradients, parameters: model.norms()?, updates }))
 }
 
-/// The ratios of all updates that were measured, for the plot at the end.
+/// The ratios of the updates that were measured, for the plot at the end: as many as it has room for.
 #[derive(Debug, Default)]
-pub(crate) struct Ratios(Vec<(usize, Norms)>);
+pub(crate) struct Ratios(Spread<(usize, Norms)>);
 
 impl Ratios {
     pub(crate) fn add(&mut self, step: usize, norms: Option<StepNorms>) {
-        self.0.extend(norms.and_then(|norms| norms.updates).map(|ratios| (step, ratios)));
+        let Some(ratios) = norms.and_then(|norms| norms.updates) else { return };
+        let most = plot::most_columns(ratios.iter().count());
+        self.0.add((step, ratios), most);
     }
 
     /// Draws them, if there are any.
     pub(crate) fn draw(&self, file: &Path) -> Result<(), Failure> {
-        if self.0.is_empty() { Ok(()) } else { plot::updates(file, &self.0) }
+        if self.0.kept.is_empty() { Ok(()) } else { plot::updates(file, &self.0.kept) }
+    }
+}
+
+/// Some of the items that were added, evenly spread: every one, or every second, fourth and so on.
+#[derive(Debug)]
+struct Spread<T> {
+    kept: Vec<T>,
+    added: usize,
+    /// One of so many is kept.
+    of: usize,
+}
+
+impl<T> Default for Spread<T> {
+    fn default() -> Self {
+        Self { kept: Vec::new(), added: 0, of: 1 }
+    }
+}
+
+impl<T> Spread<T> {
+    /// Adds an item, and keeps at most `most`, which is at least 1.
+    fn add(&mut self, item: T, most: usize) {
+        let is_kept = self.added.is_multiple_of(self.of);
+        self.added += 1;
+        if !is_kept {
+            return;
+        }
+        self.kept.push(item);
+        if self.kept.len() > most {
+            let mut index = 0..;
+            self.kept.retain(|_| index.next().is_some_and(|it: usize| it.is_multiple_of(2)));
+            self.of *= 2;
+        }
     }
 }
 
@@ -68,4 +102,23 @@ fn by_name<S: Serializer>(norms: &Norms, serializer: S) -> Result<S::Ok, S::Erro
 
 fn by_name_if_any<S: Serializer>(norms: &Option<Norms>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(norms.iter().flat_map(Norms::iter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn what_is_kept_is_bounded_and_evenly_spread() {
+        let kept = |added: usize, most| {
+            let mut spread = Spread::default();
+            (0..added).for_each(|item| spread.add(item, most));
+            spread.kept
+        };
+        assert_eq!(kept(4, 4), [0, 1, 2, 3]);
+        assert_eq!(kept(5, 4), [0, 2, 4]);
+        assert_eq!(kept(12, 4), [0, 4, 8]);
+        assert_eq!(kept(1000, 1), [0]);
+        assert_eq!(kept(100_000, 280).len(), 100_000_usize.div_ceil(512));
+    }
 }

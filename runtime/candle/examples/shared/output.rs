@@ -153,15 +153,14 @@ impl Metrics {
     /// Begins the file with its existing lines for the steps before `first`, the first step that this run makes.
     pub(crate) fn from_step(path: &Path, first: usize) -> Result<Self, Failure> {
         let kept = saving::lines_before(path, first)?;
+        let failed = |error| cannot_write(path, &error);
         // If the run is killed here, the file has either all its old lines or the kept ones.
         let new = path.with_extension("jsonl.new");
-        let rewrite = || {
-            let mut file = File::create(&new)?;
-            kept.iter().try_for_each(|line| writeln!(file, "{line}"))?;
-            fs::rename(&new, path)?;
-            Ok(BufWriter::new(file))
-        };
-        let file = rewrite().map_err(|error| cannot_write(path, &error))?;
+        let mut file = File::create(&new).map(BufWriter::new).map_err(failed)?;
+        for line in kept {
+            file.write_all(&line?).and_then(|()| writeln!(file)).map_err(failed)?;
+        }
+        file.flush().and_then(|()| fs::rename(&new, path)).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file })
     }
 

@@ -53,18 +53,18 @@ const MOST_CELLS: usize = 50_000;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each step, as many of them as there
-/// is room for.
+/// The most steps for which [`updates`] has room, with a row for each of so many parameters.
+pub(crate) fn most_columns(rows: usize) -> usize {
+    (MOST_CELLS / rows.max(1)).clamp(1, CELLS / 2)
+}
+
+/// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each of the steps.
 pub(crate) fn updates(file: &Path, steps: &[(usize, Norms)]) -> Result<(), Failure> {
-    let rows = steps[0].1.iter().count().max(1);
-    let most = (MOST_CELLS / rows).clamp(1, CELLS / 2);
-    let each = steps.len().div_ceil(most);
-    let columns: Vec<_> = steps.iter().step_by(each).collect();
-    draw_updates(file, &columns)
+    draw_updates(file, steps)
         .map_err(|error| Failure::Training(format!("cannot draw {}: {error}", file.display())))
 }
 
-fn draw_updates(file: &Path, columns: &[&(usize, Norms)]) -> Result<(), Box<dyn Error>> {
+fn draw_updates(file: &Path, columns: &[(usize, Norms)]) -> Result<(), Box<dyn Error>> {
     let names: Vec<&str> = columns[0].1.iter().map(|(name, _)| name).collect();
     let (top, edge) = (
         |row: usize| TOP + pixels(ROW * row),
@@ -121,7 +121,7 @@ struct Scale {
 
 impl Scale {
     #[expect(clippy::cast_possible_truncation, reason = "exponents of f64 are small")]
-    fn of(columns: &[&(usize, Norms)]) -> Self {
+    fn of(columns: &[(usize, Norms)]) -> Self {
         let ratios = columns.iter().flat_map(|(_, ratios)| ratios.iter().map(|(_, ratio)| *ratio));
         let exponents = ratios.filter(|it| is_drawn(*it)).map(f64::log10);
         let (least, most) =

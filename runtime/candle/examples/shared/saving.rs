@@ -7,6 +7,7 @@ use hsdp::Error;
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content, Saved};
 use hsdp::prelude::*;
 use hsdp_program::file::{self, FileError};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::agreement::told_once;
@@ -145,22 +146,29 @@ pub(crate) enum Ends {
     Yes,
 }
 
-/// The most bytes of `metrics.jsonl` that are read: ten million steps.
-const MAX_METRICS: u64 = 1 << 30;
+/// The most bytes of a line of `metrics.jsonl`: the norms of 80,000 parameters.
+const MAX_LINE: u64 = 16 << 20;
 
-/// The complete lines of `metrics` that are of steps before `step`; none if there is no such file. Other lines are left out.
-pub(crate) fn lines_before(metrics: &Path, step: usize) -> Result<Vec<String>, Failure> {
-    if step == 0 {
-        return Ok(Vec::new());
-    }
-    let bytes = match file::read(metrics, MAX_METRICS) {
-        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Vec::new(),
-        bytes => bytes.map_err(Failure::input)?,
+/// The part of a line that says its step.
+#[derive(Deserialize)]
+struct OfStep {
+    step: u64,
+}
+
+/// The complete lines of `metrics` that are of steps before `step`, without their ends; none if there is no such file. Other lines are left
+/// out. They are read one at a time: with the norms of each step, all of them may exceed the memory.
+pub(crate) fn lines_before(
+    metrics: &Path,
+    step: usize,
+) -> Result<impl Iterator<Item = Result<Vec<u8>, Failure>> + use<>, Failure> {
+    let lines = match file::lines(metrics, MAX_LINE) {
+        _ if step == 0 => None,
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => None,
+        lines => Some(lines.map_err(Failure::input)?),
     };
-    let text = String::from_utf8_lossy(&bytes);
-    let is_before = |line: &&str| {
-        let line: Option<Value> = serde_json::from_str(line).ok();
-        line.and_then(|line| line["step"].as_u64()).is_some_and(|it| it < step as u64)
+    let is_before = move |line: &Vec<u8>| {
+        serde_json::from_slice(line).is_ok_and(|line: OfStep| line.step < step as u64)
     };
-    Ok(text.lines().filter(is_before).map(str::to_owned).collect())
+    let lines = lines.into_iter().flatten().map(|line| line.map_err(Failure::input));
+    Ok(lines.filter(move |line| line.as_ref().map_or(true, is_before)))
 }

@@ -11,9 +11,10 @@ use super::bundled;
 /// The most bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The most units, parameters, dims and ties of a model, and the most bytes of a name.
+/// The most units, parameters, declared matrices, dims and ties of a model, and the most bytes of a name.
 const MAX_UNITS: usize = 10_000;
 const MAX_PARAMS: usize = 200_000;
+const MAX_MATRICES: usize = 200_000;
 const MAX_DIMS: usize = 16;
 const MAX_TIES: usize = 1000;
 const MAX_NAME: usize = 256;
@@ -85,6 +86,9 @@ fn check(model: &Model) -> Result<(), String> {
     at_most("units", model.units.len(), MAX_UNITS)?;
     at_most("ties", model.ties.len(), MAX_TIES)?;
     at_most("parameters", model.units.iter().map(|unit| unit.params.len()).sum(), MAX_PARAMS)?;
+    let matrices = model.units.iter().flat_map(|unit| &unit.params).filter_map(|it| it.matrices);
+    let matrices = matrices.fold(0, |sum: usize, [count, ..]| sum.saturating_add(count));
+    at_most("matrices", matrices, MAX_MATRICES)?;
     for (index, unit) in model.units.iter().enumerate() {
         check_name(&format!("units[{index}]"), &unit.name)?;
         for (slot, param) in unit.params.iter().enumerate() {
