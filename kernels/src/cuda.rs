@@ -44,6 +44,7 @@ mod memory;
 mod muon;
 mod newton_schulz;
 mod noted;
+mod once;
 mod pack;
 mod product;
 mod staging;

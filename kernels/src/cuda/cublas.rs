@@ -48,7 +48,7 @@ impl Cublas {
     ///
     /// # Errors
     /// [`CudaError::MissingLibrary`] if cuBLAS cannot be loaded, or a function that it should have; [`CudaError::Library`] if it refuses the
-    /// device; [`CudaError::OutOfMemory`] if the device has no memory for the workspace; [`CudaError::Driver`] if a call of the driver fails.
+    /// device; [`CudaError::OutOfMemory`] if the device has no memory for the handle or the workspace; [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         device.blas()?;
         let _other = memory::scope(Category::Other);

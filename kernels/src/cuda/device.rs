@@ -11,6 +11,7 @@ use super::error::CudaError;
 use super::event::Events;
 use super::kernel::{Kernel, NAMES};
 use super::memory::Pool;
+use super::once::Once;
 use super::staging::Stagings;
 use super::stream::Stream;
 
@@ -37,9 +38,9 @@ pub(super) struct Shared {
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
-    blas: OnceLock<Result<Blas, CudaError>>,
+    blas: Once<Blas>,
     /// A stream of this device, which is never dropped.
-    reader: OnceLock<Result<Stream, CudaError>>,
+    reader: Once<Stream>,
 }
 
 /// A handle of the driver.
@@ -101,7 +102,7 @@ impl Device {
     /// The stream for copies to the host by callers that have no stream. There is one per device, because a buffer keeps the last read
     /// of each stream.
     pub(super) fn reader(&self) -> Result<&Stream, CudaError> {
-        self.shared().reader.get_or_init(|| self.stream()).as_ref().map_err(Clone::clone)
+        self.shared().reader.get_or_try_init(|| self.stream())
     }
 
     /// The number of blocks that the pool has allocated from the driver so far, in the size class of `bytes`. A step like the one
@@ -154,9 +155,9 @@ impl Device {
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
     }
 
-    /// cuBLAS on this device. The first call loads it.
+    /// cuBLAS on this device. The first call that succeeds loads it: the device may have no memory for it at first.
     pub(super) fn blas(&self) -> Result<&Blas, CudaError> {
-        self.shared().blas.get_or_init(|| self.0.blas()).as_ref().map_err(Clone::clone)
+        self.shared().blas.get_or_try_init(|| self.0.blas())
     }
 
     pub(super) fn context(&self) -> &Context {

@@ -63,12 +63,12 @@ pub enum CudaError {
     },
     /// The device has no memory left, even after the pool has freed its spare blocks.
     #[error(
-        "CUDA device {device} is out of memory: cannot allocate {bytes} bytes for {what}, {free} of {total} bytes are free"
+        "CUDA device {device} is out of memory: cannot allocate {} for {what}, {free} of {total} bytes are free", size(*bytes)
     )]
     OutOfMemory {
         /// The ordinal of the device.
         device: usize,
-        /// The size of the allocation in bytes.
+        /// The size of the allocation in bytes; 0 if another library allocates, and does not tell it.
         bytes: usize,
         /// The purpose of the allocation.
         what: String,
@@ -96,4 +96,8 @@ pub enum CudaError {
         /// The mismatch, with its numbers.
         problem: String,
     },
+}
+
+fn size(bytes: usize) -> String {
+    if bytes == 0 { "memory".to_owned() } else { format!("{bytes} bytes") }
 }

@@ -42,13 +42,14 @@ impl NewtonSchulzBuffers {
     /// [scope](crate::memory::scope) of this thread; 8 KiB for the norm do not.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if a matrix has more than `usize::MAX` elements; [`CudaError::OutOfMemory`] if the device has no memory left;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(
         device: &Device,
         dtype: MatrixDType,
         sizes: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<Self, CudaError> {
-        let (whole, square) = largest(sizes);
+        let (whole, square) = largest(sizes)?;
         let of = |dtype: DType, len, what| DeviceBuffer::new(device, dtype, len, what);
         let own = |len| of(dtype.into(), len, "a matrix that is orthogonalized");
         let rounded = (dtype == MatrixDType::BF16).then(|| own(whole)).transpose()?;
@@ -60,19 +61,29 @@ impl NewtonSchulzBuffers {
 
     /// The number of elements of `dtype` that the buffers for matrices of these sizes have: twice the largest square of a lesser size, and the
     /// largest number of elements of a matrix, in bf16 twice, too.
+    ///
+    /// # Panics
+    /// If the number exceeds `usize::MAX`.
     #[must_use]
     pub fn elements(dtype: MatrixDType, sizes: impl IntoIterator<Item = (usize, usize)>) -> usize {
-        let (whole, square) = largest(sizes);
         let copies = if dtype == MatrixDType::BF16 { 2 } else { 1 };
-        2 * square + copies * whole
+        let all = largest(sizes).ok().and_then(|(whole, square)| {
+            square.checked_mul(2)?.checked_add(whole.checked_mul(copies)?)
+        });
+        all.expect("a usize counts the elements of the buffers")
     }
 }
 
 /// The most elements of a matrix, and the most of the square of a lesser size.
-fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> (usize, usize) {
-    sizes.into_iter().fold((0, 0), |(whole, square), (rows, columns)| {
+fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> Result<(usize, usize), CudaError> {
+    sizes.into_iter().try_fold((0, 0), |(whole, square), (rows, columns)| {
+        let Some(count) = rows.checked_mul(columns) else {
+            let problem = format!("a matrix of {rows} x {columns} is too large");
+            return Err(CudaError::Mismatch { operation: OPERATION, problem });
+        };
+        // No larger than the matrix.
         let short = rows.min(columns);
-        (whole.max(rows * columns), square.max(short * short))
+        Ok((whole.max(count), square.max(short * short)))
     })
 }
 
@@ -161,7 +172,7 @@ fn check(
     if own != dtype {
         return refuse(format!("iterations in {dtype} with buffers of {own}"));
     }
-    let (whole, square) = largest([(rows, columns)]);
+    let (whole, square) = largest([(rows, columns)])?;
     let (most, widest) = (buffers.next.len(), buffers.gram.len());
     if whole > most || square > widest {
         return refuse(format!(

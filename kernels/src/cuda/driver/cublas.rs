@@ -34,6 +34,9 @@ const BF16: c_int = 14;
 const AS_IT_IS: c_int = 0;
 const TRANSPOSED: c_int = 1;
 
+/// `CUBLAS_STATUS_ALLOC_FAILED`.
+const NO_MEMORY: c_int = 3;
+
 /// cuBLAS's handle.
 type Raw = *mut c_void;
 
@@ -98,7 +101,7 @@ type GemmEx = unsafe extern "C" fn(
 pub(in super::super) struct Blas {
     functions: Functions,
     device: usize,
-    /// Locked for the whole of a product, because stream and workspace are settings of the handle.
+    /// Locked for the whole of a product, because precision, stream and workspace are settings of the handle.
     handle: Mutex<Handle<Raw>>,
 }
 
@@ -110,10 +113,11 @@ impl Context {
         let (device, mut raw) = (self.ordinal(), ptr::null_mut());
         // SAFETY: CU-8, the handle is written to a variable.
         let status = unsafe { (functions.create)(&raw mut raw) };
+        if status == NO_MEMORY {
+            let (what, (free, total)) = ("a handle of cuBLAS".to_owned(), self.memory());
+            return Err(CudaError::OutOfMemory { device, bytes: 0, what, free, total });
+        }
         functions.told((device, "make a handle of cuBLAS"), status)?;
-        // SAFETY: CU-8, the handle was just made.
-        let status = unsafe { (functions.set_math_mode)(raw, MATH) };
-        functions.told((device, "set the precision of cuBLAS"), status)?;
         Ok(Blas { functions, device, handle: Mutex::new(Handle(raw)) })
     }
 }
@@ -153,6 +157,8 @@ impl Blas {
     ) -> Result<(), CudaError> {
         let told = |status| self.functions.told((self.device, "multiply matrices"), status);
         let handle = self.handle.lock();
+        // SAFETY: CU-8, the handle is never destroyed.
+        told(unsafe { (self.functions.set_math_mode)(handle.0, MATH) })?;
         // SAFETY: CU-8, the handle is never destroyed, and the stream lives.
         told(unsafe { (self.functions.set_stream)(handle.0, stream) })?;
         // A new stream resets the workspace.

@@ -1,6 +1,7 @@
 //! The optimizers of `--optimizer`, with one recipe each.
 
 use hsdp::checkpoint::Checkpointed;
+use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::prelude::*;
 use hsdp::{
     Adafactor, AdafactorOptions, Ema, Error, Gradients, Lion, LionOptions, Muon, MuonOptions,
@@ -35,9 +36,6 @@ const DECAY: f64 = 0.1;
 /// The rate of matrices that Muon updates, in rates of the rest.
 const MUON_RATES: f64 = 5.0;
 
-/// Elements of a block of 8-bit state.
-const BLOCK: usize = 256;
-
 /// The model as the optimizer of the options needs it declared.
 pub(crate) fn declared(spec: ModelSpec, options: &Options) -> ModelSpec {
     let state = |param: &Param| match options.optimizer {
@@ -46,10 +44,10 @@ pub(crate) fn declared(spec: ModelSpec, options: &Options) -> ModelSpec {
         Choice::Muon => State::Elements(2),
         Choice::Lion => State::Elements(1),
         Choice::Adafactor => State::Factored,
-        Choice::Adamw8bit => State::EightBit { block: BLOCK },
+        Choice::Adamw8bit => State::EightBit { block: EIGHT_BIT_BLOCK },
     };
     let spec = match options.optimizer {
-        Choice::Adamw8bit => spec.in_blocks(BLOCK).updated_by(state),
+        Choice::Adamw8bit => spec.in_blocks(EIGHT_BIT_BLOCK).updated_by(state),
         _ => spec.updated_by(state),
     };
     if options.ema.is_some() { spec.averaged() } else { spec }

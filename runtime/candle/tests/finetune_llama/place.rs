@@ -75,9 +75,14 @@ impl Place {
     }
 
     pub(crate) fn losses(&self, out: &str) -> Vec<f64> {
+        self.of_steps(out, "loss")
+    }
+
+    /// A number of each step.
+    pub(crate) fn of_steps(&self, out: &str, name: &str) -> Vec<f64> {
         let text = fs::read_to_string(self.path(out).join("metrics.jsonl")).expect("metrics");
         let line = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
-        text.lines().map(|it| line(it)["loss"].as_f64().expect("a number")).collect()
+        text.lines().map(|it| line(it)[name].as_f64().expect("a number")).collect()
     }
 
     /// Changes the file of batches.

@@ -212,16 +212,23 @@ fn a_frozen_model_of_16_bits_has_no_other_copy() {
 }
 
 #[test]
-fn muon_alone_is_the_recipe_of_a_run_of_pytorch() {
+fn muon_with_adamw_is_the_recipe_of_a_run_of_pytorch() {
     let place = Place::new();
     place.trained(&format!("{TUNE} --optimizer muon --out {{out}}"));
     let expected = fs::read_to_string(golden("plain/expected_muon.json")).expect("a file");
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
-    let (losses, expected) = (place.losses("out"), expected["losses"].as_array().expect("losses"));
-    assert_eq!(losses.len(), expected.len());
-    for (step, (got, want)) in losses.iter().zip(expected).enumerate() {
-        let want = want.as_f64().expect("a number");
-        assert!((got - want).abs() <= 2e-4 * want, "{step}: {got}, not {want}");
+    for (of_step, of_run) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
+        let (got, want) =
+            (place.of_steps("out", of_step), expected[of_run].as_array().expect("numbers"));
+        assert_eq!(got.len(), want.len());
+        for (step, (got, want)) in got.iter().zip(want).enumerate() {
+            let want = want.as_f64().expect("a number");
+            let difference = (got - want).abs() / want;
+            assert!(
+                difference <= 2e-6,
+                "{of_step} of step {step}: {got}, not {want}: {difference:e}"
+            );
+        }
     }
 }
 
