@@ -1,4 +1,5 @@
-//! The cost of an update by each optimizer, beside that of AdamW: time, bytes of state, and bytes that a rank receives.
+//! The cost of an update by each optimizer, beside that of AdamW: the measured time, and the planned bytes of state and bytes that a rank
+//! receives, of the rank with the most.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench updates
@@ -11,10 +12,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
+use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, GradientValues, Gradients, Lion,
     LionOptions, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
-    Param, Plan, Rank, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Param, Plan, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -28,7 +30,7 @@ struct Options {
     #[arg(long, default_value = "1x2")]
     mesh: Mesh,
     /// The width of the model, a multiple of 4.
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(4..=16_384))]
+    #[arg(long, default_value_t = 1024, value_parser = width)]
     width: u32,
     /// The number of layers; at most 1000.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -42,6 +44,13 @@ struct Options {
     /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// A width of a transformer: a multiple of 4, from 4 to 16384.
+fn width(text: &str) -> Result<u32, String> {
+    let width = text.parse().ok().filter(|width: &u32| (4..=16_384).contains(width));
+    let width = width.filter(|width| width.is_multiple_of(4));
+    width.ok_or_else(|| "it must be a multiple of 4, from 4 to 16384".to_owned())
 }
 
 /// An optimizer, with the declaration of its state.
@@ -79,7 +88,7 @@ const KINDS: [Kind; 7] = [
     },
     Kind {
         name: "AdamW, 8 bits",
-        state: |_| State::EightBit { block: 256 },
+        state: |_| State::EightBit { block: EIGHT_BIT_BLOCK },
         make: |model| Box::new(AdamW::with_eight_bit_state(model, AdamWOptions::default())),
     },
     Kind {
@@ -107,7 +116,9 @@ impl Options {
     fn spec(&self, kind: Kind) -> ModelSpec {
         let width = self.width as usize;
         let layer = |index: u32| {
-            let of = |name: &str, shape| Param::new(format!("{index}.{name}"), shape).blocks(256);
+            let of = |name: &str, shape| {
+                Param::new(format!("{index}.{name}"), shape).blocks(EIGHT_BIT_BLOCK)
+            };
             Unit::new(format!("layer-{index}"))
                 .param(of("qkv", [3 * width, width]))
                 .param(of("out", [width, width]))
@@ -123,9 +134,9 @@ impl Options {
 struct Measured {
     /// Seconds of an update, on the slowest rank.
     seconds: f64,
-    /// Bytes of state for each element.
+    /// Planned bytes of state for each element, on the rank with the most.
     state: f64,
-    /// Bytes that a rank receives in an update, for each element of its shard.
+    /// Planned bytes that the busiest rank receives in an update, for each element of its shard.
     received: f64,
 }
 
@@ -141,12 +152,12 @@ fn measure(options: &Options) -> Result<(), Failure> {
         options.repeat
     ))?;
     print(format!(
-        "{:<18} {:>10} {:>8} {:>14} {:>14}",
-        "optimizer", "ms", "times", "bytes of state", "bytes received"
+        "{:<18} {:>10} {:>8} {:>16} {:>18}",
+        "optimizer", "ms", "times", "state, planned", "received, planned"
     ))?;
     for (kind, Measured { seconds, state, received }) in &all {
         let (ms, times) = (1e3 * seconds, seconds / all[0].1.seconds);
-        print(format!("{:<18} {ms:>10.2} {times:>8.2} {state:>14.2} {received:>14.2}", kind.name))?;
+        print(format!("{:<18} {ms:>10.2} {times:>8.2} {state:>16.2} {received:>18.2}", kind.name))?;
     }
     Ok(())
 }
@@ -157,11 +168,12 @@ fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
     let with = ModelOptions::on(options.mesh).plan_options();
     let plan = Plan::new(options.spec(kind), options.mesh, with).map_err(Failure::input)?;
     let shard: usize = plan.layouts().iter().map(|layout| layout.shard_len()).sum();
+    let received = options.mesh.ranks().map(|rank| plan.update(rank).flow().bytes).max();
     let of_element = |bytes: u64| bytes as f64 / shard as f64;
     Ok(Measured {
         seconds: ranks.into_iter().fold(0.0, f64::max),
         state: of_element(plan.memory().optimizer.get()),
-        received: of_element(plan.update(Rank::new(0)).flow().bytes.get()),
+        received: of_element(received.unwrap_or_default().get()),
     })
 }
 
