@@ -203,7 +203,7 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
         let (sums, factors) = sums::memory(plan);
         let of_each =
             [muon[1] + owned[4] + factors, owned[1] + muon[4] + factors, sums + muon[4] + owned[4]];
-        let extra = ByteCount::of(of_each.into_iter().max().unwrap());
+        let extra = ByteCount::of(of_each.into_iter().max().expect("three"));
         let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
         // Only Muon updates matrices on a device.
         let extra_with_device = [both[0][shard][2], both[0][shard][3]].map(ByteCount::of);
