@@ -217,7 +217,8 @@ fn muon_with_adamw_is_the_recipe_of_a_run_of_pytorch() {
     place.trained(&format!("{TUNE} --optimizer muon --out {{out}}"));
     let expected = fs::read_to_string(golden("plain/expected_muon.json")).expect("a file");
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
-    for (of_step, of_run) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
+    // The bounds of the golden runs (`llama/golden.rs`).
+    for (of_step, of_run, bound) in [("loss", "losses", 2e-6), ("grad_norm", "grad_norms", 5e-5)] {
         let (got, want) =
             (place.of_steps("out", of_step), expected[of_run].as_array().expect("numbers"));
         assert_eq!(got.len(), want.len());
@@ -225,7 +226,7 @@ fn muon_with_adamw_is_the_recipe_of_a_run_of_pytorch() {
             let want = want.as_f64().expect("a number");
             let difference = (got - want).abs() / want;
             assert!(
-                difference <= 2e-6,
+                difference <= bound,
                 "{of_step} of step {step}: {got}, not {want}: {difference:e}"
             );
         }

@@ -59,8 +59,8 @@ struct Bounds {
 const ADAMW: Bounds = Bounds { losses: 2e-5, norms: 1e-4, held_out: 5e-5 };
 
 /// Over all meshes the largest difference is 1.5e-7 with AVX2, and does not grow from step to step. Products of matrices round in another way
-/// on another processor.
-const MUON: Bounds = Bounds { losses: 2e-6, norms: 2e-6, held_out: 2e-6 };
+/// on another processor; PyTorch's own norms move by 2.4e-5 if a batch is split otherwise.
+const MUON: Bounds = Bounds { losses: 2e-6, norms: 5e-5, held_out: 2e-6 };
 
 fn compare(what: &str, got: &Numbers, (folder, expected, within): (&str, &str, Bounds)) {
     let text = std::fs::read_to_string(golden(folder).join(expected)).expect("there");
