@@ -43,12 +43,15 @@ impl OnDevice {
         groups: &Groups<MuonOptions>,
         exchange: &Exchange,
     ) -> Result<Self, CudaError> {
-        let _update = memory::scope(Category::Update);
         let device = device.stream().device();
-        let directions = exchange.sent_len();
-        let directions = DeviceBuffer::new(device, DType::F32, directions, "directions of muon")?;
+        let directions = of_update(device, exchange.sent_len(), "directions of muon")?;
         Ok(Self { directions, products: Products::new(device, groups, exchange)? })
     }
+}
+
+fn of_update(device: &Device, len: usize, what: &str) -> Result<DeviceBuffer, CudaError> {
+    let _update = memory::scope(Category::Update);
+    DeviceBuffer::new(device, DType::F32, len, what)
 }
 
 impl Products {
@@ -62,11 +65,15 @@ impl Products {
             let owned = exchange.owned().filter(|it| iterations(groups, it).dtype == dtype);
             let sizes: Vec<_> = owned.map(|it| (it.rows, it.columns)).collect();
             if !sizes.is_empty() {
-                buffers.push((dtype, NewtonSchulzBuffers::new(device, dtype, sizes)?));
+                let of_dtype = {
+                    let _update = memory::scope(Category::Update);
+                    NewtonSchulzBuffers::new(device, dtype, sizes)?
+                };
+                buffers.push((dtype, of_dtype));
             }
         }
         let largest = exchange.owned().map(WholeMatrix::numel).max().unwrap_or(0);
-        let matrix = DeviceBuffer::new(device, DType::F32, largest, "a matrix of muon")?;
+        let matrix = of_update(device, largest, "a matrix of muon")?;
         Ok(Self { cublas: Cublas::new(device)?, buffers, matrix })
     }
 

@@ -168,9 +168,7 @@ fn peaks(mesh: [usize; 2]) -> Vec<[[ByteCount; 2]; 2]> {
         let mut training = Training::new(world, (DEVICE, mesh), MatrixDType::F32)?;
         training.train(2)?;
         let (rank, plan) = (training.model.rank(), training.model.plan());
-        // Handles of the device's buffers stay on the host between updates.
-        let on_host = memory::usage(rank, Category::Update);
-        let on_host = ByteCount(on_host.peak.get() - on_host.live.get());
+        let on_host = memory::usage(rank, Category::Update).peak;
         let on_device = memory::usage_on_device(rank, Category::Update).peak;
         Ok([[on_host, on_device], plan.update(rank).extra_with_device])
     })
