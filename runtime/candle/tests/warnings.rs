@@ -46,6 +46,6 @@ fn contrastive_counts_them_in_its_report() {
 
 #[test]
 fn runtime_cost_shows_them() {
-    let short = ["--only", "sharded", "--mesh", "1x2", "--rounds", "1", "--steps", "200"];
+    let short = ["--only", "sharded", "--mesh", "1x2", "--rounds", "1", "--steps", "80"];
     interrupted("runtime_cost", &short);
 }
