@@ -20,7 +20,7 @@ use crate::optimizer::{Assignment, Run, Selected, Shared, Update, Updating, devi
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that its function selects, and counts the
     /// step as committed; or skips the step if the ranks agreed on that. Collective over the shard group if one of the optimizers
-    /// [is](Optimizer::is_collective), and otherwise not.
+    /// [is](crate::Optimizer::is_collective), and otherwise not.
     ///
     /// ```
     /// use hsdp::prelude::*;
