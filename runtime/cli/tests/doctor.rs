@@ -35,8 +35,17 @@ fn a_line_for_each_thing_and_never_a_failure() {
     for line in text.lines() {
         assert!(starts.iter().any(|start| line.starts_with(start)), "{line}");
     }
-    let what =
-        ["CUDA driver:", "NVRTC:", "NCCL:", "MPI:", "this build:", "cores:", "memory:", "CMA"];
+    let what = [
+        "CUDA driver:",
+        "NVRTC:",
+        "cuBLAS:",
+        "NCCL:",
+        "MPI:",
+        "this build:",
+        "cores:",
+        "memory:",
+        "CMA",
+    ];
     for (line, what) in text.lines().zip(what) {
         assert!(line.contains(what), "{what}: {line}");
     }
