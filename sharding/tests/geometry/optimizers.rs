@@ -181,7 +181,7 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
     }
     let of = |it: usize| {
         let extra = received[it] + words[it] + sent[it].max(workspace[it]);
-        // What is sent, the matrix, and in the iterations A, B and the next X.
+        // The parts that are sent, the matrix, and in the iterations A, B and the next X.
         let on_device = sent[it] + largest[it] + 2 * square[it] + largest[it];
         let beside = received[it] + sent[it].max(largest[it]);
         let staged = sent[it] / copies + words[it];
