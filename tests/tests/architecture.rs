@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 8] = [
     &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-flight"],
-    &["hsdp-comm"],
+    &["hsdp-comm", "hsdp-simulator"],
     &["hsdp"],
     &["hsdp-candle"],
     &["hsdp-cli"],

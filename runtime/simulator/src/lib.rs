@@ -1,0 +1,10 @@
+//! Predictions for plans of hsdp: the order of all operations of a step, the time that it takes on a machine, and a judge of schedules.
+//!
+//! The crate computes: it runs no rank, reads no clock and no files. SIMULATOR.md beside the sources says what is modelled; CHECK.md has the
+//! rules of the judge.
+
+#![forbid(unsafe_code)]
+
+mod error;
+
+pub use self::error::Error;
