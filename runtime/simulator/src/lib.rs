@@ -6,5 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod order;
 
 pub use self::error::Error;
+pub use self::order::{
+    Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
+    Step, Work,
+};

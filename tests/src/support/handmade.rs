@@ -78,7 +78,8 @@ pub fn run(mut pass: Pass<'_>, model: &mut dyn Handmade, until: Until) -> Result
         return Ok(());
     }
     let seed = pass.loss(model.loss())?;
-    for id in spec.unit_ids().rev() {
+    let has_backward = |id: &UnitId| spec[*id].after_forward != AfterForward::Discard;
+    for id in spec.unit_ids().rev().filter(has_backward) {
         let held = kept[id.index()].take();
         backward(&mut pass, spec, id, held, &|param, values| seeded(model, seed, param, values))?;
         if until == Until::FirstBackward {

@@ -1,5 +1,6 @@
 //! Shared code of the behavior tests: small worlds, small models, a driver that plays the autograd, warnings, and the source tree.
 
+pub mod flights;
 pub mod handmade;
 pub mod models;
 pub mod modules;

@@ -20,6 +20,8 @@ mod job;
 mod killed_for_memory;
 #[cfg(feature = "nccl")]
 mod one_order;
+#[cfg(feature = "nccl")]
+mod simulated_order;
 mod starting;
 mod training;
 
@@ -57,7 +59,13 @@ fn main() -> ExitCode {
     #[cfg(feature = "nccl")]
     let lacks_devices = lacks.or_else(devices::lacks);
     #[cfg(feature = "nccl")]
-    let on_devices = [devices::TRIALS, given_up::TRIALS, differing::TRIALS, one_order::TRIALS];
+    let on_devices = [
+        devices::TRIALS,
+        given_up::TRIALS,
+        differing::TRIALS,
+        one_order::TRIALS,
+        simulated_order::TRIALS,
+    ];
     #[cfg(feature = "nccl")]
     let trials = trials.chain(on_devices.concat().into_iter().map(|trial| (trial, lacks_devices)));
     let trial = |((name, run), lacks): (Named, Option<&str>)| {

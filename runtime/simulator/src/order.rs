@@ -1,0 +1,208 @@
+//! The order of a step: what a rank's host does, action by action, as the runtime does it. SIMULATOR.md, "The order of a step".
+
+mod finish;
+mod gathers;
+mod microbatch;
+mod writer;
+
+use hsdp_flight::{Channel, Op, Stage, Tag};
+use hsdp_sharding::{DType, Plan, UnitId};
+
+use self::writer::Writer;
+
+/// The memory that holds a rank's part of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// The host's: each channel is a sequence of its own.
+    Host,
+    /// A device's, with a process for each rank: all operations but exchanges are one sequence.
+    Device,
+}
+
+/// Whether the runtime knows which microbatch is the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Microbatches {
+    /// The step began with this number of microbatches.
+    Given(u64),
+    /// Ranks ask each other before each microbatch, and once more after this many.
+    Asked(u64),
+}
+
+/// Whether a rank has data for a step. Ranks without data take part with weight 0 (`Uneven::ZeroWeight`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Data {
+    /// It computes.
+    Present,
+    /// It computes nothing, and contributes zeros.
+    Absent,
+}
+
+/// Whether the loss scale is dynamic, so that ranks ask each other for overflows before they all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LossScale {
+    /// It stays.
+    Fixed,
+    /// It changes with overflows.
+    Dynamic,
+}
+
+/// A step of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// The number of microbatches, at least 1.
+    pub microbatches: Microbatches,
+    /// The memory that holds the model.
+    pub placement: Placement,
+    /// Whether the rank has data.
+    pub data: Data,
+    /// Whether the loss scale is dynamic.
+    pub loss_scale: LossScale,
+}
+
+/// The members of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Members {
+    /// The rank's shard group.
+    Shard,
+    /// The rank's replicate group.
+    Replicate,
+    /// All ranks.
+    World,
+}
+
+/// One operation, as its members issue it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Its channel.
+    pub channel: Channel,
+    /// Its members.
+    pub members: Members,
+    /// Its kind.
+    pub op: Op,
+    /// The dtype of its elements.
+    pub dtype: DType,
+    /// The number of elements that a member sends, or expects.
+    pub elements: usize,
+    /// The stage of the step that it belongs to.
+    pub stage: Stage,
+    /// The unit, if it is of one unit.
+    pub unit: Option<UnitId>,
+}
+
+impl Operation {
+    /// The bytes of its elements.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
+    }
+
+    /// Its tag in a step and a microbatch.
+    #[must_use]
+    pub fn tag(&self, step: u64, microbatch: usize) -> Tag {
+        let tag = Tag::new(self.stage).step(step).microbatch(microbatch);
+        self.unit.map_or(tag, |unit| tag.unit(unit))
+    }
+}
+
+/// An operation that an action means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The operation of this block with this index.
+    Here(usize),
+    /// The reduce-scatter with this place in the plan's order, in the microbatch before; nothing in the first microbatch.
+    Earlier(usize),
+}
+
+/// What a rank computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// The forward of a unit.
+    Forward(UnitId),
+    /// The loss.
+    Loss,
+    /// The backward of a unit, with its forward again where activations are recomputed.
+    Backward(UnitId),
+    /// Mode `Local`: a unit's gradients are added to those of the microbatches before.
+    Accumulate(UnitId),
+    /// Mode `Every`: a unit's all-reduced sums are added to its partial.
+    Fold(UnitId),
+    /// The norm of the gradients.
+    Norm,
+    /// The update of the rank's shards.
+    Update,
+}
+
+/// An action of a rank's host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Issues an operation of this block, unless [`IssueReady`](Self::IssueReady) has issued it.
+    Issue(usize),
+    /// Issues the next of the block's [all-reduces](Block::all_reduces), as far as their reduce-scatters are complete.
+    IssueReady,
+    /// The result is needed for what follows.
+    Need(Reference),
+    /// The next operation on the same buffer follows this one.
+    Settle(Reference),
+    /// The host reads what was computed.
+    Read,
+    /// Computes.
+    Compute(Work),
+}
+
+/// A part of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The number of times in a row.
+    pub times: u64,
+    /// The microbatch that its first time is or belongs to, from 0.
+    pub microbatch: u64,
+    /// Its operations; each channel issues its own in this order, and where all channels are one sequence, all are.
+    pub operations: Vec<Operation>,
+    /// The actions.
+    pub actions: Vec<Action>,
+    /// The indices of its reduce-scatters, in the plan's order.
+    pub scatters: Vec<usize>,
+    /// All-reduces that are issued once their reduce-scatters are complete, in order: the reduce-scatter that each follows, and its own index.
+    pub all_reduces: Vec<(Reference, usize)>,
+}
+
+/// The actions of a rank in a step, and the operations that they mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The parts of the step: the opening, the microbatches, the finish.
+    pub blocks: Vec<Block>,
+}
+
+impl Order {
+    /// The order of a rank's step by a plan, whose units the forward uses in the plan's order, in every step but the first.
+    ///
+    /// It holds for optimizers that exchange nothing. All ranks have the same operations in each channel, in the same order.
+    #[must_use]
+    pub fn of(plan: &Plan, step: Step) -> Self {
+        let writer = |microbatch| Writer::new(plan, step, microbatch);
+        let mut blocks = vec![writer(0).opening()];
+        match step.microbatches {
+            Microbatches::Given(count) => {
+                let last = count.saturating_sub(1);
+                if last > 0 {
+                    blocks.push(writer(0).repeated(last));
+                }
+                blocks.push(writer(last).last());
+            }
+            Microbatches::Asked(count) => {
+                blocks.push(writer(0).repeated(count));
+                blocks.push(writer(count).no_more());
+                blocks.push(writer(count.saturating_sub(1)).finish());
+            }
+        }
+        Self { blocks }
+    }
+
+    /// All operations, each with its microbatch: in the order of issue, channel by channel, and over all channels on a device.
+    pub fn operations(&self) -> impl Iterator<Item = (u64, &Operation)> {
+        let block = |block: &'_ Block| block.microbatch..block.microbatch + block.times;
+        let times =
+            self.blocks.iter().flat_map(move |it| block(it).map(move |number| (number, it)));
+        times.flat_map(|(number, block)| block.operations.iter().map(move |it| (number, it)))
+    }
+}
