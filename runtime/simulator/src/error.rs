@@ -7,4 +7,9 @@ pub enum Error {
     /// The model, the mesh or the options cannot be planned.
     #[error(transparent)]
     Plan(#[from] hsdp_sharding::Error),
+    /// The orders of two ranks have other operations, or the same in other orders.
+    #[error(
+        "the orders of two ranks do not meet: each waits for an operation that the other has not issued"
+    )]
+    Stuck,
 }

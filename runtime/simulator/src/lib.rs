@@ -7,9 +7,16 @@
 
 mod error;
 mod order;
+mod simulation;
+mod time;
 
 pub use self::error::Error;
 pub use self::order::{
     Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
     Step, Work,
 };
+pub use self::simulation::{
+    Colors, Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Timing,
+    What, WorkCost, simulate, trace,
+};
+pub use self::time::Time;

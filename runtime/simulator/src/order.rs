@@ -150,7 +150,7 @@ pub enum Action {
 }
 
 /// A part of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// The number of times in a row.
     pub times: u64,
@@ -158,6 +158,8 @@ pub struct Block {
     pub microbatch: u64,
     /// Its operations; each channel issues its own in this order, and where all channels are one sequence, all are.
     pub operations: Vec<Operation>,
+    /// By operation: its place among all of the block, sorted by channel. It is the same on all members, unlike the index.
+    pub places: Vec<usize>,
     /// The actions.
     pub actions: Vec<Action>,
     /// The indices of its reduce-scatters, in the plan's order.

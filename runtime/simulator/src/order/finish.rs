@@ -13,13 +13,13 @@ impl Writer<'_> {
         let plan = self.plan;
         if plan.options().accumulation != Accumulation::Local {
             self.end_of_step((0..plan.reductions().len()).map(Reference::Earlier).collect());
-            return self.block;
+            return self.end();
         }
         plan.reductions().iter().for_each(|unit| self.scatter(Turn::Last, *unit));
         self.issue_ready(Turn::Last);
         let scatters = self.block.scatters.iter().copied().map(Reference::Here).collect();
         self.end_of_step(scatters);
-        self.block
+        self.end()
     }
 
     /// All-reduces what is left of these reduce-scatters, exchanges statements, and updates.

@@ -22,7 +22,7 @@ impl Writer<'_> {
         }
         self.microbatch(Turn::MayFollow);
         self.block.times = times;
-        self.block
+        self.end()
     }
 
     /// The last microbatch, and the end of the step.
@@ -30,7 +30,7 @@ impl Writer<'_> {
         self.microbatch(Turn::Last);
         let scatters = self.block.scatters.iter().copied().map(Reference::Here).collect();
         self.end_of_step(scatters);
-        self.block
+        self.end()
     }
 
     fn microbatch(&mut self, turn: Turn) {

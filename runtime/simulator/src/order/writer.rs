@@ -20,22 +20,32 @@ pub(super) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     pub(super) fn new(plan: &'a Plan, step: Step, microbatch: u64) -> Self {
-        let (operations, actions) = (Vec::new(), Vec::new());
-        let (scatters, all_reduces) = (Vec::new(), Vec::new());
-        let block = Block { times: 1, microbatch, operations, actions, scatters, all_reduces };
+        let block = Block { times: 1, microbatch, ..Block::default() };
         Self { plan, step, block }
+    }
+
+    /// The block, which is written.
+    pub(super) fn end(mut self) -> Block {
+        let operations = &self.block.operations;
+        let mut sorted: Vec<usize> = (0..operations.len()).collect();
+        sorted.sort_by_key(|index| operations[*index].channel as usize);
+        self.block.places = vec![0; sorted.len()];
+        for (place, index) in sorted.into_iter().enumerate() {
+            self.block.places[index] = place;
+        }
+        self.block
     }
 
     /// The exchange of step headers.
     pub(super) fn opening(mut self) -> Block {
         self.exchange(Stage::Header, HEADER);
-        self.block
+        self.end()
     }
 
     /// The exchange in which ranks say that they have no other microbatch.
     pub(super) fn no_more(mut self) -> Block {
         self.exchange(Stage::Header, MICROBATCH_HEADER);
-        self.block
+        self.end()
     }
 
     /// Whether partials are all-reduced in each microbatch, before they are added.

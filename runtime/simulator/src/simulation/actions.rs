@@ -1,0 +1,290 @@
+//! The actions of a block, color by color.
+
+use hsdp_flight::Channel;
+
+use super::colors::Colors;
+use super::costs::Costs;
+use super::meetings::{Machinery, Meetings, Streams, Times};
+use super::shares::{Share, Shares};
+use super::span::{Lane, Span, What};
+use crate::order::{Action, Block, Placement, Reference, Work};
+use crate::{Error, Time};
+
+/// The place of a color in time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RankState {
+    /// Of its thread.
+    pub(super) host: Time,
+    /// Of its stream of computation; where the model is in host memory, of its thread, too.
+    pub(super) computation: Time,
+    /// The ends of the reduce-scatters of the microbatch before, in the plan's order.
+    pub(super) earlier: Vec<Times>,
+    pub(super) shares: Shares,
+}
+
+impl RankState {
+    pub(super) fn end(&self) -> Time {
+        self.host.max(self.computation)
+    }
+
+    /// Computation waits for an operation. Of the wait, the time between the moments at which this rank and all ranks were ready is due to
+    /// late ranks.
+    fn wait(&mut self, times: Times, share: Share) {
+        let from = self.computation;
+        let late = times.begins.saturating_sub(from.max(times.could));
+        let all = times.ends.saturating_sub(from);
+        self.shares.add(Share::Waiting, late);
+        self.shares.add(share, all.saturating_sub(late));
+        self.computation = self.computation.max(times.ends);
+    }
+
+    /// The thread works.
+    fn work(&mut self, time: Time, share: Share) {
+        self.host += time;
+        self.computation = self.host;
+        self.shares.add(share, time);
+    }
+
+    /// The device computes what was launched from this time on. Returns when it begins.
+    fn compute(&mut self, launched: Time, device: Time, share: Share) -> Time {
+        let begins = self.computation.max(launched);
+        let ends = (begins + device).max(self.host);
+        self.shares.add(
+            Share::Host,
+            begins.saturating_sub(self.computation) + ends.saturating_sub(begins + device),
+        );
+        self.shares.add(share, device);
+        self.computation = ends;
+        begins
+    }
+}
+
+/// The places of all colors in time.
+#[derive(Clone, Debug)]
+pub(super) struct Ranks {
+    pub(super) of: Vec<RankState>,
+    pub(super) streams: Streams,
+}
+
+impl Ranks {
+    pub(super) fn new(colors: &Colors) -> Self {
+        let of = vec![RankState::default(); colors.len()];
+        Self { of, streams: Streams::new(colors.len()) }
+    }
+}
+
+/// All ranks on their machines.
+pub(super) struct World<'a> {
+    pub(super) placement: Placement,
+    pub(super) costs: &'a dyn Costs,
+    pub(super) colors: Colors,
+    pub(super) ranks: Ranks,
+    /// All that was done, if it is asked for.
+    pub(super) spans: Option<Vec<Span>>,
+}
+
+/// The progress of a color in a block.
+struct Progress {
+    actions: usize,
+    /// By index: whether the operation was issued.
+    issued: Vec<bool>,
+    /// How many of [`Block::all_reduces`] were.
+    all_reduces: usize,
+}
+
+impl Progress {
+    fn in_block(block: &Block) -> Self {
+        Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0 }
+    }
+}
+
+/// An action cannot be done before an operation has its times.
+struct Parked;
+
+impl World<'_> {
+    /// Runs a block on all colors, microbatch `number` of the step.
+    pub(super) fn run(&mut self, blocks: &[&Block], number: u64) -> Result<(), Error> {
+        let world =
+            Machinery { placement: self.placement, colors: &self.colors, costs: self.costs };
+        let meetings = Meetings::new(&world, blocks);
+        let (ranks, spans) = (&mut self.ranks, &mut self.spans);
+        let mut run = Run { world, meetings, ranks, spans, number };
+        let mut progress: Vec<Progress> = blocks.iter().map(|it| Progress::in_block(it)).collect();
+        let all = blocks.iter().map(|block| block.actions.len()).sum::<usize>();
+        let mut done = 0;
+        while done < all {
+            for (color, progress) in progress.iter_mut().enumerate() {
+                run.advance(color, blocks[color], progress);
+            }
+            let now = progress.iter().map(|it| it.actions).sum();
+            if now == done {
+                run.pass_by(blocks, &mut progress)?;
+            }
+            done = now;
+        }
+        run.end(blocks)
+    }
+}
+
+/// A run of a block.
+struct Run<'a> {
+    world: Machinery<'a>,
+    meetings: Meetings<'a>,
+    ranks: &'a mut Ranks,
+    spans: &'a mut Option<Vec<Span>>,
+    number: u64,
+}
+
+impl Run<'_> {
+    /// Does the actions of a color, up to one that is parked.
+    fn advance(&mut self, color: usize, block: &Block, progress: &mut Progress) {
+        while let Some(action) = block.actions.get(progress.actions) {
+            let done = match *action {
+                Action::Issue(index) => Ok(self.issue(color, index, progress)),
+                Action::IssueReady => self.issue_ready(color, block, progress),
+                Action::Need(reference) => self.need(color, reference),
+                Action::Settle(reference) => self.settle(color, reference),
+                Action::Read => Ok(self.read(color)),
+                Action::Compute(work) => Ok(self.compute(color, work)),
+            };
+            if done.is_err() {
+                return;
+            }
+            progress.actions += 1;
+        }
+    }
+
+    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is complete goes on without it. All others wait
+    /// for operations that such a color issues later, so the reduce-scatter, which lacks a member, is not complete at this time.
+    fn pass_by(&self, blocks: &[&Block], progress: &mut [Progress]) -> Result<(), Error> {
+        let asks = |color: &usize| {
+            blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
+        };
+        let asking = (0..blocks.len()).filter(asks);
+        let first = asking.min_by_key(|color| self.ranks.of[*color].host).ok_or(Error::Stuck)?;
+        progress[first].actions += 1;
+        Ok(())
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.world.placement == Placement::Host
+    }
+
+    /// Issues an operation, unless it was.
+    fn issue(&mut self, color: usize, index: usize, progress: &mut Progress) {
+        if std::mem::replace(&mut progress.issued[index], true) {
+            return;
+        }
+        let cost = self.meetings.cost(color, index);
+        let share = Share::of(self.meetings.operation(color, index).stage);
+        let is_on_host = self.is_on_host();
+        let rank = &mut self.ranks.of[color];
+        match is_on_host {
+            true => rank.work(cost.host, share),
+            false => rank.host += cost.host,
+        }
+        rank.shares.carry(cost.busy);
+        let ready = rank.end();
+        self.meetings.issue(&mut self.ranks.streams, (color, index), ready);
+    }
+
+    /// Issues the all-reduces that are next, as far as their reduce-scatters are complete.
+    fn issue_ready(
+        &mut self,
+        color: usize,
+        block: &Block,
+        progress: &mut Progress,
+    ) -> Result<(), Parked> {
+        while let Some((scatter, index)) = block.all_reduces.get(progress.all_reduces) {
+            let is_issued = match scatter {
+                Reference::Here(scatter) => progress.issued[*scatter],
+                Reference::Earlier(_) => true,
+            };
+            if !is_issued {
+                break;
+            }
+            let times = self.times(color, *scatter)?;
+            if times.is_some_and(|times| times.ends > self.ranks.of[color].host) {
+                break;
+            }
+            self.issue(color, *index, progress);
+            progress.all_reduces += 1;
+        }
+        Ok(())
+    }
+
+    /// The times of an operation; `None` for one of a microbatch before the first.
+    fn times(&self, color: usize, reference: Reference) -> Result<Option<Times>, Parked> {
+        match reference {
+            Reference::Here(index) => self.meetings.times(color, index).map(Some).ok_or(Parked),
+            Reference::Earlier(place) => Ok(self.ranks.of[color].earlier.get(place).copied()),
+        }
+    }
+
+    fn need(&mut self, color: usize, reference: Reference) -> Result<(), Parked> {
+        let Some(times) = self.times(color, reference)? else { return Ok(()) };
+        let (share, is_exchange) = match reference {
+            Reference::Here(index) => {
+                let operation = self.meetings.operation(color, index);
+                (Share::of(operation.stage), operation.channel == Channel::Control)
+            }
+            Reference::Earlier(_) => (Share::Reductions, false),
+        };
+        let is_on_host = self.is_on_host();
+        let rank = &mut self.ranks.of[color];
+        rank.wait(times, share);
+        if is_on_host || is_exchange {
+            rank.host = rank.host.max(times.ends);
+        }
+        Ok(())
+    }
+
+    /// In host memory, the thread waits.
+    fn settle(&mut self, color: usize, reference: Reference) -> Result<(), Parked> {
+        if self.is_on_host() { self.need(color, reference) } else { Ok(()) }
+    }
+
+    /// The host reads what its device has computed.
+    fn read(&mut self, color: usize) {
+        let rank = &mut self.ranks.of[color];
+        rank.host = rank.end();
+    }
+
+    fn compute(&mut self, color: usize, work: Work) {
+        let (cost, is_on_host) = (self.world.costs.work(work), self.is_on_host());
+        let (rank, share) = (&mut self.ranks.of[color], Share::of_work(work));
+        let launched = rank.host;
+        let begins = match is_on_host {
+            true => {
+                rank.work(cost.host, share);
+                launched
+            }
+            false => {
+                rank.host += cost.host;
+                rank.compute(launched, cost.device, share)
+            }
+        };
+        let ends = rank.computation;
+        let (what, microbatch) = (What::Work(work), self.number);
+        let span = Span { color, lane: Lane::Computation, what, microbatch, begins, ends };
+        self.spans.iter_mut().for_each(|spans| spans.push(span));
+    }
+
+    /// Ends a block: the next one may refer to its reduce-scatters.
+    fn end(self, blocks: &[&Block]) -> Result<(), Error> {
+        let Self { meetings, ranks, spans, number, .. } = self;
+        for (color, block) in blocks.iter().enumerate() {
+            let times = |index| meetings.times(color, index).ok_or(Error::Stuck);
+            let scatters = block.scatters.iter().map(|index| times(*index));
+            ranks.of[color].earlier = scatters.collect::<Result<_, _>>()?;
+            let Some(spans) = spans else { continue };
+            for (index, operation) in block.operations.iter().enumerate() {
+                let Times { begins, ends, .. } = times(index)?;
+                let lane = Lane::Collectives(meetings.stream(color, index));
+                let (what, microbatch) = (What::Operation(*operation), number);
+                spans.push(Span { color, lane, what, microbatch, begins, ends });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Ranks that are alike: the coarsest partition in which ranks of one color have groups of one shape with members of the same colors.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
+
+use hsdp_sharding::{Axis, Mesh, Rank};
+
+use super::Costs;
+use crate::order::Members;
+
+/// The colors of ranks, and the groups in which colors meet.
+#[derive(Clone, Debug)]
+pub struct Colors {
+    firsts: Vec<Rank>,
+    counts: Vec<usize>,
+    /// By color: the groups of its ranks, by [`Members`].
+    groups: Vec<[usize; 3]>,
+    meetings: Vec<Meeting>,
+}
+
+/// Groups of one shape with members of the same colors.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Meeting {
+    pub(super) shape: usize,
+    /// The colors of its members, each once.
+    pub(super) colors: Vec<usize>,
+}
+
+/// Numbers for keys, in the order in which they come.
+struct Numbers<K>(HashMap<K, usize>);
+
+impl<K: Eq + Hash> Numbers<K> {
+    fn new() -> Self {
+        Self(HashMap::new())
+    }
+
+    fn of(&mut self, key: K) -> usize {
+        let next = self.0.len();
+        *self.0.entry(key).or_insert(next)
+    }
+}
+
+impl Colors {
+    /// The colors of the ranks of a mesh.
+    pub fn of(mesh: Mesh, absent: &BTreeSet<Rank>, costs: &dyn Costs) -> Self {
+        let mut kinds = Numbers::new();
+        let mut color: Vec<usize> =
+            mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
+        let mut count = kinds.0.len();
+        loop {
+            let [shard, replicate] =
+                [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, costs));
+            let mut refined = Numbers::new();
+            color = mesh
+                .ranks()
+                .map(|rank| {
+                    let at = mesh.coordinate(rank);
+                    refined.of((
+                        color[rank.index()],
+                        shard[at.replicate_index],
+                        replicate[at.shard_index],
+                    ))
+                })
+                .collect();
+            if refined.0.len() == count {
+                return Self::stable(mesh, &color, costs);
+            }
+            count = refined.0.len();
+        }
+    }
+
+    fn stable(mesh: Mesh, color: &[usize], costs: &dyn Costs) -> Self {
+        let (mut firsts, mut counts) = (Vec::new(), Vec::new());
+        for rank in mesh.ranks() {
+            let color = color[rank.index()];
+            if color == firsts.len() {
+                firsts.push(rank);
+                counts.push(0);
+            }
+            counts[color] += 1;
+        }
+        let mut numbers = Numbers::new();
+        let mut meetings = Vec::new();
+        let mut number = |members, ranks: Vec<Rank>| {
+            let mut colors: Vec<usize> = ranks.iter().map(|rank| color[rank.index()]).collect();
+            colors.sort_unstable();
+            colors.dedup();
+            let meeting = Meeting { shape: costs.shape(members, ranks[0]), colors };
+            let number = numbers.of((members, meeting.clone()));
+            if number == meetings.len() {
+                meetings.push(meeting);
+            }
+            number
+        };
+        let groups = firsts.iter().map(|rank| {
+            let shard = number(Members::Shard, mesh.group(Axis::Shard, *rank));
+            let replicate = number(Members::Replicate, mesh.group(Axis::Replicate, *rank));
+            [shard, replicate, number(Members::World, mesh.ranks().collect())]
+        });
+        let groups = groups.collect();
+        Self { firsts, counts, groups, meetings }
+    }
+
+    /// The number of colors.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a mesh has a rank")]
+    pub fn len(&self) -> usize {
+        self.firsts.len()
+    }
+
+    /// The first rank of a color.
+    #[must_use]
+    pub fn first(&self, color: usize) -> Rank {
+        self.firsts[color]
+    }
+
+    /// The number of its ranks.
+    #[must_use]
+    pub fn count(&self, color: usize) -> usize {
+        self.counts[color]
+    }
+
+    /// The groups in which ranks of a color meet others.
+    pub(super) fn group(&self, color: usize, members: Members) -> usize {
+        self.groups[color][members as usize]
+    }
+
+    pub(super) fn meeting(&self, group: usize) -> &Meeting {
+        &self.meetings[group]
+    }
+
+    pub(super) fn meetings(&self) -> usize {
+        self.meetings.len()
+    }
+}
+
+/// A number for each group along an axis, by the index on the other one: equal for equal shapes and colors of members.
+fn groups(mesh: Mesh, axis: Axis, color: &[usize], costs: &dyn Costs) -> Vec<usize> {
+    let (count, members) = match axis {
+        Axis::Shard => (mesh.replicate_size(), Members::Shard),
+        Axis::Replicate => (mesh.shard_size(), Members::Replicate),
+    };
+    let step = if axis == Axis::Shard { mesh.shard_size() } else { 1 };
+    let mut numbers = Numbers::new();
+    let number = |index: usize| {
+        let rank = Rank::new(index * step);
+        let mut colors: Vec<usize> =
+            mesh.members(axis, rank).map(|rank| color[rank.index()]).collect();
+        colors.sort_unstable();
+        numbers.of((costs.shape(members, rank), colors))
+    };
+    (0..count).map(number).collect()
+}

@@ -1,0 +1,193 @@
+//! The operations of a block: each begins when it is the first of its stream on all members.
+
+use std::collections::VecDeque;
+
+use hsdp_flight::Channel;
+
+use super::colors::Colors;
+use super::costs::{Costs, OperationCost};
+use crate::Time;
+use crate::order::{Block, Operation, Placement};
+
+/// An operation of a block, in a group.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meeting {
+    /// The members for which it is the first of its stream.
+    heads: usize,
+    /// When the last of them was ready.
+    begins: Time,
+    /// When it ends, once all are.
+    ends: Option<Time>,
+    cost: Option<OperationCost>,
+}
+
+/// An operation that a color has issued.
+#[derive(Clone, Copy, Debug)]
+struct Issued {
+    index: usize,
+    ready: Time,
+}
+
+/// The times of an operation for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Times {
+    /// When this member could have begun.
+    pub(super) could: Time,
+    /// When all members could.
+    pub(super) begins: Time,
+    pub(super) ends: Time,
+}
+
+impl Times {
+    pub(super) fn advance(&mut self, by: Time) {
+        [&mut self.could, &mut self.begins, &mut self.ends].into_iter().for_each(|it| *it += by);
+    }
+}
+
+/// A stream of collectives of a color.
+#[derive(Clone, Debug, Default)]
+struct Stream {
+    /// When the last operation ends that has a time.
+    free: Time,
+    /// Operations that have none.
+    queue: VecDeque<Issued>,
+}
+
+/// The streams of all colors.
+#[derive(Clone, Debug)]
+pub(super) struct Streams {
+    of: Vec<[Stream; Streams::COUNT]>,
+}
+
+impl Streams {
+    /// Streams of a color, as many as there are channels.
+    pub(super) const COUNT: usize = 4;
+
+    pub(super) fn new(colors: usize) -> Self {
+        Self { of: vec![Default::default(); colors] }
+    }
+
+    /// When a stream is free.
+    pub(super) fn free(&self, color: usize) -> [Time; Self::COUNT] {
+        std::array::from_fn(|stream| self.of[color][stream].free)
+    }
+
+    pub(super) fn advance(&mut self, by: Time) {
+        self.of.iter_mut().flatten().for_each(|stream| stream.free += by);
+    }
+}
+
+/// What the simulation of a block reads.
+#[derive(Clone, Copy)]
+pub(super) struct Machinery<'a> {
+    pub(super) placement: Placement,
+    pub(super) colors: &'a Colors,
+    pub(super) costs: &'a dyn Costs,
+}
+
+/// The operations of a block in all groups.
+pub(super) struct Meetings<'a> {
+    world: Machinery<'a>,
+    /// By color.
+    blocks: &'a [&'a Block],
+    /// By group and place.
+    of: Vec<Vec<Meeting>>,
+    /// By color and index: when the color could have begun.
+    could: Vec<Vec<Time>>,
+}
+
+impl<'a> Meetings<'a> {
+    pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a Block]) -> Self {
+        let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
+        let of = vec![vec![Meeting::default(); most]; world.colors.meetings()];
+        let could = vec![vec![Time::ZERO; most]; world.colors.len()];
+        Self { world: *world, blocks, of, could }
+    }
+
+    pub(super) fn operation(&self, color: usize, index: usize) -> &'a Operation {
+        &self.blocks[color].operations[index]
+    }
+
+    /// The group of an operation, and the operation's place there.
+    fn meeting(&self, color: usize, index: usize) -> (usize, usize) {
+        let group = self.world.colors.group(color, self.operation(color, index).members);
+        (group, self.blocks[color].places[index])
+    }
+
+    /// The stream of an operation. On a device all operations but exchanges have one.
+    pub(super) fn stream(&self, color: usize, index: usize) -> usize {
+        match (self.operation(color, index).channel, self.world.placement) {
+            (Channel::Control, _) => 0,
+            (Channel::Gather, _) | (_, Placement::Device) => 1,
+            (Channel::Reduce, Placement::Host) => 2,
+            (_, Placement::Host) => 3,
+        }
+    }
+
+    /// The cost of an operation for a color.
+    pub(super) fn cost(&mut self, color: usize, index: usize) -> OperationCost {
+        let ((group, place), operation) =
+            (self.meeting(color, index), self.operation(color, index));
+        let Machinery { colors, costs, .. } = self.world;
+        let cost = || costs.operation(operation, colors.meeting(group).shape);
+        *self.of[group][place].cost.get_or_insert_with(cost)
+    }
+
+    /// The times of an operation, once all of its members have issued it.
+    pub(super) fn times(&self, color: usize, index: usize) -> Option<Times> {
+        let (group, place) = self.meeting(color, index);
+        let Meeting { begins, ends, .. } = self.of[group][place];
+        Some(Times { could: self.could[color][index], begins, ends: ends? })
+    }
+
+    /// Issues an operation of a color that is ready at a time, and gives times to all operations whose turn it is then.
+    pub(super) fn issue(
+        &mut self,
+        streams: &mut Streams,
+        (color, index): (usize, usize),
+        ready: Time,
+    ) {
+        let stream = self.stream(color, index);
+        let queue = &mut streams.of[color][stream].queue;
+        queue.push_back(Issued { index, ready });
+        let mut heads = if queue.len() == 1 { vec![(color, stream)] } else { Vec::new() };
+        while let Some((color, stream)) = heads.pop() {
+            if let Some(last) = self.come(&streams.of[color][stream], color) {
+                self.go(streams, (color, last), &mut heads);
+            }
+        }
+    }
+
+    /// The first operation of a stream comes to its meeting. Returns its index if all members have come.
+    fn come(&mut self, stream: &Stream, color: usize) -> Option<usize> {
+        let Issued { index, ready } = *stream.queue.front()?;
+        let could = ready.max(stream.free);
+        self.could[color][index] = could;
+        let (group, place) = self.meeting(color, index);
+        let meeting = &mut self.of[group][place];
+        meeting.heads += 1;
+        meeting.begins = meeting.begins.max(could);
+        (meeting.heads == self.world.colors.meeting(group).colors.len()).then_some(index)
+    }
+
+    /// An operation takes place: it leaves the streams of its members, whose next operations come.
+    fn go(
+        &mut self,
+        streams: &mut Streams,
+        (color, index): (usize, usize),
+        heads: &mut Vec<(usize, usize)>,
+    ) {
+        let stream = self.stream(color, index);
+        let link = self.cost(color, index).link;
+        let (group, place) = self.meeting(color, index);
+        let meeting = &mut self.of[group][place];
+        let ends = meeting.begins + link;
+        meeting.ends = Some(ends);
+        for color in &self.world.colors.meeting(group).colors {
+            let of_member = &mut streams.of[*color][stream];
+            of_member.queue.pop_front();
+            of_member.free = ends;
+            heads.push((*color, stream));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use hsdp_flight::Stage;
+use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use proptest::prelude::*;
+
+use super::*;
+use crate::order::{LossScale, Members, Microbatches, Operation, Step, Work};
+
+const UNITS: u64 = 3;
+
+/// Times of a gather, of a reduce-scatter, of an all-reduce, and of computation on a unit in each direction.
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    gather: u64,
+    reduce: u64,
+    all_reduce: u64,
+    computation: u64,
+    launch: u64,
+    placement: Option<Placement>,
+    /// Ranks of a machine; gathers between machines take twice as long.
+    machine: usize,
+}
+
+impl Costs for Given {
+    fn shape(&self, members: Members, rank: Rank) -> usize {
+        match (members, self.machine) {
+            (Members::Shard, 1..) => rank.index() / self.machine % 2,
+            _ => 0,
+        }
+    }
+
+    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+        let link = match operation.stage {
+            Stage::Gather => self.gather * (1 + shape as u64),
+            Stage::Reduce => self.reduce,
+            Stage::AllReduce => self.all_reduce,
+            _ => 0,
+        };
+        let link = Time::from_picoseconds(link);
+        OperationCost { host: Time::ZERO, link, busy: [link, Time::ZERO] }
+    }
+
+    fn work(&self, work: Work) -> WorkCost {
+        let [launch, time] = [self.launch, self.computation].map(Time::from_picoseconds);
+        match (work, self.placement) {
+            (Work::Forward(_) | Work::Backward(_), Some(Placement::Device)) => {
+                WorkCost { host: launch, device: time }
+            }
+            (Work::Forward(_) | Work::Backward(_), _) => {
+                WorkCost { host: time, device: Time::ZERO }
+            }
+            _ => WorkCost::default(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    mesh: [usize; 2],
+    accumulation: Accumulation,
+    prefetch: usize,
+    microbatches: Microbatches,
+}
+
+const ONCE: Case = Case {
+    mesh: [1, 2],
+    accumulation: Accumulation::ReduceScatter,
+    prefetch: 1,
+    microbatches: Microbatches::Given(1),
+};
+
+fn orders(case: Case, placement: Placement, absent: &[usize]) -> Orders {
+    let unit = |index| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [12]));
+    let spec = (0..UNITS).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)));
+    let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
+    let (accumulation, prefetch) = (case.accumulation, case.prefetch);
+    let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
+    let plan = Plan::new(spec, mesh, options).expect("a plan");
+    let order = |data| {
+        let (microbatches, loss_scale) = (case.microbatches, LossScale::Fixed);
+        (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
+    };
+    let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
+    Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
+}
+
+fn step(case: Case, given: Given) -> u64 {
+    let placement = given.placement.unwrap_or(Placement::Host);
+    let timing = simulate(&orders(case, placement, &[]), &given).expect("it ends");
+    for rank in &timing.ranks {
+        assert_eq!(rank.shares.total(), rank.step, "{case:?}, {given:?}: {:?}", rank.shares);
+    }
+    timing.step.picoseconds()
+}
+
+const PLACEMENTS: [Placement; 2] = [Placement::Host, Placement::Device];
+
+/// The formulas of docs/performance.md, "Overlap".
+#[test]
+fn gathers_beside_computation() {
+    for placement in PLACEMENTS.map(Some) {
+        let given =
+            |gather, computation| Given { gather, computation, placement, ..Given::default() };
+        let ahead = |prefetch, costs| step(Case { prefetch, ..ONCE }, costs);
+        assert_eq!(ahead(0, given(5, 7)), 2 * UNITS * (5 + 7), "{placement:?}");
+        for prefetch in [1, 2] {
+            assert_eq!(ahead(prefetch, given(5, 7)), 5 + 2 * UNITS * 7, "{placement:?}");
+            assert_eq!(ahead(prefetch, given(9, 7)), 2 * UNITS * 9 + 7, "{placement:?}");
+        }
+    }
+}
+
+#[test]
+fn reductions_beside_computation() {
+    for placement in PLACEMENTS.map(Some) {
+        let given = Given { reduce: 4, computation: 7, placement, ..Given::default() };
+        assert_eq!(step(ONCE, given), 2 * UNITS * 7 + 4, "{placement:?}");
+        let slow = Given { reduce: 9, ..given };
+        // The first reduction begins when the first backward ends.
+        assert_eq!(step(ONCE, slow), UNITS * 7 + 7 + UNITS * 9, "{placement:?}");
+    }
+}
+
+#[test]
+fn all_reduces_are_deferred_to_the_last_microbatch() {
+    let case = Case { mesh: [2, 1], microbatches: Microbatches::Given(4), ..ONCE };
+    let asked = Case { microbatches: Microbatches::Asked(4), ..case };
+    for placement in PLACEMENTS.map(Some) {
+        let given = Given { all_reduce: 100, computation: 7, placement, ..Given::default() };
+        let microbatches = 4 * 2 * UNITS * 7;
+        // On a device the all-reduce of a unit follows the reduce-scatter of the next.
+        let early = if placement == Some(Placement::Host) { 2 * 7 } else { 7 };
+        assert_eq!(step(case, given), microbatches + UNITS * 100 - early, "{placement:?}");
+        assert_eq!(step(asked, given), microbatches + UNITS * 100);
+        let every = Case { accumulation: Accumulation::Every, ..case };
+        assert_eq!(step(every, given), microbatches + 4 * UNITS * 100);
+        let local = Case { accumulation: Accumulation::Local, ..case };
+        assert_eq!(step(local, given), step(case, given));
+    }
+}
+
+#[test]
+fn a_host_that_launches_slowly_holds_the_device_up() {
+    let placement = Some(Placement::Device);
+    let given = Given { computation: 7, launch: 10, placement, ..Given::default() };
+    assert_eq!(step(ONCE, given), 2 * UNITS * 10);
+    let fast = Given { launch: 3, ..given };
+    assert_eq!(step(ONCE, fast), 2 * UNITS * 7);
+}
+
+#[test]
+fn ranks_of_slow_groups_are_waited_for() {
+    // Every other shard group straddles machines; all meet in all-reduces.
+    let case = Case { mesh: [2, 2], prefetch: 0, ..ONCE };
+    let given = Given { gather: 5, computation: 7, machine: 2, ..Given::default() };
+    let timing = simulate(&orders(case, Placement::Host, &[]), &given).expect("it ends");
+    assert_eq!(timing.ranks.len(), 2, "a color for each replica");
+    assert_eq!(timing.step.picoseconds(), 2 * UNITS * (10 + 7));
+    let [fast, slow] = [0, 1].map(|color| timing.ranks[color].shares);
+    assert_eq!(slow.of(Share::Waiting), Time::ZERO);
+    assert!(fast.of(Share::Waiting) > Time::ZERO);
+}
+
+#[test]
+fn ranks_without_data_have_a_color_of_their_own() {
+    let given = Given { gather: 5, computation: 7, ..Given::default() };
+    let case = Case { mesh: [2, 4], ..ONCE };
+    for placement in PLACEMENTS {
+        let timing = simulate(&orders(case, placement, &[7]), &given).expect("it ends");
+        let counts: Vec<usize> = timing.ranks.iter().map(|rank| rank.count).collect();
+        // Three of the first group meet rank 7 in no group; its own shard group has three others.
+        assert_eq!(counts.iter().sum::<usize>(), 8);
+        assert_eq!(counts, [3, 1, 3, 1]);
+    }
+}
+
+proptest! {
+    /// Skipping equal microbatches changes nothing, and neither does the order in which colors are evaluated.
+    #[test]
+    fn a_trace_has_the_same_times(
+        gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,
+        prefetch in 0..4usize, count in 1..12u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..4usize,
+        on_device: bool, asked: bool, machine in 0..3usize, absent in 0..20usize,
+    ) {
+        let placement = PLACEMENTS[usize::from(on_device)];
+        let given = Given { gather, reduce, all_reduce, computation, launch, placement: Some(placement), machine };
+        let microbatches = if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) };
+        let case = Case { mesh: [replicas, shards], accumulation: Accumulation::ALL[mode], prefetch, microbatches };
+        let orders = orders(case, placement, &[absent]);
+        let timing = simulate(&orders, &given).expect("it ends");
+        let (traced, spans) = trace(&orders, &given).expect("it ends");
+        prop_assert_eq!(&timing, &traced);
+        for rank in &timing.ranks {
+            prop_assert_eq!(rank.shares.total(), rank.step);
+        }
+        for lane in spans.iter().map(|span| (span.color, span.lane)).collect::<BTreeSet<_>>() {
+            let mut of_lane: Vec<_> = spans.iter().filter(|it| (it.color, it.lane) == lane).collect();
+            of_lane.sort_by_key(|span| (span.begins, span.ends));
+            prop_assert!(of_lane.windows(2).all(|pair| pair[0].ends <= pair[1].begins), "{:?}", lane);
+        }
+    }
+}
