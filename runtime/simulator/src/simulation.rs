@@ -120,7 +120,7 @@ impl<'a> Simulation<'a> {
         for done in 1..=times {
             self.world.run(&blocks, blocks[0].microbatch + done - 1)?;
             let after = Repetition::of(&self.world.ranks);
-            match before.filter(|before| self.world.spans.is_none() && before.is_like(&after)) {
+            match before.filter(|before| self.world.spans.is_none() && before.repeats(&after)) {
                 Some(before) => {
                     self.world.ranks.skip(&before, &after, times - done);
                     return Ok(());

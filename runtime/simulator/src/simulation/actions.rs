@@ -7,7 +7,7 @@ use super::costs::Costs;
 use super::meetings::{Machinery, Meetings, Streams, Times};
 use super::shares::{Share, Shares};
 use super::span::{Lane, Span, What};
-use crate::order::{Action, Block, Placement, Reference, Work};
+use crate::order::{Action, Block, Operation, Placement, Reference, Work};
 use crate::{Error, Time};
 
 /// The place of a color in time.
@@ -176,15 +176,15 @@ impl Run<'_> {
             return;
         }
         let cost = self.meetings.cost(color, index);
-        let share = Share::of(self.meetings.operation(color, index).stage);
-        let is_on_host = self.is_on_host();
+        let Operation { stage, channel, .. } = *self.meetings.operation(color, index);
+        let (share, is_on_host) = (Share::of(stage), self.is_on_host());
         let rank = &mut self.ranks.of[color];
         match is_on_host {
             true => rank.work(cost.host, share),
             false => rank.host += cost.host,
         }
         rank.shares.carry(cost.busy);
-        let ready = rank.end();
+        let ready = if channel == Channel::Control { rank.host } else { rank.end() };
         self.meetings.issue(&mut self.ranks.streams, (color, index), ready);
     }
 

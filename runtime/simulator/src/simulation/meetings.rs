@@ -72,8 +72,11 @@ impl Streams {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 
-    pub(super) fn advance(&mut self, by: Time) {
-        self.of.iter_mut().flatten().for_each(|stream| stream.free += by);
+    /// Moves the streams of a color to a later time: that of exchanges, and all others.
+    pub(super) fn advance(&mut self, color: usize, [exchanges, others]: [Time; 2]) {
+        for (stream, by) in self.of[color].iter_mut().zip([exchanges, others, others, others]) {
+            stream.free += by;
+        }
     }
 }
 

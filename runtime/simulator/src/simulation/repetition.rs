@@ -6,31 +6,45 @@ use crate::Time;
 
 /// The state of all ranks after a microbatch.
 pub(super) struct Repetition {
-    /// The time of the first rank's thread.
+    /// The time of the first rank's computation.
     base: Time,
-    /// All other times, less the base. A time before the thread's own is that of the thread: nothing begins before it.
+    /// By rank: the time of its thread, and that of its computation.
+    ranks: Vec<(Time, Time)>,
+    /// By rank: the times of its computation and its streams, less the base. A time before that of computation is the latter: no operation
+    /// begins before it. Exchanges begin after the thread's time instead, and count from there.
     relative: Vec<i64>,
     shares: Vec<Shares>,
 }
 
 impl Repetition {
     pub(super) fn of(ranks: &Ranks) -> Self {
-        let base = ranks.of[0].host;
+        let base = ranks.of[0].computation;
         let mut relative = Vec::new();
         for (color, rank) in ranks.of.iter().enumerate() {
-            let at_least = |time: Time| since(time.max(rank.host), base);
-            relative.extend([since(rank.host, base), since(rank.computation, base)]);
-            relative.extend(ranks.streams.free(color).map(at_least));
+            let at_least = |time: Time| since(time.max(rank.computation), base);
+            let [exchanges, streams @ ..] = ranks.streams.free(color);
+            relative.extend([at_least(Time::ZERO), since(exchanges.max(rank.host), rank.host)]);
+            relative.extend(streams.map(at_least));
             relative.extend(rank.earlier.iter().map(|times| at_least(times.ends)));
         }
-        let shares = ranks.of.iter().map(|rank| rank.shares).collect();
-        Self { base, relative, shares }
+        let of = ranks.of.iter();
+        let (shares, ranks) = of.map(|it| (it.shares, (it.host, it.computation))).unzip();
+        Self { base, ranks, relative, shares }
     }
 
-    /// Whether the state is the same but for a time that has passed.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        self.relative == other.relative
+    /// Whether each microbatch after `next`, which follows this state, passes as the one between them.
+    pub(super) fn repeats(&self, next: &Self) -> bool {
+        let mut threads = self.ranks.iter().zip(&next.ranks);
+        self.relative == next.relative && threads.all(|(before, after)| stays(*before, *after))
     }
+}
+
+/// Whether a rank's thread is as far behind or ahead of its computation as before; or so far ahead that a whole microbatch of launches ends
+/// before the computation that was launched before it, and not less far than it was.
+fn stays(before: (Time, Time), after: (Time, Time)) -> bool {
+    let [(host, computation), next] = [before, after];
+    let (ahead, ahead_next) = (since(computation, host), since(next.1, next.0));
+    ahead == ahead_next || (ahead_next > ahead && ahead >= since(next.0, host))
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "a difference of saturating times wraps to its sign")]
@@ -43,11 +57,12 @@ impl Ranks {
     pub(super) fn skip(&mut self, before: &Repetition, after: &Repetition, times: u64) {
         let passed = after.base.saturating_sub(before.base) * times;
         for (color, rank) in self.of.iter_mut().enumerate() {
-            rank.host += passed;
+            let of_thread = rank.host.saturating_sub(before.ranks[color].0) * times;
+            rank.host += of_thread;
             rank.computation += passed;
             rank.earlier.iter_mut().for_each(|it| it.advance(passed));
             rank.shares = rank.shares + after.shares[color].since(&before.shares[color]) * times;
+            self.streams.advance(color, [of_thread, passed]);
         }
-        self.streams.advance(passed);
     }
 }
