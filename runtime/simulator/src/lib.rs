@@ -5,18 +5,39 @@
 
 #![forbid(unsafe_code)]
 
+mod calibrate;
+mod check;
+mod collective;
+mod computation;
 mod error;
+pub mod machine;
 mod order;
+mod prediction;
+mod search;
 mod simulation;
 mod time;
+mod traces;
 
+pub use self::calibrate::{AllReduceRow, Errors, Fit, StepRow, fit, read_all_reduces, read_steps};
+pub use self::check::{Call, CommunicatorId, Deadlock, Issue, Mismatch, Schedules, Verdict, judge};
+pub use self::collective::{
+    Collective, CollectiveCost, Shape, Shapes, collective_cost, exchange_time,
+};
+pub use self::computation::{
+    Attention, Batch, Computation, Gpt, Hints, Processor, Recompute, Scores, is_attention,
+    is_lookup, update_bytes,
+};
 pub use self::error::Error;
+pub use self::machine::Machine;
 pub use self::order::{
     Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
     Step, Work,
 };
+pub use self::prediction::{Prediction, StepMemory, Workload};
+pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{
-    Colors, Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Timing,
-    What, WorkCost, simulate, trace,
+    Colors, Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams,
+    Timing, What, WorkCost, simulate, trace,
 };
 pub use self::time::Time;
+pub use self::traces::Traces;

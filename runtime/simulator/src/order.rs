@@ -6,7 +6,7 @@ mod microbatch;
 mod writer;
 
 use hsdp_flight::{Channel, Op, Stage, Tag};
-use hsdp_sharding::{DType, Plan, UnitId};
+use hsdp_sharding::{DType, Mesh, Plan, UnitId};
 
 use self::writer::Writer;
 
@@ -68,6 +68,18 @@ pub enum Members {
     Replicate,
     /// All ranks.
     World,
+}
+
+impl Members {
+    /// The number of them.
+    #[must_use]
+    pub const fn count(self, mesh: Mesh) -> usize {
+        match self {
+            Self::Shard => mesh.shard_size(),
+            Self::Replicate => mesh.replicate_size(),
+            Self::World => mesh.world_size(),
+        }
+    }
 }
 
 /// One operation, as its members issue it.

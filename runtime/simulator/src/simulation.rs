@@ -5,6 +5,7 @@ mod colors;
 mod costs;
 mod meetings;
 mod repetition;
+mod schedules;
 mod shares;
 mod span;
 #[cfg(test)]
@@ -17,7 +18,9 @@ use hsdp_sharding::{Mesh, Rank};
 use self::actions::{Ranks, World};
 pub use self::colors::Colors;
 pub use self::costs::{Costs, Level, OperationCost, WorkCost};
+pub(crate) use self::meetings::stream;
 use self::repetition::Repetition;
+pub use self::schedules::Streams;
 pub use self::shares::{Share, Shares};
 pub use self::span::{Lane, Span, What};
 use crate::order::{Data, Order, Placement};
@@ -37,7 +40,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    fn data(&self, rank: Rank) -> Data {
+    pub(crate) fn data(&self, rank: Rank) -> Data {
         if self.absent.contains(&rank) { Data::Absent } else { Data::Present }
     }
 }

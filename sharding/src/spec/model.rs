@@ -6,7 +6,7 @@ use std::ops::Index;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Granularity, Param, Role, State, Unit};
+use super::{AfterForward, Granularity, Param, Role, State, Unit};
 use crate::ElemCount;
 
 /// The id of a unit: its place in the declared order, from 0.
@@ -156,6 +156,17 @@ impl ModelSpec {
         for param in params.filter(|param| param.role == Role::Trainable) {
             param.granularity = Granularity::Blocks(elements);
         }
+        self
+    }
+
+    /// Keeps the full parameters of all units from their forward to their backward, except those that are gathered for the forward alone.
+    #[must_use]
+    pub fn all_kept(mut self) -> Self {
+        let resharded = |unit: &&mut Unit| unit.after_forward == AfterForward::Reshard;
+        self.units
+            .iter_mut()
+            .filter(resharded)
+            .for_each(|it| it.after_forward = AfterForward::Keep);
         self
     }
 

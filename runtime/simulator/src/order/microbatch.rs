@@ -50,7 +50,9 @@ impl Writer<'_> {
             self.unshard(&mut gathers, place);
             self.compute(Work::Forward(*unit));
         }
+        // `Pass::loss` takes a number: the host reads it.
         self.compute(Work::Loss);
+        self.act(Action::Read);
         let has_backward =
             |unit: &&UnitId| plan.spec()[**unit].after_forward != AfterForward::Discard;
         for unit in plan.order().iter().rev().filter(has_backward) {

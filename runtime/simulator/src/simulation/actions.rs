@@ -17,8 +17,8 @@ pub(super) struct RankState {
     pub(super) host: Time,
     /// Of its stream of computation; where the model is in host memory, of its thread, too.
     pub(super) computation: Time,
-    /// The ends of the reduce-scatters of the microbatch before, in the plan's order.
-    pub(super) earlier: Vec<Times>,
+    /// The reduce-scatters of the microbatch before, in the plan's order.
+    pub(super) earlier: Vec<(Operation, Times)>,
     pub(super) shares: Shares,
 }
 
@@ -27,15 +27,16 @@ impl RankState {
         self.host.max(self.computation)
     }
 
-    /// Computation waits for an operation. Of the wait, the time between the moments at which this rank and all ranks were ready is due to
-    /// late ranks.
-    fn wait(&mut self, times: Times, share: Share) {
+    /// Computation waits for an operation. Returns the part of the wait that is due to late ranks: the time between the moments at which
+    /// this rank and all ranks were ready.
+    fn wait(&mut self, times: Times, share: Share) -> Time {
         let from = self.computation;
         let late = times.begins.saturating_sub(from.max(times.could));
         let all = times.ends.saturating_sub(from);
         self.shares.add(Share::Waiting, late);
         self.shares.add(share, all.saturating_sub(late));
         self.computation = self.computation.max(times.ends);
+        late
     }
 
     /// The thread works.
@@ -126,6 +127,14 @@ impl World<'_> {
     }
 }
 
+/// What a color does from one time to another: the parts of a [`Span`] that differ from action to action.
+struct Doing {
+    what: What,
+    begins: Time,
+    ends: Time,
+    late: Time,
+}
+
 /// A run of a block.
 struct Run<'a> {
     world: Machinery<'a>,
@@ -140,12 +149,21 @@ impl Run<'_> {
     fn advance(&mut self, color: usize, block: &Block, progress: &mut Progress) {
         while let Some(action) = block.actions.get(progress.actions) {
             let done = match *action {
-                Action::Issue(index) => Ok(self.issue(color, index, progress)),
+                Action::Issue(index) => {
+                    self.issue(color, index, progress);
+                    Ok(())
+                }
                 Action::IssueReady => self.issue_ready(color, block, progress),
                 Action::Need(reference) => self.need(color, reference),
                 Action::Settle(reference) => self.settle(color, reference),
-                Action::Read => Ok(self.read(color)),
-                Action::Compute(work) => Ok(self.compute(color, work)),
+                Action::Read => {
+                    self.read(color);
+                    Ok(())
+                }
+                Action::Compute(work) => {
+                    self.compute(color, work);
+                    Ok(())
+                }
             };
             if done.is_err() {
                 return;
@@ -176,15 +194,19 @@ impl Run<'_> {
             return;
         }
         let cost = self.meetings.cost(color, index);
-        let Operation { stage, channel, .. } = *self.meetings.operation(color, index);
-        let (share, is_on_host) = (Share::of(stage), self.is_on_host());
+        let operation = *self.meetings.operation(color, index);
+        let (share, what) = (Share::of(operation.stage), What::Issue(operation));
+        let is_on_host = self.is_on_host();
         let rank = &mut self.ranks.of[color];
+        let begins = rank.host;
         match is_on_host {
             true => rank.work(cost.host, share),
             false => rank.host += cost.host,
         }
         rank.shares.carry(cost.busy);
-        let ready = if channel == Channel::Control { rank.host } else { rank.end() };
+        let is_exchange = operation.channel == Channel::Control;
+        let (ready, ends) = (if is_exchange { rank.host } else { rank.end() }, rank.host);
+        self.show(color, Lane::Host, Doing { what, begins, ends, late: Time::ZERO });
         self.meetings.issue(&mut self.ranks.streams, (color, index), ready);
     }
 
@@ -203,8 +225,8 @@ impl Run<'_> {
             if !is_issued {
                 break;
             }
-            let times = self.times(color, *scatter)?;
-            if times.is_some_and(|times| times.ends > self.ranks.of[color].host) {
+            let found = self.find(color, *scatter)?;
+            if found.is_some_and(|(_, times)| times.ends > self.ranks.of[color].host) {
                 break;
             }
             self.issue(color, *index, progress);
@@ -213,28 +235,36 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The times of an operation; `None` for one of a microbatch before the first.
-    fn times(&self, color: usize, reference: Reference) -> Result<Option<Times>, Parked> {
+    /// An operation and its times; `None` for one of a microbatch before the first.
+    fn find(
+        &self,
+        color: usize,
+        reference: Reference,
+    ) -> Result<Option<(Operation, Times)>, Parked> {
         match reference {
-            Reference::Here(index) => self.meetings.times(color, index).map(Some).ok_or(Parked),
+            Reference::Here(index) => {
+                let times = self.meetings.times(color, index).ok_or(Parked)?;
+                Ok(Some((*self.meetings.operation(color, index), times)))
+            }
             Reference::Earlier(place) => Ok(self.ranks.of[color].earlier.get(place).copied()),
         }
     }
 
     fn need(&mut self, color: usize, reference: Reference) -> Result<(), Parked> {
-        let Some(times) = self.times(color, reference)? else { return Ok(()) };
-        let (share, is_exchange) = match reference {
-            Reference::Here(index) => {
-                let operation = self.meetings.operation(color, index);
-                (Share::of(operation.stage), operation.channel == Channel::Control)
-            }
-            Reference::Earlier(_) => (Share::Reductions, false),
-        };
-        let is_on_host = self.is_on_host();
+        let Some((operation, times)) = self.find(color, reference)? else { return Ok(()) };
+        let (is_on_host, what) = (self.is_on_host(), What::Wait(operation));
         let rank = &mut self.ranks.of[color];
-        rank.wait(times, share);
-        if is_on_host || is_exchange {
+        let (begins, host) = (rank.computation, rank.host);
+        let late = rank.wait(times, Share::of(operation.stage));
+        let ends = rank.computation;
+        if is_on_host || operation.channel == Channel::Control {
             rank.host = rank.host.max(times.ends);
+        }
+        let thread = rank.host;
+        self.show(color, self.lane(), Doing { what, begins, ends, late });
+        if !is_on_host {
+            let late = Time::ZERO;
+            self.show(color, Lane::Host, Doing { what, begins: host, ends: thread, late });
         }
         Ok(())
     }
@@ -253,21 +283,36 @@ impl Run<'_> {
     fn compute(&mut self, color: usize, work: Work) {
         let (cost, is_on_host) = (self.world.costs.work(work), self.is_on_host());
         let (rank, share) = (&mut self.ranks.of[color], Share::of_work(work));
-        let launched = rank.host;
-        let begins = match is_on_host {
+        let (launched, late) = (rank.host, Time::ZERO);
+        let (begins, time) = match is_on_host {
             true => {
                 rank.work(cost.host, share);
-                launched
+                (launched, cost.host)
             }
             false => {
                 rank.host += cost.host;
-                rank.compute(launched, cost.device, share)
+                (rank.compute(launched, cost.device, share), cost.device)
             }
         };
-        let ends = rank.computation;
-        let (what, microbatch) = (What::Work(work), self.number);
-        let span = Span { color, lane: Lane::Computation, what, microbatch, begins, ends };
-        self.spans.iter_mut().for_each(|spans| spans.push(span));
+        let host = rank.host;
+        let ends = begins + time;
+        self.show(color, self.lane(), Doing { what: What::Work(work), begins, ends, late });
+        if !is_on_host {
+            let what = What::Launch(work);
+            self.show(color, Lane::Host, Doing { what, begins: launched, ends: host, late });
+        }
+    }
+
+    /// Where a rank computes.
+    fn lane(&self) -> Lane {
+        if self.is_on_host() { Lane::Host } else { Lane::Computation }
+    }
+
+    /// Shows what a color does in the trace, if there is one.
+    fn show(&mut self, color: usize, lane: Lane, doing: Doing) {
+        let (Doing { what, begins, ends, late }, microbatch) = (doing, self.number);
+        let span = Span { color, lane, what, microbatch, begins, ends, late };
+        self.spans.iter_mut().filter(|_| span.is_shown()).for_each(|spans| spans.push(span));
     }
 
     /// Ends a block: the next one may refer to its reduce-scatters.
@@ -275,14 +320,19 @@ impl Run<'_> {
         let Self { meetings, ranks, spans, number, .. } = self;
         for (color, block) in blocks.iter().enumerate() {
             let times = |index| meetings.times(color, index).ok_or(Error::Stuck);
-            let scatters = block.scatters.iter().map(|index| times(*index));
-            ranks.of[color].earlier = scatters.collect::<Result<_, _>>()?;
+            // The exchange in which ranks say that they have no other microbatch is a block, too.
+            if !block.scatters.is_empty() {
+                let scatters = block.scatters.iter();
+                let scatters = scatters.map(|index| Ok((block.operations[*index], times(*index)?)));
+                ranks.of[color].earlier = scatters.collect::<Result<_, Error>>()?;
+            }
             let Some(spans) = spans else { continue };
             for (index, operation) in block.operations.iter().enumerate() {
-                let Times { begins, ends, .. } = times(index)?;
+                let Times { could, begins, ends } = times(index)?;
                 let lane = Lane::Collectives(meetings.stream(color, index));
                 let (what, microbatch) = (What::Operation(*operation), number);
-                spans.push(Span { color, lane, what, microbatch, begins, ends });
+                let late = begins.saturating_sub(could);
+                spans.push(Span { color, lane, what, microbatch, begins, ends, late });
             }
         }
         Ok(())

@@ -53,6 +53,16 @@ struct Stream {
     queue: VecDeque<Issued>,
 }
 
+/// The stream of a channel. On a device all channels but that of exchanges have one.
+pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
+    match (channel, placement) {
+        (Channel::Control, _) => 0,
+        (Channel::Gather, _) | (_, Placement::Device) => 1,
+        (Channel::Reduce, Placement::Host) => 2,
+        (_, Placement::Host) => 3,
+    }
+}
+
 /// The streams of all colors.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
@@ -117,14 +127,9 @@ impl<'a> Meetings<'a> {
         (group, self.blocks[color].places[index])
     }
 
-    /// The stream of an operation. On a device all operations but exchanges have one.
+    /// The stream of an operation.
     pub(super) fn stream(&self, color: usize, index: usize) -> usize {
-        match (self.operation(color, index).channel, self.world.placement) {
-            (Channel::Control, _) => 0,
-            (Channel::Gather, _) | (_, Placement::Device) => 1,
-            (Channel::Reduce, Placement::Host) => 2,
-            (_, Placement::Host) => 3,
-        }
+        stream(self.operation(color, index).channel, self.world.placement)
     }
 
     /// The cost of an operation for a color.

@@ -25,7 +25,7 @@ impl Repetition {
             let [exchanges, streams @ ..] = ranks.streams.free(color);
             relative.extend([at_least(Time::ZERO), since(exchanges.max(rank.host), rank.host)]);
             relative.extend(streams.map(at_least));
-            relative.extend(rank.earlier.iter().map(|times| at_least(times.ends)));
+            relative.extend(rank.earlier.iter().map(|(_, times)| at_least(times.ends)));
         }
         let of = ranks.of.iter();
         let (shares, ranks) = of.map(|it| (it.shares, (it.host, it.computation))).unzip();
@@ -60,7 +60,7 @@ impl Ranks {
             let of_thread = rank.host.saturating_sub(before.ranks[color].0) * times;
             rank.host += of_thread;
             rank.computation += passed;
-            rank.earlier.iter_mut().for_each(|it| it.advance(passed));
+            rank.earlier.iter_mut().for_each(|(_, times)| times.advance(passed));
             rank.shares = rank.shares + after.shares[color].since(&before.shares[color]) * times;
             self.streams.advance(color, [of_thread, passed]);
         }

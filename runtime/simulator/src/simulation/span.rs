@@ -6,7 +6,7 @@ use crate::order::{Operation, Work};
 /// The resource that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
-    /// The rank's thread.
+    /// The rank's thread, which computes where the model is in host memory.
     Host,
     /// The stream of computation of a device.
     Computation,
@@ -19,8 +19,14 @@ pub enum Lane {
 pub enum What {
     /// Computation.
     Work(Work),
-    /// An operation.
+    /// The launch of computation on a device.
+    Launch(Work),
+    /// An operation, from the time at which all members are ready.
     Operation(Operation),
+    /// The thread's part of an operation: the call, and in host memory its part of the work.
+    Issue(Operation),
+    /// Waiting for an operation.
+    Wait(Operation),
 }
 
 /// What the ranks of a color do from one time to another.
@@ -38,4 +44,13 @@ pub struct Span {
     pub begins: Time,
     /// Until this time.
     pub ends: Time,
+    /// Waiting for members that are late. Of an operation: the time before it, since this color was ready. Of a wait: the part of it.
+    pub late: Time,
+}
+
+impl Span {
+    /// Whether it takes time, or is one of those that are there even if they take none.
+    pub(super) fn is_shown(&self) -> bool {
+        matches!(self.what, What::Work(_) | What::Operation(_)) || self.begins < self.ends
+    }
 }

@@ -141,6 +141,17 @@ fn all_reduces_are_deferred_to_the_last_microbatch() {
 }
 
 #[test]
+fn a_step_ends_after_the_reductions_of_its_last_microbatch() {
+    for placement in PLACEMENTS.map(Some) {
+        let given = Given { reduce: 100, computation: 7, placement, ..Given::default() };
+        for microbatches in [Microbatches::Given(1), Microbatches::Asked(1)] {
+            let case = Case { microbatches, ..ONCE };
+            assert_eq!(step(case, given), UNITS * 7 + 7 + UNITS * 100, "{case:?}, {placement:?}");
+        }
+    }
+}
+
+#[test]
 fn a_host_that_launches_slowly_holds_the_device_up() {
     let placement = Some(Placement::Device);
     let given = Given { computation: 7, launch: 10, placement, ..Given::default() };
@@ -175,8 +186,23 @@ fn ranks_without_data_have_a_color_of_their_own() {
     }
 }
 
+/// The time of each share that the spans of a rank's computation show. Waiting for the host is a gap between them.
+fn shown<'a>(spans: impl Iterator<Item = &'a Span>) -> [Time; Share::ALL.len()] {
+    let mut shown = [Time::ZERO; Share::ALL.len()];
+    for span in spans {
+        let share = match span.what {
+            What::Work(work) | What::Launch(work) => Share::of_work(work),
+            What::Operation(it) | What::Issue(it) | What::Wait(it) => Share::of(it.stage),
+        };
+        shown[Share::Waiting as usize] += span.late;
+        shown[share as usize] += span.ends.saturating_sub(span.begins + span.late);
+    }
+    shown
+}
+
 proptest! {
-    /// Skipping equal microbatches changes nothing, and neither does the order in which colors are evaluated.
+    /// Skipping equal microbatches changes nothing, and neither does the order in which colors are evaluated. The spans of a thread or
+    /// stream do not overlap, and those of a rank's computation add up to its shares.
     #[test]
     fn a_trace_has_the_same_times(
         gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,
@@ -198,6 +224,14 @@ proptest! {
             let mut of_lane: Vec<_> = spans.iter().filter(|it| (it.color, it.lane) == lane).collect();
             of_lane.sort_by_key(|span| (span.begins, span.ends));
             prop_assert!(of_lane.windows(2).all(|pair| pair[0].ends <= pair[1].begins), "{:?}", lane);
+        }
+        for (color, rank) in timing.ranks.iter().enumerate() {
+            let lane = if on_device { Lane::Computation } else { Lane::Host };
+            let of_lane = spans.iter().filter(|span| (span.color, span.lane) == (color, lane));
+            prop_assert_eq!(shown(of_lane), Share::ALL.map(|share| match share {
+                Share::Host => Time::ZERO,
+                share => rank.shares.of(share),
+            }));
         }
     }
 }

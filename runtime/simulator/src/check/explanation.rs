@@ -1,0 +1,263 @@
+//! The shortest reason for a deadlock, in words. CHECK.md, "Explanations".
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
+
+use hsdp_sharding::Rank;
+
+use super::cycles;
+use super::judge::{Place, Run};
+use super::ranks::listed;
+use super::schedules::End;
+
+/// More clauses than these are not shown: of a longer explanation, the first and the last ones are.
+const SHOWN: usize = 8;
+
+/// Why an operation does not begin on a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// The member never issues it, or its record ends before, or it has no record.
+    Never(End),
+    /// The host waits for another operation before.
+    NotIssued,
+    /// Another operation is the head of the stream.
+    Behind,
+    /// Others are under way, as many as may be.
+    Full,
+}
+
+/// Some members on which an operation does not begin, for one reason.
+#[derive(Debug)]
+struct Obstacle {
+    why: Why,
+    ranks: Vec<Rank>,
+    /// The operation that has to complete before; none if the members never issue it.
+    before: Option<u32>,
+}
+
+/// The operations that matter, each with what it waits for.
+struct Waits<'a> {
+    run: &'a Run<'a>,
+    /// Of each rank, the first head: it is under way.
+    first_heads: Vec<Option<Place>>,
+    operations: Vec<u32>,
+    nodes: HashMap<u32, usize>,
+    obstacles: Vec<Vec<Obstacle>>,
+    /// The node from which each was found first; of those that hosts wait for, itself.
+    found_from: Vec<usize>,
+    /// The first node that a member never issues.
+    end: Option<usize>,
+}
+
+/// The operations of the shortest explanation, and its words.
+pub(super) fn shortest(run: &Run<'_>) -> (Vec<String>, String) {
+    let waits = Waits::of(run);
+    let (nodes, is_closed) = waits.shortest();
+    let closing = nodes.first().copied().filter(|_| is_closed);
+    let operations = nodes.iter().map(|node| waits.named(*node)).collect();
+    (operations, waits.words(&nodes, closing))
+}
+
+impl<'a> Waits<'a> {
+    /// Whatever the hosts wait for, breadth first; if no host waits, the heads of all streams.
+    fn of(run: &'a Run<'a>) -> Self {
+        let (operations, nodes, obstacles) = (Vec::new(), HashMap::new(), Vec::new());
+        let (first_heads, found_from) = (run.first_heads(), Vec::new());
+        let mut waits =
+            Self { run, first_heads, operations, nodes, obstacles, found_from, end: None };
+        let ranks = (0..run.schedules.hosts.len()).map(Rank::new);
+        ranks.filter_map(|rank| run.waits(rank)).for_each(|operation| waits.add(operation, None));
+        if waits.operations.is_empty() {
+            run.heads().for_each(|place| waits.add(place.operation, None));
+        }
+        while let Some(operation) = waits.operations.get(waits.obstacles.len()) {
+            let (node, obstacles) = (waits.obstacles.len(), waits.obstacles_of(*operation));
+            let before = obstacles.iter().filter_map(|it| it.before);
+            before.for_each(|operation| waits.add(operation, Some(node)));
+            let is_end = obstacles.iter().any(|it| it.before.is_none());
+            waits.end = waits.end.or(is_end.then_some(node));
+            waits.obstacles.push(obstacles);
+        }
+        waits
+    }
+
+    fn add(&mut self, operation: u32, from: Option<usize>) {
+        let new = self.operations.len();
+        if *self.nodes.entry(operation).or_insert(new) == new {
+            self.operations.push(operation);
+            self.found_from.push(from.unwrap_or(new));
+        }
+    }
+
+    /// The reasons why an operation does not complete. If members never issue it, no others are looked for, and those members only for the first
+    /// such operation: the time stays in proportion to the actions.
+    fn obstacles_of(&self, operation: u32) -> Vec<Obstacle> {
+        let (run, hosts) = (self.run, &self.run.schedules.hosts);
+        let mut found: BTreeMap<(Why, Option<u32>), Vec<Rank>> = BTreeMap::new();
+        let places = run.places(operation);
+        let absent = |rank: &&Rank| places.binary_search_by_key(*rank, |place| place.rank).is_err();
+        let missing = run.members(operation).len() - places.len();
+        if missing > 0 && run.is_whole && self.end.is_some() {
+            return Vec::new();
+        }
+        for &rank in run.members(operation).iter().filter(absent).take(missing) {
+            let end = hosts[rank.index()].end;
+            let before = run.waits(rank).filter(|_| end != End::Finished);
+            let why = before.map_or(Why::Never(end), |_| Why::NotIssued);
+            found.entry((why, before)).or_default().push(rank);
+        }
+        let places = if missing > 0 && run.is_whole { &[] } else { places };
+        for place in places {
+            if let Some((why, before)) = self.obstacle_at(place) {
+                found.entry((why, Some(before))).or_default().push(place.rank);
+            }
+        }
+        let obstacle = |((why, before), mut ranks): (_, Vec<Rank>)| {
+            ranks.sort_unstable();
+            Obstacle { why, ranks, before }
+        };
+        found.into_iter().map(obstacle).collect()
+    }
+
+    /// The reason on a member that issues the operation sooner or later.
+    fn obstacle_at(&self, place: &Place) -> Option<(Why, u32)> {
+        if !self.run.is_issued(place) {
+            return Some((Why::NotIssued, self.run.waits(place.rank)?));
+        }
+        let head = self.run.head_before(place);
+        if head != *place {
+            return Some((Why::Behind, head.operation));
+        }
+        let first = self.first_heads[place.rank.index()]?;
+        self.run.is_behind(place).then_some((Why::Full, first.operation))
+    }
+
+    /// The nodes of the shortest explanation, and whether the last one waits for the first.
+    fn shortest(&self) -> (Vec<usize>, bool) {
+        let next = |it: &Obstacle| Some(self.nodes[&it.before?]);
+        let edges = self.obstacles.iter().map(|them| them.iter().filter_map(next).collect());
+        let cycle = cycles::shortest(&edges.collect::<Vec<_>>());
+        match (self.chain(), cycle) {
+            // A rank whose record ends might have gone on: only a cycle is a deadlock for certain.
+            (Some(chain), Some(cycle)) if self.run.is_whole && chain.len() <= cycle.len() => {
+                (chain, false)
+            }
+            (Some(chain), None) => (chain, false),
+            (_, cycle) => (self.turned(cycle.unwrap_or_default()), true),
+        }
+    }
+
+    /// The shortest chain from an operation that a host waits for, to one that a member never issues.
+    fn chain(&self) -> Option<Vec<usize>> {
+        let mut node = self.end?;
+        let mut chain = vec![node];
+        while self.found_from[node] != node {
+            node = self.found_from[node];
+            chain.push(node);
+        }
+        chain.reverse();
+        Some(chain)
+    }
+
+    /// A cycle with another beginning, so that the last operation waits for the first through a host, of the lowest rank if there are several.
+    fn turned(&self, mut cycle: Vec<usize>) -> Vec<usize> {
+        let host = |index: usize| {
+            let next = cycle[(index + 1) % cycle.len()];
+            let obstacle = self.obstacle(cycle[index], Some(next))?;
+            (obstacle.why == Why::NotIssued).then_some((obstacle.ranks[0], index))
+        };
+        if let Some((_, last)) = (0..cycle.len()).filter_map(host).min() {
+            let first = (last + 1) % cycle.len();
+            cycle.rotate_left(first);
+        }
+        cycle
+    }
+
+    /// The obstacle by which an operation waits for the next one, or for a member that never issues it.
+    fn obstacle(&self, node: usize, next: Option<usize>) -> Option<&Obstacle> {
+        let before = next.map(|next| self.operations[next]);
+        self.obstacles[node].iter().find(|it| it.before == before)
+    }
+
+    fn words(&self, nodes: &[usize], closing: Option<usize>) -> String {
+        let (Some(&first), Some(&last)) = (nodes.first(), nodes.last()) else {
+            return String::new();
+        };
+        let clause = |node: usize, next: Option<usize>| {
+            let name = next.map(|next| self.named(next)).unwrap_or_default();
+            Some(self.obstacle(node, next)?.clause(self.run, &name))
+        };
+        let pairs = nodes.windows(2);
+        let mut clauses: Vec<String> =
+            pairs.filter_map(|pair| clause(pair[0], Some(pair[1]))).collect();
+        let ends = self.obstacle(last, closing).filter(|it| it.why == Why::NotIssued);
+        let subject = match ends {
+            // The hosts that wait for the first operation have not issued the last one.
+            Some(it) => {
+                clauses.push(it.not_issued());
+                waiting(&it.ranks)
+            }
+            None => {
+                clauses.extend(clause(last, closing));
+                self.subject(self.operations[first])
+            }
+        };
+        if let Some(more) = clauses.len().checked_sub(SHOWN + 1) {
+            let cut = format!("... {} more ...", more + 1);
+            clauses.splice(SHOWN / 2..=SHOWN / 2 + more, [cut]);
+        }
+        format!("{subject} {}, {}", self.named(first), clauses.join(", "))
+    }
+
+    /// The ranks that wait for an operation; if there are none, those that have issued it.
+    fn subject(&self, operation: u32) -> String {
+        let run = self.run;
+        let issued = run.places(operation).iter().filter(|place| run.is_issued(place));
+        let issued: Vec<Rank> = issued.map(|place| place.rank).collect();
+        let waits = |rank: &&Rank| run.waits(**rank) == Some(operation);
+        let hosts: Vec<Rank> = issued.iter().filter(waits).copied().collect();
+        if hosts.is_empty() { format!("{} issued", listed(&issued)) } else { waiting(&hosts) }
+    }
+
+    /// `all_gather #3 of shard0`, in the words of the first member that issues it.
+    fn named(&self, node: usize) -> String {
+        let schedules = self.run.schedules;
+        let call = schedules.operations[self.operations[node] as usize].call;
+        schedules.named(&schedules.calls[call as usize].op, self.operations[node])
+    }
+}
+
+fn waiting(hosts: &[Rank]) -> String {
+    format!("{} {} for", listed(hosts), if hosts.len() == 1 { "waits" } else { "wait" })
+}
+
+impl Obstacle {
+    /// `which rank 1 has not issued: it waits for all_gather #2 of shard1`.
+    fn clause(&self, run: &Run<'_>, before: &str) -> String {
+        let ranks = listed(&self.ranks);
+        let [s, their, records_end, them, they_wait] = match self.ranks.len() {
+            1 => ["s", "its", "record ends", "it", "it waits"],
+            _ => ["", "their", "records end", "them", "they wait"],
+        };
+        match (self.why, run.schedules.kernels.map_or(0, NonZeroU32::get)) {
+            (Why::Never(End::Finished), _) => format!("which {ranks} never issue{s}"),
+            (Why::Never(End::CutOff), _) => {
+                format!("which {ranks} had not issued when {their} {records_end}")
+            }
+            (Why::Never(End::Unknown), _) => {
+                format!("which {ranks} may not have issued: there is no record of {them}")
+            }
+            (Why::NotIssued, _) => format!("{}: {they_wait} for {before}", self.not_issued()),
+            (Why::Behind, _) => format!("which {ranks} issued behind {before}"),
+            (Why::Full, 1) => format!("which {ranks} (kernels 1) cannot begin before {before}"),
+            (Why::Full, kernels) => format!(
+                "which {ranks} (kernels {kernels}) cannot begin before one of those under way, the first of them {before}"
+            ),
+        }
+    }
+
+    fn not_issued(&self) -> String {
+        let has = if self.ranks.len() == 1 { "has" } else { "have" };
+        format!("which {} {has} not issued", listed(&self.ranks))
+    }
+}

@@ -1,0 +1,268 @@
+//! The fixed point: all operations that complete, whatever the timing.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use hsdp_sharding::Rank;
+
+use super::explanation;
+use super::schedules::{Action, End, Schedules};
+use super::verdict::{Call, Deadlock, Mismatch, Verdict};
+
+/// Decides whether all operations of some schedules complete. The verdict holds for every timing: CHECK.md has the proof.
+///
+/// A mismatch that is reached wins over a deadlock. In a world that was cut off, operations that some rank had not issued are a deadlock only if
+/// the host of a rank waits because of them, and calls that differ are a mismatch before the other members have come. Takes time and memory in
+/// proportion to the actions.
+#[must_use]
+pub fn judge(schedules: &Schedules) -> Verdict {
+    let mut run = Run::new(schedules);
+    run.run_to_the_end();
+    if let Some(mismatch) = run.mismatch() {
+        return Verdict::Mismatch(mismatch);
+    }
+    let ranks = run.stuck();
+    if ranks.is_empty() {
+        return Verdict::Ok;
+    }
+    let (operations, explanation) = explanation::shortest(&run);
+    Verdict::Deadlock(Deadlock { ranks, operations, explanation })
+}
+
+/// An action that issues an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) rank: Rank,
+    pub(super) index: usize,
+    pub(super) operation: u32,
+    call: u32,
+    stream: u32,
+}
+
+/// The state of all ranks.
+pub(super) struct Run<'a> {
+    pub(super) schedules: &'a Schedules,
+    /// Whether no list ends earlier than its rank.
+    pub(super) is_whole: bool,
+    /// The places of each operation: those of operation `i` are at `begins[i]..begins[i + 1]`, by rank.
+    places: Vec<Place>,
+    begins: Vec<usize>,
+    /// The number of members on which each operation is under way.
+    ready: Vec<usize>,
+    complete: Vec<bool>,
+    /// Operations that are under way on all members, and not complete yet.
+    begun: Vec<u32>,
+    /// Operations that are under way on all members, which differ.
+    mismatched: Vec<u32>,
+    /// The next action of each host.
+    next: Vec<usize>,
+    /// The operations of each stream that are issued and not complete, oldest first.
+    streams: Vec<VecDeque<Place>>,
+    /// By rank, the number of heads that are under way; and the other heads, by index.
+    under_way: Vec<u32>,
+    behind: Vec<BTreeMap<usize, Place>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(schedules: &'a Schedules) -> Self {
+        let (operations, ranks) = (schedules.operations.len(), schedules.hosts.len());
+        let (begins, places) = places(schedules);
+        Self {
+            schedules,
+            is_whole: schedules.hosts.iter().all(|host| host.end == End::Finished),
+            places,
+            begins,
+            ready: vec![0; operations],
+            complete: vec![false; operations],
+            begun: Vec::new(),
+            mismatched: Vec::new(),
+            next: vec![0; ranks],
+            streams: vec![VecDeque::new(); schedules.streams.len()],
+            under_way: vec![0; ranks],
+            behind: vec![BTreeMap::new(); ranks],
+        }
+    }
+
+    fn run_to_the_end(&mut self) {
+        for rank in 0..self.schedules.hosts.len() {
+            self.go_on(Rank::new(rank));
+        }
+        while let Some(operation) = self.begun.pop() {
+            self.finish(operation);
+        }
+    }
+
+    /// The host goes on until it waits for an operation that is not complete, or to its end.
+    fn go_on(&mut self, rank: Rank) {
+        let schedules = self.schedules;
+        let actions = &schedules.hosts[rank.index()].actions;
+        while let Some(action) = actions.get(self.next[rank.index()]) {
+            let index = self.next[rank.index()];
+            match *action {
+                Action::Wait { operation, .. } if !self.complete[operation as usize] => return,
+                Action::Wait { .. } => {}
+                Action::Issue { operation, call, stream } => {
+                    let place = Place { rank, index, operation, call, stream };
+                    let stream = &mut self.streams[stream as usize];
+                    stream.push_back(place);
+                    if stream.len() == 1 {
+                        self.lead(place);
+                        self.fill(rank);
+                    }
+                }
+            }
+            self.next[rank.index()] += 1;
+        }
+    }
+
+    /// The operation has become the head of its stream.
+    fn lead(&mut self, place: Place) {
+        if self.schedules.kernels.is_none() {
+            return self.begin(place.operation);
+        }
+        self.behind[place.rank.index()].insert(place.index, place);
+    }
+
+    /// The first heads of a rank are under way, as many as may be.
+    fn fill(&mut self, rank: Rank) {
+        let Some(kernels) = self.schedules.kernels else { return };
+        while self.under_way[rank.index()] < kernels.get() {
+            let Some((_, place)) = self.behind[rank.index()].pop_first() else { return };
+            self.under_way[rank.index()] += 1;
+            self.begin(place.operation);
+        }
+    }
+
+    /// The operation is under way on one more member.
+    fn begin(&mut self, operation: u32) {
+        let index = operation as usize;
+        self.ready[index] += 1;
+        if self.ready[index] == self.members(operation).len() {
+            let differs = self.schedules.operations[index].differs;
+            if differs { &mut self.mismatched } else { &mut self.begun }.push(operation);
+        }
+    }
+
+    /// The operation is complete: on each member another one becomes the head of the stream, and the host may go on.
+    fn finish(&mut self, operation: u32) {
+        self.complete[operation as usize] = true;
+        for at in self.begins[operation as usize]..self.begins[operation as usize + 1] {
+            let Place { rank, stream, .. } = self.places[at];
+            let stream = &mut self.streams[stream as usize];
+            stream.pop_front();
+            let next = stream.front().copied();
+            if self.schedules.kernels.is_some() {
+                self.under_way[rank.index()] -= 1;
+            }
+            next.into_iter().for_each(|place| self.lead(place));
+            self.fill(rank);
+            self.go_on(rank);
+        }
+    }
+
+    fn mismatch(&self) -> Option<Mismatch> {
+        let reached = self.mismatched.iter().copied().min();
+        let operation = reached.or_else(|| self.early_mismatch())?;
+        let mut ranks: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
+        for place in self.places(operation).iter().filter(|place| self.is_issued(place)) {
+            ranks.entry(place.call).or_default().push(place.rank);
+        }
+        let words = |(call, ranks)| (self.schedules.calls[call as usize].clone(), ranks);
+        let mut calls: Vec<(Call, Vec<Rank>)> = ranks.into_iter().map(words).collect();
+        calls.sort_by_key(|(_, ranks)| ranks[0]);
+        Some(Mismatch { operation: self.schedules.named("operation", operation), calls })
+    }
+
+    /// The first operation of which ranks have issued different calls, though others did not come to it before their records end.
+    fn early_mismatch(&self) -> Option<u32> {
+        if self.is_whole {
+            return None;
+        }
+        let differs = |operation: &u32| {
+            let issued = self.places(*operation).iter().filter(|place| self.is_issued(place));
+            let mut calls = issued.map(|place| place.call);
+            calls.next().is_some_and(|first| calls.any(|call| call != first))
+        };
+        (0..).zip(&self.schedules.operations).map(|(operation, _)| operation).find(differs)
+    }
+
+    /// The ranks that never come to their end, in ascending order.
+    fn stuck(&self) -> Vec<Rank> {
+        let hosts = self.schedules.hosts.iter().zip(&self.next);
+        let mut stuck: Vec<bool> = hosts.map(|(host, next)| *next < host.actions.len()).collect();
+        if self.is_whole {
+            self.heads().for_each(|place| stuck[place.rank.index()] = true);
+        }
+        let ranks = (0..stuck.len()).filter(|rank| stuck[*rank]);
+        ranks.map(Rank::new).collect()
+    }
+}
+
+/// The questions of an explanation.
+impl Run<'_> {
+    /// The actions that issue an operation, sooner or later, by rank.
+    pub(super) fn places(&self, operation: u32) -> &[Place] {
+        &self.places[self.begins[operation as usize]..self.begins[operation as usize + 1]]
+    }
+
+    pub(super) fn members(&self, operation: u32) -> &[Rank] {
+        let communicator = self.schedules.operations[operation as usize].communicator;
+        &self.schedules.communicators[communicator as usize].ranks
+    }
+
+    pub(super) fn is_issued(&self, place: &Place) -> bool {
+        place.index < self.next[place.rank.index()]
+    }
+
+    /// The operation for which the host waits forever.
+    pub(super) fn waits(&self, rank: Rank) -> Option<u32> {
+        match self.schedules.hosts[rank.index()].actions.get(self.next[rank.index()])? {
+            Action::Wait { operation, .. } | Action::Issue { operation, .. } => Some(*operation),
+        }
+    }
+
+    /// The head of the stream of an operation that is issued and not complete.
+    pub(super) fn head_before(&self, place: &Place) -> Place {
+        self.streams[place.stream as usize][0]
+    }
+
+    /// The heads of all streams.
+    pub(super) fn heads(&self) -> impl Iterator<Item = &Place> {
+        self.streams.iter().filter_map(VecDeque::front)
+    }
+
+    /// Of each rank, the head that was issued first: it is under way.
+    pub(super) fn first_heads(&self) -> Vec<Option<Place>> {
+        let mut first: Vec<Option<Place>> = vec![None; self.next.len()];
+        for head in self.heads() {
+            let of_rank = &mut first[head.rank.index()];
+            *of_rank = Some(of_rank.filter(|it| it.index < head.index).unwrap_or(*head));
+        }
+        first
+    }
+
+    /// Whether a head is not under way, since there are as many as may be.
+    pub(super) fn is_behind(&self, place: &Place) -> bool {
+        self.behind[place.rank.index()].contains_key(&place.index)
+    }
+}
+
+/// The actions that issue operations, in the order of these, with the begin of each operation's.
+fn places(schedules: &Schedules) -> (Vec<usize>, Vec<Place>) {
+    let mut begins = vec![0];
+    for operation in &schedules.operations {
+        begins.push(begins.last().copied().unwrap_or(0) + operation.issuers as usize);
+    }
+    let nowhere = Place { rank: Rank::new(0), index: 0, operation: 0, call: 0, stream: 0 };
+    let mut places = vec![nowhere; begins.last().copied().unwrap_or(0)];
+    let mut free = begins.clone();
+    for (rank, host) in schedules.hosts.iter().enumerate() {
+        for (index, action) in host.actions.iter().enumerate() {
+            if let Action::Issue { operation, call, stream } = *action {
+                let rank = Rank::new(rank);
+                places[free[operation as usize]] = Place { rank, index, operation, call, stream };
+                free[operation as usize] += 1;
+            }
+        }
+    }
+    (begins, places)
+}

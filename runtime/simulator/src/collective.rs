@@ -1,0 +1,115 @@
+//! The times of collectives, by the shape of a group.
+//!
+//! On cards, the algorithms are NCCL's ring and double binary tree with its three protocols, with the constants by which NCCL itself
+//! chooses among them (`src/graph/tuning.cc` of NCCL 2.30, in the functions `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
+//! On a host, a collective is passes over memory (docs/performance.md, "Collectives between threads").
+
+mod cards;
+mod protocol;
+mod shape;
+mod threads;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::shape::{Shape, Shapes};
+
+use crate::machine::Kind;
+use crate::{Machine, Time};
+
+/// A collective whose time can be predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Collective {
+    /// Every member gets the elements of all members.
+    AllGather,
+    /// Member `i` gets the sum of the `i`-th parts of all members.
+    ReduceScatter,
+    /// Every member gets the sum of the elements of all members.
+    AllReduce,
+    /// Member `i` gets the `i`-th part of each member.
+    AllToAll,
+}
+
+/// The time of a collective.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectiveCost {
+    /// From the moment at which its last member is ready to its end on all members.
+    pub time: Time,
+    /// The part of it in which a member's links carry bytes, by [`Level`](crate::Level). On a host, the level of the machine is its memory.
+    pub busy: [Time; 2],
+}
+
+/// The cost of a collective of a group of this shape. All groups of the axis make it at the same time.
+///
+/// `bytes` are those of the larger of a member's two buffers: all parts of an all_gather, the contribution of a reduce_scatter. On cards, a
+/// call of no bytes takes no time, since NCCL leaves it out. A group of one member copies its buffer.
+///
+/// ```
+/// use hsdp_simulator::{Collective, Machine, Shapes, collective_cost};
+/// let node = Machine::bundled("a100-node")?;
+/// let world = Shapes::new("1x8".parse()?, &node)?.world();
+/// let cost = collective_cost(&node, &world, Collective::AllReduce, 1 << 30);
+/// assert!(cost.time.seconds() > 7e-3 && cost.time.seconds() < 9e-3, "{}", cost.time);
+/// # Ok::<(), hsdp_simulator::Error>(())
+/// ```
+#[must_use]
+pub fn collective_cost(
+    machine: &Machine,
+    shape: &Shape,
+    collective: Collective,
+    bytes: u64,
+) -> CollectiveCost {
+    let in_memory =
+        |idle| Cost { idle, carrying: [threads::passes(machine, shape, collective, bytes), 0.0] };
+    let cost = match &machine.kind {
+        _ if shape.members() == 1 => in_memory(0.0),
+        Kind::Host(host) => in_memory(threads::meeting(machine, host, shape)),
+        Kind::Device(_) if bytes == 0 => Cost::default(),
+        Kind::Device(device) => {
+            let cost = cards::Route::new(machine, device, shape).cost(collective, bytes);
+            Cost { idle: cost.idle + machine.calls.start.value(), ..cost }
+        }
+    };
+    CollectiveCost { time: saturated(cost.seconds()), busy: cost.carrying.map(saturated) }
+}
+
+/// The ranks that send to one in the tree of an exchange (`comm/REMOTE.md`, "Exchanges").
+const CHILDREN: usize = 32;
+
+/// The time of an exchange of all ranks on the control channel, of which `world` is the shape: a header or an agreement of a step, whose few
+/// bytes take no time.
+///
+/// On a host it is a meeting of threads. Ranks with cards are processes: messages go up a tree, and down again.
+#[must_use]
+pub fn exchange_time(machine: &Machine, world: &Shape) -> Time {
+    match &machine.kind {
+        _ if world.members() == 1 => Time::ZERO,
+        Kind::Host(host) => saturated(threads::meeting(machine, host, world)),
+        Kind::Device(device) => {
+            let above = |rank: &usize| (*rank > 0).then(|| (rank - 1) / CHILDREN);
+            let depth = std::iter::successors(Some(world.members() - 1), above).count() - 1;
+            saturated(device.host.message.value()) * (2 * depth as u64)
+        }
+    }
+}
+
+/// The cost of a collective, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    /// Links carry nothing.
+    idle: f64,
+    /// Links carry bytes, by level: both at the same time.
+    carrying: [f64; 2],
+}
+
+impl Cost {
+    fn seconds(&self) -> f64 {
+        let [inside, between] = self.carrying;
+        self.idle + inside.max(between)
+    }
+}
+
+/// The time, or the longest one. No number of a machine makes it negative or undefined.
+fn saturated(seconds: f64) -> Time {
+    Time::from_seconds(seconds).unwrap_or(Time::MAX)
+}

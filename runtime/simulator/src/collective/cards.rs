@@ -1,0 +1,172 @@
+//! Collectives of ranks on cards.
+
+use super::protocol::{Costs, PROTOCOLS, Protocol};
+use super::shape::Part;
+use super::{Collective, Cost, Shape};
+use crate::machine::{Device, Machine, NetworkLink};
+
+/// The links between the members of a group.
+pub(super) struct Route<'a> {
+    shape: &'a Shape,
+    members: f64,
+    machines: usize,
+    /// Most members on a machine.
+    most: usize,
+    /// Seconds of a step in a machine.
+    step: f64,
+    /// Bytes a second of a card in its machine.
+    bandwidth: f64,
+    /// The network, if the group spans machines.
+    network: Option<Network>,
+    /// Bytes a second that a card reads and writes.
+    memory: f64,
+}
+
+/// The network between the machines of a group.
+struct Network {
+    /// Seconds of a step.
+    step: f64,
+    /// Bytes a second of a machine.
+    bandwidth: f64,
+    adapters: f64,
+    /// Cards for each adapter.
+    cards: f64,
+}
+
+impl Network {
+    fn new(link: &NetworkLink, cards: f64) -> Self {
+        let adapters = link.adapters.value();
+        Self {
+            step: link.latency.value(),
+            bandwidth: link.bandwidth.value() * link.efficiency.value(),
+            adapters,
+            cards: cards / adapters,
+        }
+    }
+
+    /// Bytes a second that a group has on a machine: those of its members' adapters, and no more than its part of all.
+    fn of_group(&self, part: &Part) -> f64 {
+        let own = (part.members as f64 / self.cards).ceil().min(self.adapters);
+        self.bandwidth * (own / self.adapters).min(1.0 / part.groups as f64)
+    }
+}
+
+impl<'a> Route<'a> {
+    pub(super) fn new(machine: &Machine, device: &Device, shape: &'a Shape) -> Self {
+        let (link, network) = (&device.links.machine, device.links.network.as_ref());
+        let machines = shape.machines();
+        let network = network.filter(|_| machines > 1);
+        Self {
+            shape,
+            members: shape.members() as f64,
+            machines,
+            most: shape.most_members(),
+            step: link.latency.value(),
+            bandwidth: link.bandwidth.value() * link.efficiency.value(),
+            network: network.map(|link| Network::new(link, machine.ranks.value())),
+            memory: machine.memory.bandwidth.value() * machine.memory.efficiency.value(),
+        }
+    }
+
+    /// The cost of a collective from its start on the card. NCCL takes the algorithm and the protocol that are fastest by its model.
+    pub(super) fn cost(&self, collective: Collective, bytes: u64) -> Cost {
+        let bytes = bytes as f64;
+        if collective == Collective::AllToAll {
+            return self.all_to_all(bytes);
+        }
+        let rings = PROTOCOLS.iter().map(|protocol| self.ring(protocol, collective, bytes));
+        let trees = PROTOCOLS.iter().map(|protocol| self.tree(protocol, bytes));
+        let trees = trees.filter(|_| collective == Collective::AllReduce);
+        rings
+            .chain(trees)
+            .min_by(|one, other| one.seconds().total_cmp(&other.seconds()))
+            .unwrap_or_default()
+    }
+
+    /// A ring through all members, from machine to machine. A round has `n - 1` steps, and each member sends `1/n` of the bytes in each step.
+    /// An all_reduce has two rounds: a reduce_scatter and an all_gather.
+    ///
+    /// NCCL: `nsteps` and `nInterSteps` for the latency; for the bandwidth, that of the slowest link by `nRanks / nsteps`. The factor 1.4 by
+    /// which NCCL raises the latency of large all_reduces between machines is left out. The pass of [`own_part`](Self::own_part) is not in
+    /// NCCL's model.
+    fn ring(&self, protocol: &Protocol, collective: Collective, bytes: f64) -> Cost {
+        let costs = &protocol.ring;
+        // "With ppn=1 latencies are fully exposed, use the Tree network latency".
+        let exposed = if self.most == 1 { &protocol.tree } else { costs };
+        let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+        let between = (self.machines - 1) as f64;
+        let inside = self.members - 1.0 - between;
+        let steps = inside * self.step * costs.step + between * self.network_step(exposed);
+        let moved = rounds * (self.members - 1.0) / self.members * bytes;
+        let idle = costs.base + rounds * steps + self.own_part(collective, bytes);
+        Cost { idle, carrying: self.carrying([moved; 2], costs) }
+    }
+
+    /// Seconds in which a member handles the `1/n` of the bytes that it needs not send: it adds its elements to the sum that it received, or
+    /// copies its shard into the output. The link carries nothing then.
+    ///
+    /// In tests/a100_node_all_reduce.csv, the time of a byte depends on the number of members as that of such a pass: a fit finds 3.04 bytes
+    /// of memory for a byte of an all_reduce, beside the two readings and the writing that there are.
+    fn own_part(&self, collective: Collective, bytes: f64) -> f64 {
+        let passes = match collective {
+            Collective::AllReduce | Collective::ReduceScatter => 3.0,
+            Collective::AllGather | Collective::AllToAll => 2.0,
+        };
+        passes * bytes / self.members / self.memory
+    }
+
+    /// Two binary trees of machines, each with half of the bytes, in which the inner nodes of one are leaves of the other. The members of a
+    /// machine are a chain. Sums go up, results go down, so a card sends the bytes twice. So does a machine with two others below it; if there
+    /// are only two, each is the root of one tree.
+    ///
+    /// NCCL: `2 * ((nRanks / nNodes - 1) * intraLat + log2i(nNodes) * interLat)`, and the ratio 0.5 of bandwidths, of which that of the network
+    /// does not count for two nodes. Its corrections for some sizes (`treeCorrectionFactor`) are left out.
+    fn tree(&self, protocol: &Protocol, bytes: f64) -> Cost {
+        let costs = &protocol.tree;
+        let chain = (self.most - 1) as f64;
+        let depth = f64::from(self.machines.ilog2());
+        let steps = chain * self.step * costs.step + depth * self.network_step(costs);
+        let between = if self.machines == 2 { bytes } else { 2.0 * bytes };
+        Cost {
+            idle: costs.base + 2.0 * steps,
+            carrying: self.carrying([2.0 * bytes, between], costs),
+        }
+    }
+
+    /// Each member sends `1/n` of the bytes to each other one, to all at the same time, with the protocol Simple. So the links in a machine and
+    /// the network carry bytes at the same time, and a machine's members together send all that leaves it.
+    ///
+    /// NCCL's user guide, "Point-to-point communication": an all-to-all is a group of sends and receives. The factor of its bus bandwidth in
+    /// nccl-tests is `(n - 1) / n`.
+    fn all_to_all(&self, bytes: f64) -> Cost {
+        let [.., simple] = &PROTOCOLS;
+        let part = bytes / self.members;
+        let inside = part * (self.most - 1) as f64 / self.bandwidth;
+        let between = |network: &Network| {
+            let leaving = self.shape.parts().iter().map(|on| {
+                let members = on.members as f64;
+                part * members * (self.members - members) / network.of_group(on)
+            });
+            leaving.fold(0.0, f64::max)
+        };
+        let step = self.network.as_ref().map_or(self.step, |network| network.step);
+        Cost {
+            idle: simple.ring.base + step + self.own_part(Collective::AllToAll, bytes),
+            carrying: [inside, self.network.as_ref().map_or(0.0, between)],
+        }
+    }
+
+    /// Seconds of a step by network.
+    fn network_step(&self, costs: &Costs) -> f64 {
+        self.network.as_ref().map_or(0.0, |network| network.step * costs.network_step)
+    }
+
+    /// Seconds for which a member's links carry the bytes that it sends in its machine, and by network.
+    fn carrying(&self, [inside, between]: [f64; 2], costs: &Costs) -> [f64; 2] {
+        let inside = if self.most > 1 { inside / self.bandwidth } else { 0.0 };
+        let Some(network) = &self.network else { return [inside / costs.in_machine, 0.0] };
+        let of_group = self.shape.parts().iter().map(|part| network.of_group(part));
+        let between = between / of_group.fold(f64::INFINITY, f64::min);
+        [inside / costs.between, between / costs.between]
+    }
+}

@@ -1,0 +1,101 @@
+//! The time that a rank computes: by the shapes of its model, kernel by kernel. SIMULATOR.md, "Computation".
+
+mod batch;
+mod gpt;
+mod kept;
+mod kernels;
+mod phases;
+mod processor;
+mod shapes;
+mod totals;
+
+#[cfg(test)]
+mod tests;
+
+use hsdp_sharding::{ByteCount, ModelSpec, UnitId};
+
+pub use self::batch::{Batch, Recompute};
+pub use self::gpt::Gpt;
+pub use self::phases::update_bytes;
+pub use self::processor::Processor;
+pub use self::shapes::{Attention, Hints, Scores, is_attention, is_lookup};
+
+use self::kernels::Kernels;
+use self::shapes::{Product, UnitShapes};
+use crate::{Error, WorkCost};
+
+/// What a model computes, unit by unit, in the order of the forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Computation {
+    units: Vec<UnitShapes>,
+    /// The products with aliases of matrices, such as a tied head. They follow the last unit in the forward.
+    tied: Vec<Product>,
+    /// The results of the last product, by token: those of which the loss is computed.
+    classes: usize,
+}
+
+impl Computation {
+    /// The computation of a model.
+    ///
+    /// A parameter with two dims is the matrix of a product, whichever dim is that of the inputs, unless it is a lookup. An alias of such a
+    /// parameter, or of a lookup, is the matrix of one more product after the last unit, as the head of a model with tied embeddings. All other
+    /// parameters cost only the time to add up their gradients.
+    ///
+    /// # Errors
+    /// Those of [`ModelSpec::validate`], and [`Error::Computation`] if an attention has no heads, or heads of size 0.
+    pub fn of(model: &ModelSpec, hints: &Hints<'_>) -> Result<Self, Error> {
+        model.validate()?;
+        let units = model.units().iter().map(|unit| UnitShapes::of(unit, hints));
+        let units = units.collect::<Result<Vec<_>, _>>()?;
+        let targets = model.ties().filter_map(|(alias, _)| model.find(alias));
+        let tied: Vec<_> = targets.filter_map(|id| Product::of(&model[id])).collect();
+        let products = units.iter().flat_map(|unit| &unit.products).chain(&tied);
+        let classes = products.last().map_or(0, |last| last.larger());
+        Ok(Self { units, tied, classes })
+    }
+
+    /// The cost of the forward of a unit.
+    ///
+    /// # Panics
+    /// If the model has no such unit. So do the other methods with a unit.
+    #[must_use]
+    pub fn forward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
+        let mut kernels = Kernels::new(on, batch.dtype);
+        kernels.forward(&self.units[unit.index()], batch);
+        kernels.cost()
+    }
+
+    /// The cost of the loss and of its gradient, with the forward of tied products.
+    #[must_use]
+    pub fn loss(&self, batch: &Batch, on: &Processor) -> WorkCost {
+        let mut kernels = Kernels::new(on, batch.dtype);
+        self.tied.iter().for_each(|product| kernels.product_forward(product, batch));
+        kernels.loss(self.classes, batch);
+        kernels.cost()
+    }
+
+    /// The cost of the backward of a unit, with what is computed again of its forward. That of the last unit begins with the backward of tied
+    /// products.
+    #[must_use]
+    pub fn backward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
+        let mut kernels = Kernels::new(on, batch.dtype);
+        if unit.index() + 1 == self.units.len() {
+            self.tied.iter().for_each(|product| kernels.product_backward(product, batch));
+        }
+        kernels.backward(&self.units[unit.index()], batch);
+        kernels.cost()
+    }
+
+    /// The bytes that a unit's forward keeps for its backward in a microbatch. Parameters are not among them.
+    #[must_use]
+    pub fn kept(&self, unit: UnitId, batch: &Batch) -> ByteCount {
+        kept::of_unit(&self.units[unit.index()], batch)
+    }
+
+    /// The most bytes of activations at a time: all that the forward of a microbatch keeps, the results of the last product with their
+    /// gradient, and what the backward of one unit computes again.
+    #[must_use]
+    pub fn most_kept(&self, batch: &Batch) -> ByteCount {
+        kept::of_model(&self.units, self.classes, batch)
+    }
+}

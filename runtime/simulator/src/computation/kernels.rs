@@ -1,0 +1,47 @@
+//! The kernels of a piece of work, and their time.
+
+use hsdp_sharding::DType;
+
+use super::processor::Processor;
+use crate::WorkCost;
+
+/// Kernels that follow each other on a processor.
+pub(super) struct Kernels<'a> {
+    on: &'a Processor,
+    dtype: DType,
+    count: f64,
+    seconds: f64,
+}
+
+impl<'a> Kernels<'a> {
+    pub(super) const fn new(on: &'a Processor, dtype: DType) -> Self {
+        Self { on, dtype, count: 0.0, seconds: 0.0 }
+    }
+
+    /// A kernel for `count` products of an `m` x `k` with a `k` x `n` matrix.
+    pub(super) fn product(&mut self, sizes: [usize; 3], count: f64) {
+        self.count += 1.0;
+        self.seconds += self.on.product(sizes, count, self.dtype);
+    }
+
+    /// A kernel of so many flops, which reads and writes so many elements.
+    pub(super) fn fused(&mut self, flops: f64, elements: f64) {
+        self.count += 1.0;
+        self.seconds += self.on.fused(flops, elements * self.dtype.size_bytes() as f64);
+    }
+
+    /// So many kernels that read and write so many elements in all.
+    pub(super) fn passes(&mut self, kernels: f64, elements: f64) {
+        self.passes_over(kernels, elements * self.dtype.size_bytes() as f64);
+    }
+
+    /// So many kernels that read and write so many bytes in all.
+    pub(super) fn passes_over(&mut self, kernels: f64, bytes: f64) {
+        self.count += kernels;
+        self.seconds += self.on.passes(kernels, bytes);
+    }
+
+    pub(super) fn cost(&self) -> WorkCost {
+        self.on.cost(self.count, self.seconds)
+    }
+}

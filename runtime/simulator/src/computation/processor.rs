@@ -1,0 +1,101 @@
+//! The processor of a rank: its card, or its part of a host.
+
+use hsdp_sharding::DType;
+
+use crate::machine::{Kind, Machine};
+use crate::order::Placement;
+use crate::{Error, Time, WorkCost};
+
+/// The speed of a rank's card, or of its part of a host's cores and memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Processor {
+    placement: Placement,
+    /// flop/s of products whose dims are aligned, and of others.
+    speeds: [f64; 2],
+    /// The flops of a product that reaches half of its speed.
+    half: f64,
+    /// B/s.
+    bandwidth: f64,
+    /// Seconds of a kernel beyond its flops or bytes.
+    kernel: f64,
+    /// Seconds of the host for a launch.
+    launch: f64,
+}
+
+/// Bytes of which rows must be multiples for the full speed of a product.
+const ALIGNMENT: usize = 16;
+
+impl Processor {
+    /// The processor of one of `ranks` ranks that compute in `dtype` on a machine at the same time. Each has its own card; those on a host share its
+    /// cores and the bandwidth of its memory.
+    ///
+    /// # Errors
+    /// [`Error::Computation`] if no training computes in `dtype`.
+    pub fn new(machine: &Machine, dtype: DType, ranks: usize) -> Result<Self, Error> {
+        let Machine { memory, compute, .. } = machine;
+        let peak = compute.peak(dtype).ok_or_else(|| Error::Computation {
+            problem: format!("no training computes in {dtype}: expected f32, bf16 or f16"),
+        })?;
+        let (placement, cores, sharing) = match machine.kind {
+            Kind::Device(_) => (Placement::Device, 1.0, 1.0),
+            Kind::Host(_) => {
+                (Placement::Host, (machine.ranks.value() / ranks as f64).min(1.0), ranks as f64)
+            }
+        };
+        let efficiencies = [&compute.efficiency, &compute.unaligned];
+        Ok(Self {
+            placement,
+            speeds: efficiencies.map(|part| peak.value() * part.value() * cores),
+            half: compute.half.value(),
+            bandwidth: memory.bandwidth.value() * memory.efficiency.value() / sharing,
+            kernel: compute.kernel.value(),
+            launch: compute.launch.value() / cores,
+        })
+    }
+
+    /// Whether a device computes, and not the host's thread.
+    pub(super) fn is_device(&self) -> bool {
+        self.placement == Placement::Device
+    }
+
+    /// Seconds of a kernel for `count` products of an `m` x `k` with a `k` x `n` matrix.
+    pub(super) fn product(&self, [m, n, k]: [usize; 3], count: f64, dtype: DType) -> f64 {
+        let size = dtype.size_bytes();
+        let is_aligned = |dim: usize| dim.saturating_mul(size).is_multiple_of(ALIGNMENT);
+        let speed = self.speeds[usize::from(![m, n, k].into_iter().all(is_aligned))];
+        let [m, n, k] = [m, n, k].map(|dim| dim as f64);
+        let elements = count * (m * n + m * k + n * k);
+        let computing = 2.0f64.mul_add(count * m * n * k, self.half) / speed;
+        computing.max(elements * size as f64 / self.bandwidth) + self.kernel
+    }
+
+    /// Seconds of a kernel of so many flops and bytes, whose shape is its own matter.
+    pub(super) fn fused(&self, flops: f64, bytes: f64) -> f64 {
+        ((flops + self.half) / self.speeds[0]).max(bytes / self.bandwidth) + self.kernel
+    }
+
+    /// Seconds of `kernels` kernels that read and write so many bytes of memory in all.
+    pub(super) fn passes(&self, kernels: f64, bytes: f64) -> f64 {
+        kernels.mul_add(self.kernel, bytes / self.bandwidth)
+    }
+
+    /// The cost of one kernel that reads and writes so many bytes, such as the addition of gradients.
+    #[must_use]
+    pub fn pass(&self, bytes: u64) -> WorkCost {
+        self.cost(1.0, self.passes(1.0, bytes as f64))
+    }
+
+    /// The cost of so many kernels, which take so many seconds.
+    pub(super) fn cost(&self, kernels: f64, seconds: f64) -> WorkCost {
+        let launches = kernels * self.launch;
+        match self.placement {
+            Placement::Device => WorkCost { host: time(launches), device: time(seconds) },
+            Placement::Host => WorkCost { host: time(launches + seconds), device: Time::ZERO },
+        }
+    }
+}
+
+/// The time, or the longest one. No number of a machine makes it negative or undefined.
+fn time(seconds: f64) -> Time {
+    Time::from_seconds(seconds).unwrap_or(Time::MAX)
+}

@@ -1,0 +1,124 @@
+//! The shapes of a unit's computation.
+
+use hsdp_sharding::{Param, Role, Unit};
+
+use crate::Error;
+
+/// What a model's description does not say about its computation.
+#[derive(Clone, Copy)]
+pub struct Hints<'a> {
+    /// Whether rows of the parameter are looked up, so that it is the matrix of no product in its unit: [`is_lookup`] decides by names.
+    pub lookup: &'a dyn Fn(&Param) -> bool,
+    /// The attention of a unit: by names, of a unit with a parameter that [`is_attention`].
+    pub attention: &'a dyn Fn(&Unit) -> Option<Attention>,
+}
+
+impl std::fmt::Debug for Hints<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hints").finish_non_exhaustive()
+    }
+}
+
+/// The attention of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Elements of a head.
+    pub size: usize,
+    /// The way in which scores are computed.
+    pub scores: Scores,
+}
+
+/// The way in which an attention computes its scores, one for each head and pair of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scores {
+    /// They are in memory between kernels, all of them.
+    Stored,
+    /// One kernel computes them in pieces, only those of earlier tokens (FlashAttention, causal). A backward computes them again.
+    Fused,
+}
+
+/// Whether a parameter is that of a lookup, by its name: it has `emb`, `wte` or `wpe` in it, and two dims.
+#[must_use]
+pub fn is_lookup(param: &Param) -> bool {
+    param.shape.len() == 2 && ["emb", "wte", "wpe"].iter().any(|part| param.name.contains(part))
+}
+
+/// Whether a parameter is that of an attention, by its name: it has `attn`, `attention`, `qkv`, `q_proj` or `wq` in it, and two dims.
+#[must_use]
+pub fn is_attention(param: &Param) -> bool {
+    let parts = ["attn", "attention", "qkv", "q_proj", "wq"];
+    param.shape.len() == 2 && parts.iter().any(|part| param.name.contains(part))
+}
+
+/// A product of activations with a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Product {
+    pub(super) dims: [usize; 2],
+    pub(super) role: Role,
+}
+
+impl Product {
+    /// The product with a parameter; none if it is no matrix.
+    pub(super) fn of(param: &Param) -> Option<Self> {
+        let dims = <[usize; 2]>::try_from(param.shape.as_slice()).ok()?;
+        Some(Self { dims, role: param.role })
+    }
+
+    pub(super) const fn elements(&self) -> f64 {
+        self.dims[0] as f64 * self.dims[1] as f64
+    }
+
+    /// The elements of an input and of a result, for a token.
+    pub(super) const fn widths(&self) -> f64 {
+        self.dims[0] as f64 + self.dims[1] as f64
+    }
+
+    pub(super) fn larger(&self) -> usize {
+        self.dims[0].max(self.dims[1])
+    }
+
+    pub(super) fn smaller(&self) -> usize {
+        self.dims[0].min(self.dims[1])
+    }
+}
+
+/// The shapes of a unit's computation.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UnitShapes {
+    /// In the order of the parameters.
+    pub(super) products: Vec<Product>,
+    /// By lookup: elements of a row.
+    pub(super) lookups: Vec<usize>,
+    pub(super) attention: Option<Attention>,
+    /// Trainable parameters, and their elements.
+    pub(super) trained: (usize, f64),
+}
+
+impl UnitShapes {
+    pub(super) fn of(unit: &Unit, hints: &Hints<'_>) -> Result<Self, Error> {
+        let attention = (hints.attention)(unit);
+        let empty = attention.filter(|it| it.heads == 0 || it.size == 0);
+        if let Some(Attention { heads, size, .. }) = empty {
+            let name = &unit.name;
+            let problem = format!("unit `{name}` has an attention of {heads} heads of size {size}");
+            return Err(Error::Computation { problem });
+        }
+        let is_lookup = |param: &&Param| (hints.lookup)(param);
+        let products = unit.params.iter().filter(|param| !is_lookup(param));
+        let lookups = unit.params.iter().filter(is_lookup);
+        let trained = unit.params.iter().filter(|param| param.role == Role::Trainable);
+        Ok(Self {
+            products: products.filter_map(Product::of).collect(),
+            lookups: lookups.filter_map(|param| param.shape.last().copied()).collect(),
+            attention,
+            trained: (trained.count(), unit.trainable_numel().0 as f64),
+        })
+    }
+
+    /// The elements of all inputs and results of its products, for a token.
+    pub(super) fn widths(&self) -> f64 {
+        self.products.iter().map(Product::widths).sum()
+    }
+}

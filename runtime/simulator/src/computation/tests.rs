@@ -1,0 +1,256 @@
+use hsdp_sharding::{DType, Param, State, Unit, UnitId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Machine, Time};
+
+const FIRST: UnitId = UnitId::new(0);
+/// Tokens of [`batch`].
+const TOKENS: f64 = 4.0 * 64.0;
+
+fn batch() -> Batch {
+    Batch { sequences: 4, context: 64, dtype: DType::F16, recompute: Recompute::Nothing }
+}
+
+/// A card with round numbers: an aligned product at 100 Tflop/s, others at 25, 1 TB/s, 3 us a kernel, 5 us a launch.
+fn machine() -> Machine {
+    let numbers = [
+        ("compute.f16", 200e12),
+        ("compute.efficiency", 0.5),
+        ("compute.unaligned", 0.125),
+        ("compute.half", 1e9),
+        ("compute.kernel", 3e-6),
+        ("compute.launch", 5e-6),
+        ("memory.bandwidth", 2e12),
+        ("memory.efficiency", 0.5),
+    ];
+    with("a100-node", &numbers)
+}
+
+fn with(name: &str, numbers: &[(&str, f64)]) -> Machine {
+    let mut machine = Machine::bundled(name).expect("bundled");
+    for (name, value) in numbers {
+        machine.set(name, *value, "a test").expect("possible");
+    }
+    machine
+}
+
+fn card() -> Processor {
+    Processor::new(&machine(), DType::F16, 1).expect("a processor")
+}
+
+fn matrix(name: &str, dims: [usize; 2]) -> ModelSpec {
+    ModelSpec::new().unit(Unit::new("unit").param(Param::new(name, dims)))
+}
+
+fn of(model: &ModelSpec) -> Computation {
+    let attention = |unit: &Unit| {
+        let attention = Attention { heads: 8, size: 16, scores: Scores::Stored };
+        unit.params.iter().any(is_attention).then_some(attention)
+    };
+    Computation::of(model, &Hints { lookup: &is_lookup, attention: &attention }).expect("a model")
+}
+
+fn near(time: Time, seconds: f64) {
+    assert!((time.seconds() - seconds).abs() < 1e-11, "{} s, expected {seconds}", time.seconds());
+}
+
+const fn gpt() -> Gpt {
+    Gpt { width: 1024, heads: 16, layers: 4, context: 1024, vocabulary: 50_257 }
+}
+
+#[test]
+fn a_product_takes_its_operations_and_three_kernels_around_it() {
+    let cost = of(&matrix("w", [512, 1024])).forward(FIRST, &batch(), &card());
+    let operations = 2.0 * TOKENS * 512.0 * 1024.0;
+    let bytes = 2.0 * 0.5 * TOKENS * (512.0 + 1024.0);
+    near(cost.device, (operations + 1e9) / 100e12 + bytes / 1e12 + 4.0 * 3e-6);
+    near(cost.host, 4.0 * 5e-6);
+}
+
+#[test]
+fn the_matrix_of_few_tokens_takes_the_time_of_its_bytes() {
+    let batch = Batch { sequences: 1, context: 8, ..batch() };
+    let cost = of(&matrix("w", [65_536, 4096])).forward(FIRST, &batch, &card());
+    let [m, n, k] = [8.0, 65_536.0, 4096.0];
+    let bytes = 2.0 * (n * k + m * k + m * n) + 2.0 * 0.5 * m * (n + k);
+    near(cost.device, bytes / 1e12 + 4.0 * 3e-6);
+}
+
+#[test]
+fn rows_that_are_no_multiple_of_16_bytes_are_slow() {
+    let forward = |rows| of(&matrix("w", [rows, 4096])).forward(FIRST, &batch(), &card()).device;
+    let [even, odd] = [32_768, 32_769].map(|rows| forward(rows).seconds());
+    assert!(odd > 3.0 * even, "{odd} {even}");
+}
+
+#[test]
+fn a_backward_has_two_products_where_a_matrix_is_trained() {
+    let param = Param::new("w", [512, 1024]);
+    let frozen = ModelSpec::new().unit(Unit::new("unit").param(param.clone().frozen()));
+    let trained = ModelSpec::new().unit(Unit::new("unit").param(param));
+    let [frozen, trained] =
+        [frozen, trained].map(|model| of(&model).backward(FIRST, &batch(), &card()).device);
+    let product = (2.0 * TOKENS * 512.0 * 1024.0 + 1e9) / 100e12 + 3e-6;
+    let gradient = 2.0 * 512.0 * 1024.0 / 1e12 + 2.0 * 3e-6;
+    near(trained, frozen.seconds() + product + gradient);
+    let around = 2.0 * TOKENS * 1536.0 / 1e12 + 6.0 * 3e-6;
+    near(frozen, product + around);
+}
+
+#[test]
+fn a_backward_computes_again_what_it_is_told_to() {
+    let computation = gpt().computation().expect("a GPT");
+    let backward =
+        |recompute| computation.backward(UnitId::new(1), &Batch { recompute, ..batch() }, &card());
+    let forward = computation.forward(UnitId::new(1), &batch(), &card());
+    let [nothing, attention, unit] =
+        [Recompute::Nothing, Recompute::Attention, Recompute::Unit].map(backward);
+    near(unit.device, nothing.device.seconds() + forward.device.seconds());
+    near(unit.host, nothing.host.seconds() + forward.host.seconds());
+    // Two products and four kernels over scores, of 4 sequences, 16 heads and 64 x 64 pairs.
+    let scores = 4.0 * 16.0 * 64.0 * 64.0;
+    let products = 2.0 * ((2.0 * scores * 64.0 + 1e9) / 100e12 + 3e-6);
+    let again = products + 2.0 * 4.0 * scores / 1e12 + 4.0 * 3e-6;
+    near(attention.device, nothing.device.seconds() + again);
+}
+
+#[test]
+fn a_lookup_takes_the_time_of_its_rows() {
+    let forward = |rows| of(&matrix("wte", [rows, 1024])).forward(FIRST, &batch(), &card());
+    assert_eq!(forward(1000), forward(100_000));
+    near(forward(1000).device, 2.0 * 2.0 * TOKENS * 1024.0 / 1e12 + 3e-6);
+}
+
+#[test]
+fn a_tied_head_is_a_product_after_the_last_unit() {
+    let untied = matrix("wte", [4096, 1024]);
+    let [with, without] = [of(&untied.clone().tie("head", "wte")), of(&untied)];
+    let loss = |it: &Computation| it.loss(&batch(), &card()).device.seconds();
+    let backward = |it: &Computation| it.backward(FIRST, &batch(), &card()).device.seconds();
+    let product = (2.0 * TOKENS * 4096.0 * 1024.0 + 1e9) / 100e12 + 3e-6;
+    let classes = 60.0 * TOKENS * 4096.0 / 1e12;
+    let kernels = 12.0 * 3e-6;
+    assert!((loss(&with) - product - classes - kernels).abs() < 1e-11);
+    assert!((loss(&without) - kernels).abs() < 1e-11, "no product, no classes");
+    let gradient = 2.0 * 4096.0 * 1024.0 / 1e12 + 2.0 * 3e-6;
+    assert!((backward(&with) - backward(&without) - 2.0 * product - gradient).abs() < 1e-11);
+}
+
+/// Without losses of time, a step of a large model takes six operations by parameter and token, and those of attention.
+#[test]
+fn operations_are_six_by_parameter_and_token() {
+    let ideal = [
+        ("compute.f16", 1e12),
+        ("compute.efficiency", 1.0),
+        ("compute.unaligned", 1.0),
+        ("compute.half", 1.0),
+        ("compute.kernel", 0.0),
+        ("compute.launch", 0.0),
+        ("memory.bandwidth", 1e18),
+    ];
+    let on = Processor::new(&with("a100-node", &ideal), DType::F16, 1).expect("a processor");
+    let (computation, spec) = (gpt().computation().expect("a GPT"), gpt().spec());
+    let batch = Batch { sequences: 1, context: 1024, ..batch() };
+    let units = spec.unit_ids().map(|unit| {
+        [computation.forward(unit, &batch, &on), computation.backward(unit, &batch, &on)]
+    });
+    let times = units.flatten().chain([computation.loss(&batch, &on)]).map(|it| it.device);
+    let operations = times.sum::<Time>().seconds() * 1e12;
+    let attention = 4.0 * 12.0 * 1024.0 * 1024.0 * 1024.0;
+    let expected = 6.0 * 1024.0 * spec.numel().0 as f64 + attention;
+    assert!((operations / expected - 1.0).abs() < 0.01, "{operations} {expected}");
+}
+
+#[test]
+fn on_a_host_the_thread_does_everything_and_ranks_share_cores_and_memory() {
+    let machine = Machine::bundled("two-core-cpu").expect("bundled");
+    let forward = |ranks| {
+        let on = Processor::new(&machine, DType::F32, ranks).expect("a processor");
+        of(&matrix("w", [512, 1024])).forward(FIRST, &Batch { dtype: DType::F32, ..batch() }, &on)
+    };
+    let [one, two, four] = [1, 2, 4].map(forward);
+    assert_eq!(one.device, Time::ZERO);
+    assert!(one.host <= two.host && two.host < four.host, "{one:?} {two:?} {four:?}");
+}
+
+#[test]
+fn fused_scores_do_not_pass_memory() {
+    let model = matrix("attn.qkv", [3 * 128, 128]);
+    let kept = |scores, context| {
+        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 16, scores });
+        let hints = Hints { lookup: &is_lookup, attention: &attention };
+        let computation = Computation::of(&model, &hints).expect("a model");
+        computation.kept(FIRST, &Batch { context, ..batch() }).get()
+    };
+    assert_eq!(kept(Scores::Fused, 128), 2 * kept(Scores::Fused, 64));
+    let stored = |context: u64| 5 * 4 * 8 * context * context;
+    assert_eq!(kept(Scores::Stored, 128) - kept(Scores::Fused, 128), stored(128));
+}
+
+/// Korthikanti et al. (2022): 34 bytes by token and width, and 5 by score; with selective recomputation, only the former.
+#[test]
+fn a_block_keeps_what_the_published_formula_says() {
+    let computation = gpt().computation().expect("a GPT");
+    let (tokens, width, heads) = (2.0 * 1024.0, 1024.0, 16.0);
+    let kept = |recompute| {
+        let batch = Batch { sequences: 2, context: 1024, recompute, ..batch() };
+        computation.kept(UnitId::new(1), &batch).get() as f64
+    };
+    let [linear, scores] = [34.0 * tokens * width, 5.0 * heads * tokens * 1024.0];
+    let near = |found: f64, expected: f64| {
+        assert!((found / expected - 1.0).abs() < 0.1, "{found} {expected}");
+    };
+    near(kept(Recompute::Nothing), linear + scores);
+    near(kept(Recompute::Attention), linear);
+    near(kept(Recompute::Unit), 2.0 * tokens * width);
+}
+
+#[test]
+fn the_most_is_kept_when_the_loss_is_computed_or_a_unit_again() {
+    let computation = gpt().computation().expect("a GPT");
+    let batch = Batch { sequences: 1, context: 1024, recompute: Recompute::Unit, ..batch() };
+    let kept: u64 = gpt().spec().unit_ids().map(|it| computation.kept(it, &batch).get()).sum();
+    let results = 10 * 1024 * 50_257;
+    assert_eq!(computation.most_kept(&batch).get(), kept + results);
+}
+
+#[test]
+fn an_update_reads_and_writes_gradient_master_state_and_copy() {
+    let bytes = |state| update_bytes(state, DType::F16, DType::F16);
+    assert_eq!(bytes(State::Elements(2)), 2.0 + 8.0 + 16.0 + 2.0);
+    assert_eq!(bytes(State::Elements(0)), 12.0);
+    assert_eq!(bytes(State::EightBit { block: 16 }), 12.0 + 4.0 + 1.0);
+    let copied_is_master = update_bytes(State::Elements(2), DType::F32, DType::F32);
+    assert_eq!(copied_is_master, 4.0 + 8.0 + 16.0);
+}
+
+#[test]
+fn impossible_models_are_refused() {
+    let uneven = Gpt { heads: 3, ..gpt() }.computation().expect_err("refused");
+    assert_eq!(uneven.to_string(), "3 heads do not divide the width, 1024");
+    let none = |_: &Unit| Some(Attention { heads: 0, size: 64, scores: Scores::Stored });
+    let hints = Hints { lookup: &is_lookup, attention: &none };
+    let error = Computation::of(&matrix("w", [8, 8]), &hints).expect_err("refused");
+    assert_eq!(error.to_string(), "unit `unit` has an attention of 0 heads of size 64");
+    let error = Processor::new(&machine(), DType::I64, 1).expect_err("refused");
+    assert_eq!(error.to_string(), "no training computes in i64: expected f32, bf16 or f16");
+}
+
+proptest! {
+    /// Nothing overflows, and more work never takes less time.
+    #[test]
+    fn more_tokens_take_more_time(
+        dims in [1usize..1 << 20, 1..1 << 20],
+        sequences in 1usize..usize::MAX / 2,
+        eighths in 1usize..usize::MAX / 8,
+    ) {
+        let computation = of(&matrix("attn.w", dims));
+        // An odd number of tokens may be slower than twice as many, which are aligned.
+        let few = Batch { sequences, context: 8 * eighths, ..batch() };
+        let many = Batch { sequences: 2 * sequences, ..few };
+        let time = |it: &Batch| computation.backward(FIRST, it, &card()).device;
+        prop_assert!(time(&few) <= time(&many));
+        prop_assert!(computation.most_kept(&few) <= computation.most_kept(&many));
+    }
+}

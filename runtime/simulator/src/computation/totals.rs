@@ -1,0 +1,40 @@
+//! The computation of a whole microbatch.
+
+use hsdp_sharding::{Role, UnitId};
+
+use super::shapes::Product;
+use super::{Attention, Batch, Computation, Processor, Scores};
+use crate::Time;
+
+impl Computation {
+    /// The time of a microbatch for which the processor never waits: all of its kernels, one after the other.
+    #[must_use]
+    pub fn time(&self, batch: &Batch, on: &Processor) -> Time {
+        let units = (0..self.units.len()).map(UnitId::new);
+        let costs =
+            units.flat_map(|it| [self.forward(it, batch, on), self.backward(it, batch, on)]);
+        let costs = costs.chain([self.loss(batch, on)]);
+        costs.map(|cost| if on.is_device() { cost.device } else { cost.host }).sum()
+    }
+
+    /// The floating-point operations of the forward and the backward of a microbatch, without what is computed again: for each token two by
+    /// element of a product's matrix, two for the gradient of its inputs, and two for that of a matrix that is trained; and those of attention.
+    #[must_use]
+    pub fn flops(&self, batch: &Batch) -> f64 {
+        let products = self.units.iter().flat_map(|unit| &unit.products).chain(&self.tied);
+        let attentions = self.units.iter().filter_map(|unit| unit.attention.as_ref());
+        products.map(|it| of_product(it, batch)).sum::<f64>()
+            + attentions.map(|it| of_attention(it, batch)).sum::<f64>()
+    }
+}
+
+fn of_product(product: &Product, batch: &Batch) -> f64 {
+    let times = if product.role == Role::Trainable { 3.0 } else { 2.0 };
+    2.0 * times * product.elements() * batch.tokens()
+}
+
+/// Two products, and four for their gradients; fused ones over half of all pairs of tokens.
+fn of_attention(attention: &Attention, batch: &Batch) -> f64 {
+    let part = if attention.scores == Scores::Fused { 0.5 } else { 1.0 };
+    6.0 * 2.0 * part * batch.scores(attention) * attention.size as f64
+}

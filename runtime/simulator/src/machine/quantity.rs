@@ -1,0 +1,153 @@
+//! A number with its unit and the source that it is from.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::unit::{Measure, Unit};
+
+#[cfg(test)]
+mod tests;
+
+/// A number of a machine: finite, in the range of its unit, with the source that it is from.
+///
+/// In a file: `{ value = "2039 GB/s", source = "NVIDIA A100 datasheet, 2021" }`. Displayed as its value is written there, in the
+/// largest prefix that gives at least 1; the text is read as the same number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantity<M> {
+    value: f64,
+    source: String,
+    measure: PhantomData<M>,
+}
+
+impl<M: Measure> Quantity<M> {
+    /// The value in the unit of `M`.
+    #[must_use]
+    pub const fn value(&self) -> f64 {
+        self.value
+    }
+
+    /// The source of the value: a datasheet, a record, a fit, or the reason of an estimate.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    fn read(text: &str, source: String) -> Result<Self, String> {
+        let value = parse(text, &M::UNIT)?;
+        check(value, &M::UNIT).map_err(|problem| format!("{text:?} {problem}"))?;
+        if source.trim().is_empty() {
+            return Err(format!("{text:?} has an empty source"));
+        }
+        Ok(Self { value, source, measure: PhantomData })
+    }
+
+    /// The number without its type, to be shown or changed.
+    pub(super) fn number_mut(&mut self, name: String) -> NumberMut<'_> {
+        NumberMut { name, value: &mut self.value, source: &mut self.source, unit: M::UNIT }
+    }
+}
+
+impl<M: Measure> fmt::Display for Quantity<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&text(self.value, &M::UNIT))
+    }
+}
+
+impl<'de, M: Measure> Deserialize<'de> for Quantity<M> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Raw { value, source } = Raw::deserialize(deserializer)?;
+        Self::read(&value, source).map_err(D::Error::custom)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    value: String,
+    source: String,
+}
+
+/// A number of a machine, of any measure.
+pub(super) struct NumberMut<'a> {
+    pub(super) name: String,
+    pub(super) value: &'a mut f64,
+    pub(super) source: &'a mut String,
+    pub(super) unit: Unit,
+}
+
+/// Whether `value` is physically possible; or the problem, as the rest of a sentence about the value.
+pub(super) fn check(value: f64, unit: &Unit) -> Result<(), String> {
+    if !unit.range().contains(&value) {
+        let (least, most) = (text(unit.least, unit), text(unit.most, unit));
+        return Err(format!("is not between {least} and {most}"));
+    }
+    match unit.is_whole && value.fract() != 0.0 {
+        true => Err("is no whole number".into()),
+        false => Ok(()),
+    }
+}
+
+/// The value of a text such as `2039 GB/s`.
+fn parse(text: &str, unit: &Unit) -> Result<f64, String> {
+    let (number, written) = text.split_once(' ').unwrap_or((text, ""));
+    let value = scale(written, unit).and_then(|scale| match scale {
+        Scale::Power(power) => decimal(number, power),
+        Scale::Factor(factor) => Some(decimal(number, 0)? * factor),
+    });
+    value.ok_or_else(|| match unit.name {
+        "" => format!("{text:?} is no plain number such as 0.85"),
+        name => format!("{text:?} is no number with a unit such as {}{name}", unit.example()),
+    })
+}
+
+enum Scale {
+    Power(i32),
+    Factor(f64),
+}
+
+/// What a unit as it is written multiplies numbers by, to give `unit`.
+fn scale(written: &str, unit: &Unit) -> Option<Scale> {
+    let prefix = written.strip_suffix(unit.name);
+    let prefixed = unit.prefixes.iter().find(|(name, _)| Some(*name) == prefix);
+    let other = || unit.others.iter().find(|(name, _)| *name == written);
+    prefixed.map(|it| Scale::Power(it.1)).or_else(|| other().map(|it| Scale::Factor(it.1)))
+}
+
+/// The float that is nearest to a decimal number times ten to the `power`; None if it is no decimal number.
+fn decimal(number: &str, power: i32) -> Option<f64> {
+    let (mantissa, exponent) = number.split_once('e').unwrap_or((number, "0"));
+    let exponent = exponent.parse::<i32>().ok()?.checked_add(power)?;
+    let is_plain = mantissa.bytes().all(|it| it.is_ascii_digit() || it == b'.' || it == b'-');
+    is_plain.then(|| format!("{mantissa}e{exponent}").parse().ok()).flatten()
+}
+
+/// The shortest text that is read as `value`, with the largest prefix that gives at least 1.
+pub(super) fn text(value: f64, unit: &Unit) -> String {
+    if unit.name.is_empty() {
+        return value.to_string();
+    }
+    let scientific = format!("{value:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    let fitting = unit.prefixes.iter().filter(|(_, power)| *power <= exponent && value != 0.0);
+    match fitting.max_by_key(|(_, power)| power) {
+        Some((prefix, power)) => {
+            format!("{} {prefix}{}", shifted(mantissa, exponent - power), unit.name)
+        }
+        None => format!("{value} {}", unit.name),
+    }
+}
+
+/// The digits of `mantissa`, `d.ddd`, with the point moved right by `places`.
+fn shifted(mantissa: &str, places: i32) -> String {
+    let mut digits = mantissa.replace('.', "");
+    let point = 1 + usize::try_from(places).unwrap_or_default();
+    match digits.len() > point {
+        true => digits.insert(point, '.'),
+        false => digits.extend(std::iter::repeat_n('0', point - digits.len())),
+    }
+    digits
+}

@@ -1,0 +1,47 @@
+//! The memory of a rank in a step.
+
+use hsdp_sharding::{ByteCount, ElemCount, MemoryPlan, Offload, Plan};
+
+use super::Workload;
+use crate::order::Placement;
+
+/// The memory of a rank in a step: that of the plan, and that of the model's computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Of the plan, where the model lies.
+    pub planned: MemoryPlan,
+    /// Of the plan, in the host's memory, for what is offloaded.
+    pub offloaded: MemoryPlan,
+    /// The activations of a microbatch, at their peak.
+    pub activations: ByteCount,
+    /// The gradients of the largest unit, before they are reduced.
+    pub gradients: ByteCount,
+}
+
+impl StepMemory {
+    pub(super) fn of(workload: &Workload, placement: Placement) -> Self {
+        let Workload { plan, computation, batch, offload, .. } = workload;
+        let activations = computation.most_kept(batch);
+        Self { activations, ..Self::of_plan(plan, *offload, placement) }
+    }
+
+    /// That of a plan, without activations.
+    pub(crate) fn of_plan(plan: &Plan, offload: Offload, placement: Placement) -> Self {
+        let (planned, offloaded) = match placement {
+            Placement::Host => (plan.memory(), MemoryPlan::default()),
+            Placement::Device => (plan.memory_on_device(offload), plan.memory_offloaded(offload)),
+        };
+        let largest = plan.spec().units().iter().map(|unit| unit.trainable_numel()).max();
+        let gradients = largest.unwrap_or(ElemCount::ZERO).bytes(plan.options().param_dtype);
+        Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
+    }
+
+    /// All of it where the model lies: an upper bound, since its parts may peak at different times.
+    ///
+    /// # Panics
+    /// If the sum exceeds `u64::MAX`.
+    #[must_use]
+    pub fn total(&self) -> ByteCount {
+        self.planned.total() + self.activations + self.gradients
+    }
+}

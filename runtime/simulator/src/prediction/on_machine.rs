@@ -1,0 +1,161 @@
+//! The costs of a step's actions on a machine.
+
+use hsdp_flight::{Channel, Op};
+use hsdp_sharding::{Axis, DType, Offload, Param, Rank, Role, UnitId};
+
+use super::Workload;
+use crate::order::{Members, Operation, Work};
+use crate::simulation::{Costs, OperationCost, WorkCost};
+use crate::{
+    Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost,
+    exchange_time, update_bytes,
+};
+
+/// A workload on a machine.
+pub(super) struct OnMachine<'a> {
+    machine: &'a Machine,
+    shapes: Vec<Shape>,
+    /// By axis, and by index on the other one.
+    groups: [Vec<usize>; 2],
+    world: usize,
+    shard_size: usize,
+    /// By unit.
+    forward: Vec<WorkCost>,
+    backward: Vec<WorkCost>,
+    accumulate: Vec<WorkCost>,
+    fold: Vec<WorkCost>,
+    loss: WorkCost,
+    norm: WorkCost,
+    update: WorkCost,
+}
+
+impl<'a> OnMachine<'a> {
+    pub(super) fn new(workload: &Workload, machine: &'a Machine) -> Result<Self, Error> {
+        let Workload { plan, computation, batch, .. } = workload;
+        let mesh = plan.mesh();
+        let processor = Processor::new(machine, batch.dtype, mesh.world_size())?;
+        let placed = Shapes::new(mesh, machine)?;
+        let mut shapes = Vec::new();
+        let mut number = |shape: Shape| {
+            shapes.iter().position(|it| *it == shape).unwrap_or_else(|| {
+                shapes.push(shape);
+                shapes.len() - 1
+            })
+        };
+        let firsts = |count: usize, step: usize| (0..count).map(move |it| Rank::new(it * step));
+        let shard = firsts(mesh.replicate_size(), mesh.shard_size());
+        let shard = shard.map(|rank| number(placed.group(Axis::Shard, rank))).collect();
+        let replicate = firsts(mesh.shard_size(), 1);
+        let replicate = replicate.map(|rank| number(placed.group(Axis::Replicate, rank))).collect();
+        let world = number(placed.world());
+        let units = || plan.spec().unit_ids();
+        let pass = |bytes: u64| processor.pass(bytes);
+        let shard_of = |unit: UnitId| plan.layout(unit).trainable().shard_len as u64;
+        let full_of = |unit: UnitId| plan.layout(unit).trainable().len as u64;
+        let gradient = batch.dtype.size_bytes() as u64;
+        let word = DType::F32.size_bytes() as u64;
+        Ok(Self {
+            machine,
+            shapes,
+            groups: [shard, replicate],
+            world,
+            shard_size: mesh.shard_size(),
+            forward: units().map(|unit| computation.forward(unit, batch, &processor)).collect(),
+            backward: units().map(|unit| computation.backward(unit, batch, &processor)).collect(),
+            accumulate: units().map(|it| pass(full_of(it) * (gradient + 2 * word))).collect(),
+            fold: units().map(|it| pass(shard_of(it) * 3 * word)).collect(),
+            loss: computation.loss(batch, &processor),
+            norm: pass(units().map(shard_of).sum::<u64>() * word),
+            update: update(workload, machine, &processor),
+        })
+    }
+
+    /// The cost of an operation that moves tensors, of a group of `members` ranks.
+    fn moved(&self, collective: Collective, bytes: u64, shape: &Shape) -> OperationCost {
+        let cost = collective_cost(self.machine, shape, collective, bytes);
+        let issue = time(self.machine.calls.issue.value());
+        match self.machine.device() {
+            Some(_) => OperationCost { host: issue, link: cost.time, busy: cost.busy },
+            // The ranks' threads make the passes over memory.
+            None => {
+                let passes = cost.busy[Level::Machine as usize];
+                let link = cost.time.saturating_sub(passes);
+                OperationCost { host: issue + passes, link, busy: cost.busy }
+            }
+        }
+    }
+}
+
+impl Costs for OnMachine<'_> {
+    fn shape(&self, members: Members, first: Rank) -> usize {
+        let [shard, replicate] = &self.groups;
+        match members {
+            Members::Shard => shard[first.index() / self.shard_size],
+            Members::Replicate => replicate[first.index() % self.shard_size],
+            Members::World => self.world,
+        }
+    }
+
+    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+        let shape = &self.shapes[shape];
+        let bytes = operation.bytes();
+        let all = bytes.saturating_mul(shape.members() as u64);
+        match (operation.channel, operation.op) {
+            (Channel::Control, _) => OperationCost {
+                host: time(self.machine.calls.issue.value()),
+                link: exchange_time(self.machine, shape),
+                busy: [Time::ZERO; 2],
+            },
+            (_, Op::AllGather) => self.moved(Collective::AllGather, all, shape),
+            (_, Op::ReduceScatter) => self.moved(Collective::ReduceScatter, bytes, shape),
+            _ => self.moved(Collective::AllReduce, bytes, shape),
+        }
+    }
+
+    fn work(&self, work: Work) -> WorkCost {
+        match work {
+            Work::Forward(unit) => self.forward[unit.index()],
+            Work::Backward(unit) => self.backward[unit.index()],
+            Work::Accumulate(unit) => self.accumulate[unit.index()],
+            Work::Fold(unit) => self.fold[unit.index()],
+            Work::Loss => self.loss,
+            Work::Norm => self.norm,
+            Work::Update => self.update,
+        }
+    }
+}
+
+/// The update of a rank's shards: bytes through its memory, and those that go to the host and back if the update takes place there.
+fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> WorkCost {
+    let Workload { plan, offload, .. } = workload;
+    let copy = plan.options().param_dtype;
+    let trained = || plan.reductions().iter().flat_map(|unit| &plan.spec()[*unit].params);
+    let share = 1.0 / plan.mesh().shard_size() as f64;
+    let sum = |bytes: &dyn Fn(&Param) -> f64| -> f64 {
+        let trained = trained().filter(|param| param.role == Role::Trainable);
+        trained.map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
+    };
+    let word = DType::F32.size_bytes() as f64;
+    let (Some(device), true) = (machine.device(), *offload != Offload::None) else {
+        let bytes = sum(&|param| update_bytes(param.state, DType::F32, copy));
+        return processor.pass(rounded(bytes));
+    };
+    // Gradients there; with the state alone offloaded parameters there, too, and parameters back.
+    let each = match offload {
+        Offload::All => word + copy.size_bytes() as f64,
+        _ => 3.0 * word,
+    };
+    let host = &device.host;
+    let seconds = sum(&|_| each) / (host.bandwidth.value() * host.efficiency.value());
+    WorkCost { device: time(seconds), ..processor.pass(0) }
+}
+
+fn rounded(bytes: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+    let bytes = bytes as u64;
+    bytes
+}
+
+fn time(seconds: f64) -> Time {
+    Time::from_seconds(seconds).unwrap_or(Time::MAX)
+}

@@ -1,0 +1,145 @@
+//! The orders of all ranks as schedules, for the judge.
+
+use std::num::NonZeroU32;
+
+use hsdp_flight::Channel;
+use hsdp_sharding::{Axis, Mesh, Rank};
+
+use super::Orders;
+use crate::order::{Action, Block, Members, Operation, Placement, Reference};
+use crate::{CommunicatorId, Error, Issue, Schedules};
+
+/// The streams of a rank's operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streams {
+    /// Each channel has one.
+    OfEachChannel,
+    /// All operations but exchanges have one, as the runtime has it on a device.
+    One,
+}
+
+impl Orders {
+    /// The operations of all ranks in a step, in the order in which their hosts issue them, with a wait where a host, or what it computes,
+    /// needs a result. A device has at most so many `kernels` under way.
+    ///
+    /// In host memory an all-reduce is issued as late as it can be: where the host waits for its reduce-scatter. It has a stream of its own there,
+    /// so that an earlier issue keeps nothing from completing.
+    ///
+    /// # Errors
+    /// [`Error::Schedules`] for more actions than a judge takes.
+    pub fn schedules(
+        &self,
+        kernels: Option<NonZeroU32>,
+        streams: Streams,
+    ) -> Result<Schedules, Error> {
+        let mut schedules = Schedules::new(self.mesh.world_size(), kernels)?;
+        let groups = Groups::of(self.mesh, &mut schedules)?;
+        for rank in self.mesh.ranks() {
+            let mut host = Host { schedules: &mut schedules, groups: &groups, rank, streams };
+            let order = &self.of[&self.data(rank)];
+            let mut earlier = Vec::new();
+            for block in &order.blocks {
+                for _ in 0..block.times {
+                    earlier = host.block(self.placement, block, &earlier)?;
+                }
+            }
+        }
+        Ok(schedules)
+    }
+}
+
+/// The communicators of a mesh, by channel: calls of one channel meet no calls of another.
+struct Groups {
+    mesh: Mesh,
+    /// By index along the other axis, for gathers and for reductions.
+    shard: Vec<[CommunicatorId; 2]>,
+    replicate: Vec<CommunicatorId>,
+    /// For gathers into one copy, and for exchanges.
+    world: [CommunicatorId; 2],
+}
+
+impl Groups {
+    fn of(mesh: Mesh, schedules: &mut Schedules) -> Result<Self, Error> {
+        let mut of_axis = |axis, channel: Channel, index: usize, first: usize| {
+            let ranks = mesh.group(axis, Rank::new(first));
+            schedules.communicator(&format!("{channel} {axis} {index}"), &ranks)
+        };
+        let (mut shard, mut replicate) = (Vec::new(), Vec::new());
+        for index in 0..mesh.replicate_size() {
+            let first = index * mesh.shard_size();
+            let mut group = |channel| of_axis(Axis::Shard, channel, index, first);
+            shard.push([group(Channel::Gather)?, group(Channel::Reduce)?]);
+        }
+        for index in 0..mesh.shard_size() {
+            replicate.push(of_axis(Axis::Replicate, Channel::AllReduce, index, index)?);
+        }
+        let ranks: Vec<Rank> = mesh.ranks().collect();
+        let mut world =
+            |channel: Channel| schedules.communicator(&format!("{channel} world"), &ranks);
+        let world = [world(Channel::Gather)?, world(Channel::Control)?];
+        Ok(Self { mesh, shard, replicate, world })
+    }
+
+    fn find(&self, rank: Rank, operation: &Operation) -> CommunicatorId {
+        let at = self.mesh.coordinate(rank);
+        match (operation.members, operation.channel) {
+            (Members::Shard, Channel::Gather) => self.shard[at.replicate_index][0],
+            (Members::Shard, _) => self.shard[at.replicate_index][1],
+            (Members::Replicate, _) => self.replicate[at.shard_index],
+            (Members::World, Channel::Gather) => self.world[0],
+            (Members::World, _) => self.world[1],
+        }
+    }
+}
+
+/// The list of a rank's host, which is being written.
+struct Host<'a> {
+    schedules: &'a mut Schedules,
+    groups: &'a Groups,
+    rank: Rank,
+    streams: Streams,
+}
+
+impl Host<'_> {
+    /// Adds a block. `earlier` has the actions that issued the reduce-scatters of the microbatch before; returns those of this one.
+    fn block(
+        &mut self,
+        placement: Placement,
+        block: &Block,
+        earlier: &[usize],
+    ) -> Result<Vec<usize>, Error> {
+        let mut issued = vec![None; block.operations.len()];
+        for action in &block.actions {
+            match *action {
+                Action::Issue(index) => issued[index] = Some(self.issue(&block.operations[index])?),
+                Action::Settle(_) if placement == Placement::Device => {}
+                Action::Need(reference) | Action::Settle(reference) => {
+                    let action = match reference {
+                        Reference::Here(index) => issued[index],
+                        Reference::Earlier(place) => earlier.get(place).copied(),
+                    };
+                    action.map_or(Ok(()), |action| self.schedules.wait(self.rank, action))?;
+                }
+                Action::IssueReady | Action::Read | Action::Compute(_) => {}
+            }
+        }
+        Ok(block.scatters.iter().filter_map(|index| issued[*index]).collect())
+    }
+
+    fn issue(&mut self, operation: &Operation) -> Result<usize, Error> {
+        let Operation { channel, op, dtype, elements, .. } = *operation;
+        let stream = match (channel, self.streams) {
+            (Channel::Control, _) => 0,
+            (_, Streams::One) => 1,
+            (channel, Streams::OfEachChannel) => 1 + channel as u64,
+        };
+        let issue = Issue {
+            communicator: self.groups.find(self.rank, operation),
+            op: op.name(),
+            dtype: dtype.name(),
+            count: elements as u64,
+            stream,
+        };
+        self.schedules.issue(self.rank, issue)
+    }
+}

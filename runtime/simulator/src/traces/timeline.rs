@@ -1,0 +1,157 @@
+//! The timeline of a step as trace events, which <https://ui.perfetto.dev> and `chrome://tracing` open.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use hsdp_sharding::DType;
+use serde::Serialize;
+
+use super::{Traces, names};
+use crate::Time;
+use crate::order::{Operation, Placement};
+use crate::simulation::{Lane, RankTiming, Span, Timing, What};
+
+/// An event of the format; fields in its order of names.
+#[derive(Serialize)]
+struct Event<T> {
+    ph: &'static str,
+    pid: usize,
+    tid: usize,
+    name: T,
+    #[serde(flatten)]
+    slice: Option<Slice>,
+    args: Arguments,
+}
+
+/// The fields of a complete event. Times are in microseconds.
+#[derive(Serialize)]
+struct Slice {
+    cat: &'static str,
+    ts: f64,
+    dur: f64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Arguments {
+    Name { name: String },
+    Place { sort_index: usize },
+    Work { microbatch: u64 },
+    Operation { microbatch: u64, bytes: u64, dtype: DType, members: usize, late_us: f64 },
+}
+
+impl Traces<'_> {
+    /// Writes a step, as [`trace`](crate::trace) has it, as JSON of trace events: a process for each color of ranks, with a thread for the
+    /// host, one for computation on a device, and one for each stream of collectives. Times are rounded to nanoseconds, the
+    /// resolution of Perfetto, so that spans of a thread do not overlap there either.
+    ///
+    /// # Errors
+    /// Those of the sink, which is written in small pieces.
+    pub fn write_timeline(
+        &self,
+        timing: &Timing,
+        spans: &[Span],
+        sink: &mut impl Write,
+    ) -> io::Result<()> {
+        write!(sink, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        let mut before = "\n";
+        let mut write = |event: Event<String>| {
+            sink.write_all(before.as_bytes())?;
+            before = ",\n";
+            serde_json::to_writer(&mut *sink, &event).map_err(io::Error::from)
+        };
+        for (color, rank) in timing.ranks.iter().enumerate() {
+            of_process(color, rank).into_iter().try_for_each(&mut write)?;
+        }
+        let threads: BTreeSet<_> = spans.iter().map(|span| (span.color, span.lane)).collect();
+        for (color, lane) in threads {
+            self.of_thread(color, lane).into_iter().try_for_each(&mut write)?;
+        }
+        spans.iter().map(|span| self.event(span)).try_for_each(write)?;
+        writeln!(sink, "\n]}}")
+    }
+
+    fn of_thread(&self, color: usize, lane: Lane) -> [Event<String>; 2] {
+        let name = match (lane, self.orders.placement) {
+            (Lane::Host, _) => "host",
+            (Lane::Computation, _) => "computation",
+            (Lane::Collectives(0), _) => "exchanges",
+            (Lane::Collectives(_), Placement::Device) => "collectives",
+            (Lane::Collectives(1), _) => "gathers",
+            (Lane::Collectives(2), _) => "reductions",
+            (Lane::Collectives(_), _) => "all-reduces",
+        };
+        of_place("thread", name.to_owned(), (color, thread(lane)))
+    }
+
+    fn event(&self, span: &Span) -> Event<String> {
+        let (cat, name) = self.name(span.what);
+        let (begins, ends) = (nanoseconds(span.begins), nanoseconds(span.ends));
+        let slice = Slice { cat, ts: micros(begins), dur: micros(ends - begins) };
+        let args = match span.what {
+            What::Work(_) | What::Launch(_) => Arguments::Work { microbatch: span.microbatch },
+            What::Operation(it) | What::Issue(it) | What::Wait(it) => self.arguments(span, &it),
+        };
+        let (pid, tid) = (span.color + 1, thread(span.lane));
+        Event { ph: "X", pid, tid, name, slice: Some(slice), args }
+    }
+
+    /// Its category, and its name.
+    fn name(&self, what: What) -> (&'static str, String) {
+        let work = |work| names::of_work(self.spec, work);
+        let operation = |it| names::of_operation(self.spec, it);
+        match what {
+            What::Work(it) => ("computation", work(it)),
+            What::Launch(it) => ("launch", format!("launch {}", work(it))),
+            What::Operation(it) => ("collective", operation(&it)),
+            What::Issue(it) => ("issue", format!("issue {}", operation(&it))),
+            What::Wait(it) => ("wait", format!("wait for {}", operation(&it))),
+        }
+    }
+
+    fn arguments(&self, span: &Span, operation: &Operation) -> Arguments {
+        Arguments::Operation {
+            microbatch: span.microbatch,
+            bytes: operation.bytes(),
+            dtype: operation.dtype,
+            members: operation.members.count(self.orders.mesh),
+            late_us: micros(nanoseconds(span.late)),
+        }
+    }
+}
+
+fn of_process(color: usize, rank: &RankTiming) -> [Event<String>; 2] {
+    let name = match rank.count {
+        1 => format!("rank {}", rank.first),
+        count => format!("rank {} and {} like it", rank.first, count - 1),
+    };
+    of_place("process", name, (color, 0))
+}
+
+/// The name and the place of a process or a thread.
+fn of_place(kind: &str, name: String, (color, tid): (usize, usize)) -> [Event<String>; 2] {
+    let sort_index = if tid == 0 { color } else { tid };
+    let event = |what: &str, args| {
+        let name = format!("{kind}_{what}");
+        Event { ph: "M", pid: color + 1, tid, name, slice: None, args }
+    };
+    [event("name", Arguments::Name { name }), event("sort_index", Arguments::Place { sort_index })]
+}
+
+/// The number of a thread; numbers begin at 1, since 0 stands for an idle processor.
+const fn thread(lane: Lane) -> usize {
+    match lane {
+        Lane::Host => 1,
+        Lane::Computation => 2,
+        Lane::Collectives(stream) => 3 + stream,
+    }
+}
+
+const fn nanoseconds(time: Time) -> u64 {
+    time.picoseconds().saturating_add(500) / 1000
+}
+
+/// Exact, in the shortest decimal, below 2^53 nanoseconds, which are 104 days.
+fn micros(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1000.0
+}

@@ -1,0 +1,79 @@
+//! No plan's schedule deadlocks: every accumulation mode on every mesh up to 8x8, whatever number of kernels a device has under way.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_simulator::{
+    Data, LossScale, Microbatches, Order, Orders, Placement, Step, Streams, Verdict, judge,
+};
+
+/// Four units, of which one is kept.
+fn spec() -> ModelSpec {
+    let unit =
+        |index: usize| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [24]));
+    ModelSpec::new().unit(unit(0)).unit(unit(1).keep()).unit(unit(2)).unit(unit(3))
+}
+
+fn orders(
+    mesh: Mesh,
+    accumulation: Accumulation,
+    placement: Placement,
+    absent: &[usize],
+) -> Orders {
+    let options = PlanOptions { accumulation, ..PlanOptions::default() };
+    let plan = Plan::new(spec(), mesh, options).expect("a plan");
+    let order = |data| {
+        let (microbatches, loss_scale) = (Microbatches::Given(2), LossScale::Fixed);
+        (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
+    };
+    let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
+    Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
+}
+
+fn meshes() -> impl Iterator<Item = Mesh> {
+    let sizes = (1..=8).flat_map(|replicas| (1..=8).map(move |shards| (replicas, shards)));
+    sizes.map(|(replicas, shards)| Mesh::new(replicas, shards).expect("a mesh"))
+}
+
+#[test]
+fn devices_with_any_number_of_kernels() {
+    let kernels = [NonZeroU32::new(1), NonZeroU32::new(2), NonZeroU32::new(3), None];
+    for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
+        for absent in [&[][..], &[0]] {
+            let orders = orders(mesh, accumulation, Placement::Device, absent);
+            for kernels in kernels {
+                for streams in [Streams::OfEachChannel, Streams::One] {
+                    let schedules = orders.schedules(kernels, streams).expect("few actions");
+                    let verdict = judge(&schedules);
+                    assert_eq!(
+                        verdict,
+                        Verdict::Ok,
+                        "{mesh}, {accumulation}, {kernels:?}, {streams:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn models_in_host_memory() {
+    for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
+        for absent in [&[][..], &[0]] {
+            let orders = orders(mesh, accumulation, Placement::Host, absent);
+            let schedules = orders.schedules(None, Streams::OfEachChannel).expect("few actions");
+            assert_eq!(judge(&schedules), Verdict::Ok, "{mesh}, {accumulation}, {absent:?}");
+        }
+    }
+}
+
+/// The reason for the one order on devices: channels that are independent, as in host memory, deadlock if kernels are few.
+#[test]
+fn the_order_of_host_memory_would_deadlock_on_a_device() {
+    let mesh = Mesh::new(2, 2).expect("a mesh");
+    let orders = orders(mesh, Accumulation::ReduceScatter, Placement::Host, &[0]);
+    let schedules = orders.schedules(NonZeroU32::new(1), Streams::OfEachChannel);
+    let verdict = judge(&schedules.expect("few actions"));
+    assert!(matches!(verdict, Verdict::Deadlock(_)), "{verdict}");
+}
