@@ -3,25 +3,34 @@
 //! ```text
 //! hsdp checkpoint ls run/checkpoints                       lists checkpoints; also verify, export, reshard, diff
 //! hsdp plan llama3-8b --mesh 2x8 --param-dtype bf16        computes memory and traffic of a step (PLAN.md)
+//! hsdp simulate llama3-8b --mesh 2x8 --machine a100-node   predicts the time of a step (SIMULATE.md)
+//! hsdp search llama3-8b --ranks 64 --machine h100-cluster  searches the fastest mesh and options (SIMULATE.md)
 //! hsdp doctor                                              reports the libraries and programs of this machine
+//! hsdp check schedules.json                                judges whether all operations of all ranks complete (CHECK.md)
 //! hsdp trace run/flight                                    explains the flight records of a failed world
 //! hsdp launch -n 4 --restarts 2 -- ./train                 starts ranks as processes, and ends them together
 //! hsdp completions bash                                    prints the completion script of a shell
 //! ```
 //!
-//! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ; 2 if the arguments are invalid
-//! or the command fails. `launch` ends with the exit code of the first rank that failed: for a rank that a signal killed, 128 plus
-//! the signal's number.
+//! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ, or if operations of schedules do not
+//! complete; 2 if the arguments are invalid or the command fails. `launch` ends with the exit code of the first rank that failed: for a rank
+//! that a signal killed, 128 plus the signal's number.
 
+mod calibrate;
+mod check;
 mod checkpoint;
 mod command;
 mod completions;
 mod doctor;
 #[cfg(unix)]
 mod launch;
+mod machine;
+mod model;
 mod mpirun;
 mod outcome;
 mod plan;
+mod search;
+mod simulate;
 mod trace;
 
 use std::error::Error;
@@ -47,6 +56,14 @@ enum Command {
     Checkpoint(checkpoint::Command),
     /// Computes the memory and the traffic of a model's training step on each rank, before anything runs
     Plan(plan::Options),
+    /// Predicts the time of a model's training step on a machine, and where it goes
+    Simulate(simulate::Options),
+    /// Searches the fastest mesh and options of a model on so many ranks of a machine
+    Search(search::Options),
+    /// Fits numbers of a machine to measured times of steps and all-reduces
+    Calibrate(calibrate::Options),
+    /// Judges whether all operations of schedules complete, without running them
+    Check(check::Options),
     /// Explains why a world failed, from the flight records of its ranks
     Trace(trace::Options),
     /// Reports which libraries and programs this machine has, and how to install the missing ones
@@ -84,6 +101,10 @@ impl Command {
         match self {
             Self::Checkpoint(command) => command.run(),
             Self::Plan(options) => plan::run(&options),
+            Self::Simulate(options) => simulate::run(&options),
+            Self::Search(options) => search::run(&options),
+            Self::Calibrate(options) => calibrate::run(&options),
+            Self::Check(options) => check::run(&options),
             Self::Trace(options) => trace::run(&options),
             Self::Doctor(options) => doctor::run(&options),
             Self::Completions(options) => completions::run(&options),

@@ -5,7 +5,7 @@
 pub(crate) enum Outcome {
     /// Success.
     Well,
-    /// Checkpoints are broken or differ, and the output says so.
+    /// Checkpoints are broken or differ, or operations of schedules do not complete, and the output says so.
     Wrong,
     /// The launched ranks have ended with this exit code.
     #[cfg(unix)]

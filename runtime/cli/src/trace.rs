@@ -1,21 +1,16 @@
 //! `hsdp trace`: explains the flight records of a world.
 
 mod json;
+pub(crate) mod records;
 
 use std::error::Error;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use hsdp_comm::{FlightRecord, explain};
-use hsdp_program::file::{self, FileError};
+use hsdp_comm::explain;
 use hsdp_program::print;
 
 use crate::outcome::Outcome;
-
-/// The most bytes of a record, and of all records together: a record of 1,024 entries has some 300 KB.
-const MAX_RECORD: u64 = 64 << 20;
-const MAX_BYTES: u64 = 1 << 30;
 
 /// The options of `hsdp trace`.
 #[derive(Args, Debug)]
@@ -31,54 +26,10 @@ pub(crate) struct Options {
 
 /// Reads and explains the records.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let (mut records, mut left) = (Vec::new(), MAX_BYTES);
-    for dump in &options.dumps {
-        for file in files(dump)? {
-            records.push(read(&file, &mut left)?);
-        }
-    }
-    let explanation = explain(&records);
+    let explanation = explain(&records::read(&options.dumps)?);
     match options.json {
         true => print(json::of(&explanation))?,
         false => print(explanation)?,
     }
     Ok(Outcome::Well)
-}
-
-/// The file itself, or the records of a folder, in order of rank.
-fn files(dump: &Path) -> Result<Vec<PathBuf>, String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", dump.display());
-    if !fs::metadata(dump).map_err(failed)?.is_dir() {
-        return Ok(vec![dump.to_owned()]);
-    }
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dump).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if let Some(rank) = rank(&path) {
-            files.push((rank, path));
-        }
-    }
-    files.sort();
-    match files.is_empty() {
-        true => Err(format!("{}: there is no rank-N.json in this folder", dump.display())),
-        false => Ok(files.into_iter().map(|(_, path)| path).collect()),
-    }
-}
-
-/// The rank in a name such as `rank-12.json`.
-fn rank(path: &Path) -> Option<u32> {
-    let name = path.file_name()?.to_str()?;
-    name.strip_prefix("rank-")?.strip_suffix(".json")?.parse().ok()
-}
-
-/// Reads a record. Its bytes are taken from those that are `left`.
-fn read(file: &Path, left: &mut u64) -> Result<FlightRecord, String> {
-    let text = file::read_text(file, MAX_RECORD.min(*left)).map_err(|error| match error {
-        FileError::TooLong { .. } if *left < MAX_RECORD => {
-            format!("{error}: all records together have at most {MAX_BYTES}")
-        }
-        error => error.to_string(),
-    })?;
-    *left -= text.len() as u64;
-    FlightRecord::from_json(&text).map_err(|error| format!("{}: {error}", file.display()))
 }

@@ -29,7 +29,7 @@ fn only_regular_files_of_bounded_length_are_read() {
     let [fifo, huge] = ["rank-0.json", "huge.json"].map(|name| folder.path().join(name));
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
     File::create(&huge).and_then(|file| file.set_len(1 << 40)).expect("a hole");
-    for (command, most) in [("plan", 16 << 20), ("trace", 64 << 20)] {
+    for (command, most) in [("plan", 16 << 20), ("check", 64 << 20), ("trace", 64 << 20)] {
         let problem = "it is a FIFO; a regular file is needed\n";
         assert_eq!(refused(command, &fifo), problem);
         let problem = "it is a device; a regular file is needed\n";
@@ -39,8 +39,11 @@ fn only_regular_files_of_bounded_length_are_read() {
     let error = refused("plan", folder.path());
     assert_eq!(error, "it is a directory; a regular file is needed\n");
     // A folder has records by their names.
-    let error = refusal(&mut hsdp(&["trace", &folder.path().display().to_string()]));
-    assert!(error.ends_with("/rank-0.json: it is a FIFO; a regular file is needed\n"), "{error}");
+    for command in ["check", "trace"] {
+        let error = refusal(&mut hsdp(&[command, &folder.path().display().to_string()]));
+        let problem = "/rank-0.json: it is a FIFO; a regular file is needed\n";
+        assert!(error.ends_with(problem), "{error}");
+    }
 }
 
 /// Seventeen records of almost 64 MiB, all of them spaces.
@@ -68,6 +71,13 @@ fn deep_and_wide_json_is_refused() {
             "plan",
             format!(r#"{{"units": [{}]}}"#, wide.trim_end_matches(',')),
             "at most 10000 are planned",
+        ),
+        ("check", deep.clone(), "invalid type: sequence"),
+        ("check", format!(r#"{{"mesh": {deep}"#), "EOF while parsing a list"),
+        (
+            "check",
+            format!(r#"{{"schedules": [{}[]]}}"#, "[],".repeat(20 << 20)),
+            "schedules: more than 1048576 ranks",
         ),
         ("trace", format!(r#"{{"version": 1, "rank": {deep}"#), "not a flight record: "),
         ("trace", format!(r#"{{"version": 1, "more": {deep}"#), "not a flight record: "),

@@ -32,7 +32,7 @@ fn scripts_are_read_by_their_shells_and_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, script, told) = hsdp(&["completions", shell]);
         assert_eq!((code, &*told), (Some(0), ""), "{shell}");
-        for word in ["checkpoint", "reshard", "plan", "launch", "completions"] {
+        for word in ["checkpoint", "reshard", "plan", "check", "launch", "completions"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
         assert!(!script.contains("launch-rank"), "{shell}");

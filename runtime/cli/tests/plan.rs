@@ -302,7 +302,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2], "frosen": true}]}]}"#,
-        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows`, `blocks`, `matrices` at line 1 column 72",
+        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows`, `blocks`, `matrices`, `lookup` at line 1 column 72",
     ),
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,

@@ -4,6 +4,7 @@ mod program;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Barrier;
 
 use hsdp_comm::{Channel, FlightRecord, Tag, WorldOptions, explain, launch, world};
 use program::hsdp;
@@ -13,12 +14,16 @@ use tempfile::TempDir;
 /// A world of three ranks in which the last leaves with an error, and the others wait for it in vain.
 fn failed(folder: &Path) {
     let options = WorldOptions { flight_dir: Some(folder.to_owned()), ..WorldOptions::default() };
+    let issued = Barrier::new(3);
     let ends = launch(3, options, |world| {
         let group = world.world_group(Channel::User);
         group.barrier(Tag::default()).and_then(|it| it.wait()).expect("all");
         if world.rank().index() < 2 {
-            group.barrier(Tag::default()).and_then(|it| it.wait()).expect_err("rank 2 leaves");
+            let pending = group.barrier(Tag::default()).expect("the world goes on");
+            issued.wait();
+            pending.wait().expect_err("rank 2 leaves");
         } else {
+            issued.wait();
             panic!("batch 12 is bad");
         }
     });

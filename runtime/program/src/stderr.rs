@@ -21,8 +21,9 @@ fn lines(program: &str, message: impl Display, text: &str) -> String {
     iter::once(first).chain(rest).map(|line| line + "\n").collect()
 }
 
-/// The text with escapes in place of its control characters, newlines included.
-pub(crate) fn in_one_line(text: impl Display) -> String {
+/// The text with escapes in place of its control characters, newlines included: for stdout, too, where a line has a meaning.
+#[must_use]
+pub fn in_one_line(text: impl Display) -> String {
     cut(text, usize::MAX)
 }
 

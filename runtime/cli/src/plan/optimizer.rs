@@ -6,7 +6,7 @@ use hsdp_sharding::{ModelSpec, Param, State};
 
 /// The optimizer, which determines the state of each trained parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Optimizer {
+pub(crate) enum Optimizer {
     /// Two f32 of state for each trained element.
     Adamw,
     /// No state.
@@ -34,12 +34,12 @@ impl Optimizer {
     }
 
     /// Whether it updates a model on a device there. The others need its state on the host.
-    pub(super) const fn updates_on_device(self) -> bool {
+    pub(crate) const fn updates_on_device(self) -> bool {
         !matches!(self, Self::Adafactor | Self::Adamw8bit)
     }
 
     /// The model with the state of this optimizer. 8-bit state cuts parameters only between blocks.
-    pub(super) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
+    pub(crate) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
         let spec = match self {
             Self::Adamw8bit => spec.clone().in_blocks(EIGHT_BIT_BLOCK),
             _ => spec.clone(),

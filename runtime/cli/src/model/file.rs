@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use hsdp_program::file::{self, FileError};
-use hsdp_sharding::{ModelSpec, Param, Unit};
+use hsdp_sharding::{Param, Unit};
+use hsdp_simulator::{Attention, Scores};
 use serde::Deserialize;
 
-use super::bundled;
+use super::{Model, bundled};
 
 /// The most bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;
@@ -21,7 +22,7 @@ const MAX_NAME: usize = 256;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Model {
+struct ModelEntry {
     units: Vec<UnitEntry>,
     #[serde(default)]
     ties: Vec<TieEntry>,
@@ -34,6 +35,16 @@ struct UnitEntry {
     #[serde(default)]
     keep: bool,
     params: Vec<ParamEntry>,
+    attention: Option<AttentionEntry>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AttentionEntry {
+    heads: usize,
+    size: usize,
+    #[serde(default)]
+    stored: bool,
 }
 
 #[derive(Deserialize)]
@@ -46,6 +57,8 @@ struct ParamEntry {
     rows: Option<usize>,
     blocks: Option<usize>,
     matrices: Option<[usize; 3]>,
+    #[serde(default)]
+    lookup: bool,
 }
 
 #[derive(Deserialize)]
@@ -56,11 +69,11 @@ struct TieEntry {
 }
 
 /// Reads a model. An error is one line, with the file and the place in it. The plan checks the rest, such as names that occur twice.
-pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
+pub(super) fn read(path: &Path) -> Result<Model, String> {
     let text = text(path)?;
     let said = |problem: String| format!("{}: {problem}", path.display());
     let mut json = serde_json::Deserializer::from_str(&text);
-    let model: Model = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let model: ModelEntry = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let place = error.path().to_string();
         let problem = error.into_inner();
         // An unknown place is a question mark.
@@ -69,7 +82,7 @@ pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
     })?;
     json.end().map_err(|error| said(error.to_string()))?;
     check(&model).map_err(said)?;
-    Ok(spec(model))
+    Ok(made_of(model))
 }
 
 fn text(path: &Path) -> Result<String, String> {
@@ -82,7 +95,7 @@ fn text(path: &Path) -> Result<String, String> {
 }
 
 /// Checks the limits that the library does not have, or would take long to check.
-fn check(model: &Model) -> Result<(), String> {
+fn check(model: &ModelEntry) -> Result<(), String> {
     at_most("units", model.units.len(), MAX_UNITS)?;
     at_most("ties", model.ties.len(), MAX_TIES)?;
     at_most("parameters", model.units.iter().map(|unit| unit.params.len()).sum(), MAX_PARAMS)?;
@@ -145,13 +158,24 @@ fn check_granularity(place: &str, param: &ParamEntry) -> Result<(), String> {
     }
 }
 
-fn spec(model: Model) -> ModelSpec {
-    let spec = model.units.into_iter().fold(ModelSpec::new(), |spec, entry| {
+fn made_of(entry: ModelEntry) -> Model {
+    let mut model = Model::default();
+    for entry in entry.units {
+        let attention = entry.attention.map(attention);
+        model.attentions.extend(attention.map(|it| (entry.name.clone(), it)));
+        let lookups = entry.params.iter().filter(|param| param.lookup);
+        model.lookups.extend(lookups.map(|param| param.name.clone()));
         let params = entry.params.into_iter().map(param);
         let unit = params.fold(Unit::new(entry.name), Unit::param);
-        spec.unit(if entry.keep { unit.keep() } else { unit })
-    });
-    model.ties.into_iter().fold(spec, |spec, tie| spec.tie(tie.name, tie.to))
+        model.spec = model.spec.unit(if entry.keep { unit.keep() } else { unit });
+    }
+    model.spec = entry.ties.into_iter().fold(model.spec, |spec, tie| spec.tie(tie.name, tie.to));
+    model
+}
+
+fn attention(entry: AttentionEntry) -> Attention {
+    let scores = if entry.stored { Scores::Stored } else { Scores::Fused };
+    Attention { heads: entry.heads, size: entry.size, scores }
 }
 
 fn param(entry: ParamEntry) -> Param {

@@ -1,18 +1,27 @@
 //! Bundled models, with the published shapes and parameter names.
 
 use hsdp_sharding::{ModelSpec, Param, Unit};
+use hsdp_simulator::{Attention, Scores, is_attention, is_lookup};
+
+use super::Model;
 
 /// Their names.
 pub(super) const NAMES: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
 
 /// The model of this name.
-pub(super) fn find(name: &str) -> Option<ModelSpec> {
-    match name {
-        "gpt2-small" => Some(gpt2_small()),
-        "llama3-8b" => Some(llama3(&Llama3 { width: 4096, layers: 32, hidden: 14_336 })),
-        "llama3-70b" => Some(llama3(&Llama3 { width: 8192, layers: 80, hidden: 28_672 })),
-        _ => None,
-    }
+pub(super) fn find(name: &str) -> Option<Model> {
+    let (spec, heads, size) = match name {
+        "gpt2-small" => (gpt2_small(), 12, 64),
+        "llama3-8b" => (llama3(&Llama3 { width: 4096, layers: 32, hidden: 14_336 }), 32, 128),
+        "llama3-70b" => (llama3(&Llama3 { width: 8192, layers: 80, hidden: 28_672 }), 64, 128),
+        _ => return None,
+    };
+    let attention = Attention { heads, size, scores: Scores::Fused };
+    let blocks = spec.units().iter().filter(|unit| unit.params.iter().any(is_attention));
+    let attentions = blocks.map(|unit| (unit.name.clone(), attention)).collect();
+    let lookups = spec.params().map(|(_, param)| param).filter(|param| is_lookup(param));
+    let lookups = lookups.map(|param| param.name.clone()).collect();
+    Some(Model { spec, attentions, lookups })
 }
 
 /// The head is the embedding, and a parameter is in one unit, so the unit `root` has both, and is kept.

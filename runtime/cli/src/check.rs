@@ -1,0 +1,51 @@
+//! `hsdp check`: whether all operations of schedules complete, without running them.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use hsdp_program::stderr::in_one_line;
+use hsdp_program::{file, print};
+use hsdp_simulator::{Schedules, Verdict, judge};
+
+use crate::outcome::Outcome;
+use crate::trace::records;
+
+/// The most bytes of a file.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// The options of `hsdp check`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Schedules (CHECK.md; JSON of at most 64 MiB), or folders, each with the flight records (rank-N.json) of a world that was cut off
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+/// Prints the verdict of each file, in their order, until one cannot be read.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let mut outcome = Outcome::Well;
+    for file in &options.files {
+        let verdict = judge(&read(file)?);
+        if verdict != Verdict::Ok {
+            outcome = Outcome::Wrong;
+        }
+        // One line for each file, whatever its name.
+        print(in_one_line(format_args!("{}: {verdict}", file.display())))?;
+    }
+    Ok(outcome)
+}
+
+fn read(path: &Path) -> Result<Schedules, String> {
+    let said = |error: hsdp_simulator::Error| format!("{}: {error}", path.display());
+    if path.is_dir() {
+        let records = records::read(&[path.to_owned()])?;
+        return Schedules::from_records(&records).map_err(said);
+    }
+    let text = file::read_text(path, MAX_BYTES).map_err(|error| error.to_string())?;
+    let advice = match records::rank(path) {
+        Some(_) => "; flight records are checked together, by the name of their folder",
+        None => "",
+    };
+    Schedules::from_json(&text).map_err(|error| said(error) + advice)
+}

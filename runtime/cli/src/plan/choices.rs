@@ -1,0 +1,117 @@
+//! The options on which a plan depends, of every command that plans.
+
+use clap::Args;
+use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
+
+use super::Device;
+use super::optimizer::Optimizer;
+use crate::model::Model;
+
+/// The most ranks of a mesh: the traffic is computed for each replica.
+const MAX_RANKS: usize = 1 << 20;
+
+/// The most microbatches of a step, so that byte counts fit 64 bits.
+const MAX_MICROBATCHES: u64 = 1 << 20;
+
+/// The options of a plan.
+#[derive(Args, Debug)]
+pub(crate) struct Choices {
+    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+
+    /// Replicas x shards, such as 2x64; at most 1048576 ranks
+    #[arg(long, value_name = "RxS")]
+    pub(crate) mesh: Mesh,
+
+    /// Dtype of gathered parameters, in which the model computes: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
+    pub(crate) param_dtype: DType,
+
+    /// Dtype of gradients on the wire: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
+    pub(crate) reduce_dtype: DType,
+
+    /// Collectives on gradients in each microbatch: reduce-scatter, every (also all-reduce) or local (none before the last)
+    #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
+    pub(crate) accumulation: Accumulation,
+
+    /// Microbatches of a step, on each rank; at most 1048576
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_MICROBATCHES))]
+    pub(crate) microbatches: u64,
+
+    /// Units that are gathered ahead
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    pub(crate) prefetch: usize,
+
+    /// Optimizer whose state takes memory, and whose update may exchange matrices
+    #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
+    pub(crate) optimizer: Optimizer,
+
+    /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all (also shards)
+    #[arg(long, value_name = "PART", default_value = "none")]
+    pub(crate) offload: Offload,
+}
+
+impl Choices {
+    /// Checks that a device can hold and update the model in this way.
+    ///
+    /// # Errors
+    /// The first choice that does not fit, in words.
+    pub(crate) fn check(&self, device: Device) -> Result<(), String> {
+        let Self { offload, optimizer, .. } = self;
+        if device == Device::Cpu && *offload != Offload::None {
+            return Err(format!(
+                "--offload {offload} needs --device cuda: there is nothing to offload from the host"
+            ));
+        }
+        let is_on_device = device == Device::Cuda && *offload == Offload::None;
+        if is_on_device && !optimizer.updates_on_device() {
+            let optimizer = optimizer.name();
+            return Err(format!(
+                "--optimizer {optimizer} does not update a model on a device: add --offload optimizer"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Plans the model.
+    ///
+    /// # Errors
+    /// In words, if it cannot be planned.
+    pub(crate) fn plan(&self, model: &Model) -> Result<Plan, String> {
+        let (mesh, ranks) = (self.mesh, self.mesh.world_size());
+        if ranks > MAX_RANKS {
+            return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_RANKS} are planned"));
+        }
+        let options = PlanOptions {
+            param_dtype: self.param_dtype,
+            reduce_dtype: self.reduce_dtype,
+            accumulation: self.accumulation,
+            prefetch: self.prefetch,
+            ..PlanOptions::default()
+        };
+        let spec = self.optimizer.applied_to(&model.spec);
+        let plan = Plan::new(spec, mesh, options);
+        let plan = plan.map_err(|wrong| format!("{}: {wrong}", self.model))?;
+        check_bytes(&plan, self.microbatches)?;
+        Ok(plan)
+    }
+}
+
+/// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a reduction and the two halves of
+/// an all-reduce, of at most 4 bytes per element. In the update it receives matrices once there and once back; or the two halves of an
+/// all-reduce of one f64 for each parameter, row and column, and of one for each parameter: at most four per element.
+fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
+    let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
+    let ranks = plan.mesh().world_size();
+    let of_update = 2 + 2 * (3 + 1) * 2;
+    let times = 5 * u128::from(microbatches) + of_update;
+    let bytes = u128::from(elements) * 4 * times * ranks as u128;
+    if u64::try_from(bytes).is_ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "{elements} elements, {microbatches} microbatches and {ranks} ranks: the bytes of a step do not fit 64 bits"
+    ))
+}

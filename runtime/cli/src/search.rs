@@ -1,0 +1,114 @@
+//! `hsdp search`: the fastest mesh and options of a model on so many ranks of a machine.
+
+mod json;
+mod report;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytesize::ByteSize;
+use clap::Args;
+use hsdp_program::print;
+use hsdp_sharding::ByteCount;
+use hsdp_simulator::{Machine, Search, Space};
+
+use crate::machine;
+use crate::model::Model;
+use crate::outcome::Outcome;
+use crate::plan::optimizer::Optimizer;
+
+/// The most ranks of a search: each mesh has simulated ranks of its own.
+const MAX_RANKS: u64 = 1 << 16;
+
+/// The most tokens of a sequence.
+const MAX_CONTEXT: u64 = 1 << 24;
+
+/// The options of `hsdp search`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    #[arg(value_name = "MODEL")]
+    model: String,
+
+    /// Ranks, at most 65536
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=MAX_RANKS))]
+    ranks: u64,
+
+    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu
+    #[arg(long, value_name = "MACHINE")]
+    machine: String,
+
+    /// Memory that a rank may use, such as 80GiB; by default that of the machine
+    #[arg(long, value_name = "BYTES")]
+    memory: Option<ByteSize>,
+
+    /// Tokens of a sequence
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
+    context: u64,
+
+    /// Tokens of a step on all ranks, a multiple of ranks times context; by default several are tried
+    #[arg(long, value_name = "TOKENS")]
+    batch_tokens: Option<u64>,
+
+    /// Optimizer
+    #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
+    optimizer: Optimizer,
+
+    /// Number of steps to list, at most 1000
+    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    top: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Also write a page with the result into this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// A search that is over.
+struct Searched<'a> {
+    options: &'a Options,
+    machine: Machine,
+    memory: ByteCount,
+    search: Search,
+}
+
+/// Searches, and prints the best.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let machine = machine::find(&options.machine)?;
+    let model = Model::find(&options.model)?;
+    let spec = options.optimizer.applied_to(&model.spec);
+    let computation = Arc::new(model.computation()?);
+    let memory = options.memory.map_or_else(|| memory_of(&machine, options), |it| it.as_u64());
+    let memory = ByteCount(memory);
+    let space = Space {
+        spec: &spec,
+        computation: &computation,
+        machine: &machine,
+        ranks: usize::try_from(options.ranks)?,
+        context: usize::try_from(options.context)?,
+        memory,
+        batch_tokens: options.batch_tokens,
+    };
+    let search = Search::of(&space, usize::try_from(options.top)?)?;
+    if search.best.is_empty() {
+        return Err(report::nothing_fits(&options.model, &search).into());
+    }
+    let searched = Searched { options, machine, memory, search };
+    match options.json {
+        true => print(json::of(&searched))?,
+        false => print(report::text(&searched))?,
+    }
+    Ok(Outcome::Well)
+}
+
+/// The memory of a card, or a rank's part of a host's.
+fn memory_of(machine: &Machine, options: &Options) -> u64 {
+    let sharing = if machine.device().is_some() { 1.0 } else { options.ranks as f64 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
+    let bytes = (machine.memory.capacity.value() / sharing) as u64;
+    bytes
+}

@@ -1,0 +1,119 @@
+//! `hsdp simulate`: the time of a step on a machine, and where it goes, before anything runs.
+
+mod against;
+mod json;
+mod report;
+mod traces;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use hsdp_program::print;
+use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Workload};
+
+use crate::machine;
+use crate::model::Model;
+use crate::outcome::Outcome;
+use crate::plan::Device;
+use crate::plan::choices::Choices;
+
+/// The most sequences of a microbatch, and tokens of a sequence, so that counts of flops and bytes are exact enough.
+const MAX_BATCH: u64 = 1 << 20;
+const MAX_CONTEXT: u64 = 1 << 24;
+
+/// The options of `hsdp simulate`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    choices: Option<Choices>,
+
+    /// Predict measured steps instead, of a table as CSV (SIMULATE.md) of at most 16 MiB
+    #[arg(long, value_name = "CSV", conflicts_with_all = ["Choices", "json", "trace", "chakra"])]
+    against: Option<PathBuf>,
+
+    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu
+    #[arg(long, value_name = "MACHINE")]
+    machine: String,
+
+    /// Sequences of a microbatch, on each rank
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_BATCH))]
+    batch: u64,
+
+    /// Tokens of a sequence
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
+    context: u64,
+
+    /// Part of a unit that its backward computes again, instead of keeping it: nothing, attention or unit
+    #[arg(long, value_name = "PART", default_value = "nothing", num_args = 0..=1, default_missing_value = "unit", require_equals = true)]
+    recompute: Recompute,
+
+    /// Keep all units gathered from their forward to their backward
+    #[arg(long)]
+    keep: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Also write what ranks do in the step into this file, which ui.perfetto.dev opens
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Also write a Chakra execution trace of each rank (step.RANK.et), and the groups of ranks (groups.json), into this new folder
+    #[arg(long, value_name = "DIR")]
+    chakra: Option<PathBuf>,
+}
+
+/// A simulated step.
+struct Simulated<'a> {
+    options: &'a Options,
+    choices: &'a Choices,
+    machine: Machine,
+    workload: Workload,
+    prediction: Prediction,
+}
+
+/// Simulates a step, and prints its time; or the steps of a table.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let machine = machine::find(&options.machine)?;
+    if let Some(table) = &options.against {
+        return against::run(table, &machine);
+    }
+    let choices = options.choices.as_ref().ok_or("a model and a mesh are missing, or --against")?;
+    let workload = workload((options, choices), &machine)?;
+    let prediction = workload.predict(&machine)?;
+    let simulated = Simulated { options, choices, machine, workload, prediction };
+    traces::write(&simulated)?;
+    match options.json {
+        true => print(json::of(&simulated))?,
+        false => print(report::text(&simulated))?,
+    }
+    Ok(Outcome::Well)
+}
+
+fn workload(
+    (options, choices): (&Options, &Choices),
+    machine: &Machine,
+) -> Result<Workload, Box<dyn Error>> {
+    choices.check(if machine.device().is_some() { Device::Cuda } else { Device::Cpu })?;
+    let mut model = Model::find(&choices.model)?;
+    if options.keep {
+        model.spec = model.spec.all_kept();
+    }
+    let plan = choices.plan(&model)?;
+    let batch = Batch {
+        sequences: usize::try_from(options.batch)?,
+        context: usize::try_from(options.context)?,
+        dtype: choices.param_dtype,
+        recompute: options.recompute,
+    };
+    Ok(Workload {
+        plan: Arc::new(plan),
+        computation: Arc::new(model.computation()?),
+        batch,
+        microbatches: Microbatches::Given(choices.microbatches),
+        offload: choices.offload,
+    })
+}

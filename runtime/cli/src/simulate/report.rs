@@ -1,0 +1,79 @@
+//! A simulated step as text.
+
+use comfy_table::{CellAlignment, Table, presets};
+use hsdp_simulator::{Level, RankTiming, Share};
+
+use super::Simulated;
+
+/// The tables of time and memory.
+pub(super) fn text(simulated: &Simulated<'_>) -> String {
+    let parts =
+        [heading(simulated), times(simulated).to_string(), links(simulated), memory(simulated)];
+    parts.join("\n")
+}
+
+fn heading(simulated: &Simulated<'_>) -> String {
+    let Simulated { choices, machine, workload, prediction, .. } = simulated;
+    let (mesh, step) = (workload.plan.mesh(), prediction.timing.step);
+    let ranks = mesh.world_size();
+    let speed = prediction.tokens_per_second();
+    format!(
+        "{} on {}, mesh {mesh}: a step of {} tokens takes {step}\n\
+         {speed:.0} tokens/s, {:.1} on each of {ranks} ranks; model flops utilisation {:.1} %",
+        choices.model,
+        machine.name,
+        prediction.tokens,
+        speed / ranks as f64,
+        100.0 * prediction.flops_utilisation(),
+    )
+}
+
+/// Where the time of the step goes, on ranks of each color.
+fn times(simulated: &Simulated<'_>) -> Table {
+    let ranks = &simulated.prediction.timing.ranks;
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    let names = ranks.iter().take(MOST).map(name);
+    table.set_header(std::iter::once("part of the step".to_owned()).chain(names));
+    for share in Share::ALL {
+        let of = |rank: &RankTiming| {
+            let time = rank.shares.of(share);
+            let part = 100.0 * time.seconds() / simulated.prediction.timing.step.seconds();
+            format!("{time} ({part:.1} %)")
+        };
+        let times = ranks.iter().take(MOST).map(of);
+        table.add_row(std::iter::once(share.name().to_owned()).chain(times));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// The most colors of ranks in the table.
+const MOST: usize = 4;
+
+fn name(ranks: &RankTiming) -> String {
+    match ranks.count {
+        1 => format!("rank {}", ranks.first),
+        count => format!("rank {} and {} like it", ranks.first, count - 1),
+    }
+}
+
+fn links(simulated: &Simulated<'_>) -> String {
+    let part = |level| 100.0 * simulated.prediction.link_utilisation(0, level);
+    let (inside, between) = (part(Level::Machine), part(Level::Network));
+    match simulated.machine.device() {
+        Some(_) => format!(
+            "links are busy for {inside:.1} % of the step in a machine, {between:.1} % between machines"
+        ),
+        None => format!("collectives use memory for {inside:.1} % of the step"),
+    }
+}
+
+fn memory(simulated: &Simulated<'_>) -> String {
+    let memory = &simulated.prediction.memory;
+    let parts = memory.parts().into_iter().filter(|(_, bytes)| bytes.get() > 0);
+    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {bytes}")).collect();
+    format!("memory of a rank {}: {}", memory.total(), parts.join(", "))
+}

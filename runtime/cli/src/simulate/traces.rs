@@ -1,0 +1,67 @@
+//! The traces of a simulated step, in files.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use hsdp_simulator::{Costs, Traces, trace};
+
+use super::Simulated;
+
+/// The most ranks that get a file each.
+const MAX_FILES: usize = 4096;
+
+/// Writes the traces that are asked for.
+pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
+    let Simulated { options, machine, workload, .. } = simulated;
+    if options.trace.is_none() && options.chakra.is_none() {
+        return Ok(());
+    }
+    let (orders, costs) = (workload.orders(machine), workload.costs(machine)?);
+    let traces = Traces { orders: &orders, spec: workload.plan.spec(), costs: &costs };
+    if let Some(path) = &options.trace {
+        write_timeline(&traces, &costs, path)?;
+    }
+    if let Some(folder) = &options.chakra {
+        write_chakra(&traces, folder)?;
+    }
+    Ok(())
+}
+
+fn write_timeline(
+    traces: &Traces<'_>,
+    costs: &dyn Costs,
+    path: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let (timing, spans) = trace(traces.orders, costs)?;
+    into_file(path, |sink| traces.write_timeline(&timing, &spans, sink))?;
+    Ok(())
+}
+
+fn write_chakra(traces: &Traces<'_>, folder: &Path) -> Result<(), String> {
+    let mesh = traces.orders.mesh;
+    let ranks = mesh.world_size();
+    if ranks > MAX_FILES {
+        return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_FILES} get a trace each"));
+    }
+    fs::create_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    into_file(&folder.join("groups.json"), |sink| traces.write_chakra_groups(sink))?;
+    let write = |rank| {
+        let path = folder.join(format!("step.{rank}.et"));
+        into_file(&path, |sink| traces.write_chakra(rank, sink))
+    };
+    mesh.ranks().try_for_each(write)
+}
+
+fn into_file(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), String> {
+    let written = File::create(path).and_then(|file| {
+        let mut sink = BufWriter::new(file);
+        write(&mut sink)?;
+        sink.flush()
+    });
+    written.map_err(|error| format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,171 @@
+//! `hsdp check`: verdicts, exit codes, and worlds that were cut off.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use hsdp_comm::{Channel, Tag, World, WorldOptions, launch, world};
+use program::hsdp;
+use tempfile::TempDir;
+
+/// Two ranks with these actions, on the communicator `world`; `(1000, 0)` gathers 1000 elements on stream 0.
+fn schedules(of_ranks: [&str; 2]) -> String {
+    let [zero, one] = of_ranks;
+    format!(
+        r#"{{"communicators": {{"world": [0, 1]}}, "kernels": 0, "schedules": [[{zero}], [{one}]]}}"#
+    )
+}
+
+const GATHER: &str =
+    r#"{"comm": "world", "op": "all_gather", "dtype": "f32", "count": 1000, "stream": 0}"#;
+
+/// A folder with `ok.json`, `mismatch.json`, `deadlock.json` and `bad.json`.
+fn folder() -> TempDir {
+    let folder = TempDir::new().expect("a folder");
+    let waited = format!(r#"{GATHER}, {{"wait": 0}}"#);
+    for (name, text) in [
+        ("ok.json", schedules([&waited, GATHER])),
+        ("mismatch.json", schedules([&waited, &GATHER.replace("1000", "999")])),
+        ("deadlock.json", schedules([&waited, ""])),
+        ("bad.json", schedules([GATHER, r#"{"wait": 0}"#])),
+    ] {
+        fs::write(folder.path().join(name), text).expect("written");
+    }
+    folder
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The verdict of one file, with its exit code.
+fn verdict(file: &Path) -> (Option<i32>, String) {
+    let (code, said, told) = hsdp(&["check", &text(file)]);
+    assert_eq!(told, "");
+    let named = format!("{}: ", text(file));
+    (code, said.strip_prefix(&named).unwrap_or_else(|| panic!("{said}")).to_owned())
+}
+
+const MISMATCH: &str = "mismatch: operation #0 of world: rank 0 issues all_gather f32 1000, rank 1 issues all_gather f32 999\n";
+const DEADLOCK: &str = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 never issues\n";
+
+#[test]
+fn each_file_has_a_line_and_the_exit_code_tells_whether_all_are_good() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    assert_eq!(verdict(&path("ok.json")), (Some(0), "ok\n".to_owned()));
+    assert_eq!(verdict(&path("mismatch.json")), (Some(1), MISMATCH.to_owned()));
+    assert_eq!(verdict(&path("deadlock.json")), (Some(1), DEADLOCK.to_owned()));
+    let [ok, mismatch, deadlock] =
+        ["ok", "mismatch", "deadlock"].map(|it| text(&path(&format!("{it}.json"))));
+    let lines = format!("{mismatch}: {MISMATCH}{deadlock}: {DEADLOCK}{ok}: ok\n");
+    assert_eq!(hsdp(&["check", &mismatch, &deadlock, &ok]), (Some(1), lines, String::new()));
+    let lines = format!("{ok}: ok\n{ok}: ok\n");
+    assert_eq!(hsdp(&["check", &ok, &ok]), (Some(0), lines, String::new()));
+}
+
+#[test]
+fn what_cannot_be_judged_is_one_line_after_those_before() {
+    let folder = folder();
+    let [ok, deadlock, bad] =
+        ["ok", "deadlock", "bad"].map(|it| text(&folder.path().join(format!("{it}.json"))));
+    let problem = "schedules[1][0]: it waits for action 0, which is the wait itself";
+    let told = format!("hsdp: {bad}: {problem}\n");
+    let lines = format!("{ok}: ok\n{deadlock}: {DEADLOCK}");
+    assert_eq!(hsdp(&["check", &ok, &deadlock, &bad, &ok]), (Some(2), lines, told));
+    let (code, said, told) = hsdp(&["check"]);
+    let expected = "hsdp: the following required arguments were not provided: <FILE>...\n";
+    assert_eq!((code, &*said, &*told), (Some(2), "", expected));
+    let nowhere = text(&folder.path().join("nowhere.json"));
+    let told = format!("hsdp: {nowhere}: No such file or directory (os error 2)\n");
+    assert_eq!(hsdp(&["check", &nowhere]), (Some(2), String::new(), told));
+}
+
+#[test]
+fn a_file_of_100_mib_is_one_line() {
+    let folder = TempDir::new().expect("a folder");
+    let large = folder.path().join("large.json");
+    let mut json = schedules(["", ""]);
+    json.extend(std::iter::repeat_n(' ', 100 << 20));
+    fs::write(&large, json).expect("written");
+    let told = format!("hsdp: {}: it has more than 67108864 bytes\n", text(&large));
+    assert_eq!(hsdp(&["check", &text(&large)]), (Some(2), String::new(), told));
+}
+
+#[cfg(unix)]
+#[test]
+fn the_name_of_a_file_breaks_no_line() {
+    let folder = folder();
+    let [from, to] = ["ok.json", "o\nk.json"].map(|name| folder.path().join(name));
+    fs::rename(from, &to).expect("renamed");
+    let (code, said, _) = hsdp(&["check", &text(&to)]);
+    assert_eq!(code, Some(0));
+    assert!(said.ends_with("/o\\nk.json: ok\n"), "{said}");
+}
+
+/// The records of a world of three ranks that ends early.
+fn cut_off(work: impl Fn(&World) + Send + Sync) -> TempDir {
+    let folder = TempDir::new().expect("a folder");
+    let (flight_dir, deadline) = (Some(folder.path().to_owned()), Duration::from_secs(1));
+    let options = WorldOptions { flight_dir, deadline, ..WorldOptions::default() };
+    launch(3, options, |world| work(&world));
+    folder
+}
+
+fn meet(world: &World, channel: Channel) -> Result<(), hsdp_comm::Error> {
+    world.world_group(channel).barrier(Tag::default()).and_then(|it| it.wait())
+}
+
+#[test]
+fn ranks_that_waited_for_one_that_computed() {
+    let all_have_failed = Barrier::new(3);
+    let folder = cut_off(|world| {
+        meet(world, Channel::User).expect("all");
+        if world.rank().index() < 2 {
+            meet(world, Channel::User).expect_err("rank 2 does not come in time");
+        }
+        all_have_failed.wait();
+    });
+    let expected = "deadlock: ranks 0-1 are stuck: ranks 0-1 wait for barrier #1 of channel user of ranks 0-2, \
+        which rank 2 had not issued when its record ends\n";
+    assert_eq!(verdict(folder.path()), (Some(1), expected.to_owned()));
+    fs::remove_file(folder.path().join("rank-2.json")).expect("there");
+    let (code, said) = verdict(folder.path());
+    assert_eq!(code, Some(1));
+    let end = "which rank 2 may not have issued: there is no record of it\n";
+    assert!(said.ends_with(end), "{said}");
+}
+
+#[test]
+fn ranks_that_waited_for_each_other() {
+    let all_are_here = Barrier::new(3);
+    let folder = cut_off(|world| {
+        all_are_here.wait();
+        let channel = if world.rank().index() == 0 { Channel::User } else { Channel::Gather };
+        meet(world, channel).expect_err("the others wait elsewhere");
+    });
+    let expected = "deadlock: ranks 0-2 are stuck: rank 0 waits for barrier #0 of channel user of ranks 0-2, \
+        which ranks 1-2 have not issued: they wait for barrier #0 of channel gather of ranks 0-2, which rank 0 has not issued\n";
+    assert_eq!(verdict(folder.path()), (Some(1), expected.to_owned()));
+}
+
+#[test]
+fn records_of_a_world_that_was_well_and_records_alone() {
+    let folder = TempDir::new().expect("a folder");
+    let records = world(2, |world| {
+        meet(&world, Channel::User).expect("both");
+        world.flight_record()
+    });
+    for record in &records {
+        record.write_to(folder.path()).expect("written");
+    }
+    assert_eq!(verdict(folder.path()), (Some(0), "ok\n".to_owned()));
+    let alone = text(&folder.path().join("rank-0.json"));
+    let (code, said, told) = hsdp(&["check", &alone]);
+    assert_eq!((code, &*said, told.lines().count()), (Some(2), "", 1));
+    let advice = "flight records are checked together, by the name of their folder\n";
+    assert!(told.ends_with(advice), "{told}");
+}

@@ -1,0 +1,205 @@
+//! `hsdp simulate`, `hsdp search` and `hsdp calibrate`: their numbers are the library's, and their errors are one line.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use program::{Said, hsdp};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const STEP: [&str; 10] = [
+    "simulate",
+    "llama3-8b",
+    "--mesh",
+    "2x8",
+    "--machine",
+    "h100-cluster",
+    "--param-dtype",
+    "bf16",
+    "--context",
+    "4096",
+];
+
+fn json(arguments: &[&str]) -> Value {
+    let (code, text, told) = hsdp(&[arguments, &["--json"]].concat());
+    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The message of a command that is refused. `DIR` replaces the folder in it.
+fn refused(folder: &TempDir, arguments: &[&str]) -> String {
+    let (code, said, told): Said = hsdp(arguments);
+    assert_eq!((code, &*said), (Some(2), ""), "{arguments:?}: {told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    told.trim_end().replace(&folder.path().display().to_string(), "DIR")
+}
+
+fn file(folder: &TempDir, name: &str, text: &str) -> String {
+    let path = folder.path().join(name);
+    fs::write(&path, text).expect("written");
+    path.display().to_string()
+}
+
+#[test]
+fn the_parts_of_a_step_add_up() {
+    let step = json(&STEP);
+    let seconds = step["seconds"].as_f64().expect("a time");
+    assert!((0.05..2.0).contains(&seconds), "{seconds}");
+    assert_eq!(step["tokens"], 16 * 4096);
+    let ranks = step["ranks"].as_array().expect("ranks");
+    assert_eq!(ranks.iter().filter_map(|it| it["count"].as_u64()).sum::<u64>(), 16);
+    for rank in ranks {
+        let shares = rank["shares"].as_object().expect("shares");
+        let sum: f64 = shares.values().filter_map(Value::as_f64).sum();
+        assert!((sum - rank["seconds"].as_f64().expect("a time")).abs() < 1e-9, "{rank}");
+    }
+    let parts = step["memory"]["parts"].as_object().expect("parts");
+    let sum: u64 = parts.values().filter_map(Value::as_u64).sum();
+    assert_eq!(step["memory"]["total"], sum);
+}
+
+#[test]
+fn more_microbatches_take_longer_and_all_reduce_once() {
+    let of = |count: &str| {
+        let step = json(&[&STEP[..], &["--microbatches", count, "--recompute"]].concat());
+        step["seconds"].as_f64().expect("a time")
+    };
+    let [one, two, four] = ["1", "2", "4"].map(of);
+    assert!(
+        two > one && (four - two - 2.0 * (two - one)).abs() < 0.02 * four,
+        "{one} {two} {four}"
+    );
+}
+
+#[test]
+fn ten_thousand_ranks_are_simulated_in_seconds() {
+    let began = Instant::now();
+    let mesh = ["--mesh", "1250x8", "--microbatches", "8", "--recompute"];
+    json(&[&["simulate", "llama3-70b", "--machine", "h100-cluster"][..], &mesh].concat());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn traces_are_written_for_each_rank() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (timeline, chakra) = (at("step.json"), at("chakra"));
+    json(&[&STEP[..], &["--trace", &timeline, "--chakra", &chakra]].concat());
+    let events: Value =
+        serde_json::from_str(&fs::read_to_string(&timeline).expect("read")).expect("JSON");
+    assert!(events["traceEvents"].as_array().is_some_and(|events| events.len() > 100));
+    let traces = (0..16).map(|rank| Path::new(&chakra).join(format!("step.{rank}.et")));
+    assert!(traces.into_iter().all(|trace| fs::metadata(trace).is_ok_and(|it| it.len() > 1000)));
+    let groups: Value = serde_json::from_str(
+        &fs::read_to_string(Path::new(&chakra).join("groups.json")).expect("read"),
+    )
+    .expect("JSON");
+    assert_eq!(groups.as_object().map(serde_json::Map::len), Some(2 + 8));
+}
+
+#[test]
+fn the_best_of_a_search_is_what_simulate_says() {
+    let space =
+        ["--ranks", "8", "--machine", "a100-node", "--context", "1024", "--batch-tokens", "65536"];
+    let found = json(&[&["search", "gpt2-small", "--top", "3"][..], &space].concat());
+    let best = found["best"].as_array().expect("a list");
+    assert_eq!(best.len(), 3);
+    let speeds: Vec<f64> = best.iter().filter_map(|it| it["tokens_per_second"].as_f64()).collect();
+    assert!(speeds.is_sorted_by(|one, other| one >= other), "{speeds:?}");
+    assert!(found["simulated"].as_u64() < found["candidates"].as_u64());
+    let options = best[0]["options"].as_str().expect("options");
+    let options: Vec<&str> =
+        options.split(' ').map(|it| if it == "--recompute" { "" } else { it }).collect();
+    let recompute = options.iter().position(|it| it.is_empty()).expect("it is there");
+    let choice = format!("--recompute={}", options[recompute + 1]);
+    let mut arguments =
+        vec!["simulate", "gpt2-small", "--machine", "a100-node", "--context", "1024", &choice];
+    arguments.extend(options[..recompute].iter().chain(&options[recompute + 2..]));
+    assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    let folder = TempDir::new().expect("a folder");
+    let node = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../simulator/machines/a100-node.toml"
+    ));
+    let node = node.expect("the bundled machine");
+    let without: String =
+        node.lines().filter(|line| !line.starts_with("launch")).collect::<Vec<_>>().join("\n");
+    let without = file(&folder, "without.toml", &without);
+    let negative = file(&folder, "negative.toml", &node.replace("\"2039 GB/s\"", "\"-1 GB/s\""));
+    let large = file(&folder, "large.toml", &" ".repeat(2 << 20));
+    let step = |machine: &str| {
+        refused(&folder, &["simulate", "gpt2-small", "--mesh", "1x8", "--machine", machine])
+    };
+    assert_eq!(
+        step(&without),
+        "hsdp: DIR/without.toml: machine file, line 10, compute: missing field `launch`"
+    );
+    let message = step(&negative);
+    assert!(
+        message.starts_with("hsdp: DIR/negative.toml: machine file, line 7, memory.bandwidth:"),
+        "{message}"
+    );
+    assert!(message.contains("-1 GB/s"), "{message}");
+    assert!(step(&large).ends_with("it has more than 1048576 bytes"), "{}", step(&large));
+    assert!(step("b200").ends_with(
+        "a machine is a file, or one of a100-node, a100-cluster, h100-cluster, two-core-cpu"
+    ));
+    let ranks = ["simulate", "gpt2-small", "--mesh", "2x8", "--machine", "a100-node"];
+    assert_eq!(
+        refused(&folder, &ranks),
+        "hsdp: machine a100-node has 8 cards and no network: it cannot hold the 16 ranks of mesh 2x8"
+    );
+    let search = ["search", "llama3-70b", "--ranks", "2", "--machine", "a100-node"];
+    let message = refused(&folder, &search);
+    assert!(message.starts_with("hsdp: llama3-70b fits no mesh: of "), "{message}");
+    let tokens = [
+        "search",
+        "gpt2-small",
+        "--ranks",
+        "8",
+        "--machine",
+        "a100-node",
+        "--batch-tokens",
+        "1000",
+    ];
+    assert_eq!(
+        refused(&folder, &tokens),
+        "hsdp: a step of 1000 tokens is no multiple of 2048 tokens of a sequence on each of 8 ranks"
+    );
+}
+
+const STEPS: &str = "gpus,global_batch,micro_batch,width,heads,layers,context,step_ms\n";
+
+#[test]
+fn measured_steps_are_predicted() {
+    let folder = TempDir::new().expect("a folder");
+    let row = "8,128,8,2048,16,16,1024,688.425037\n";
+    let table = file(&folder, "steps.csv", &format!("{STEPS}{row}"));
+    let (code, text, _) = hsdp(&["simulate", "--against", &table, "--machine", "a100-node"]);
+    assert_eq!(code, Some(0));
+    let last = text.trim_end().lines().last().expect("a line");
+    assert!(last.starts_with("1 steps, mean error ") && last.contains(" %, worst "), "{last}");
+    let error = last.split([' ', ',']).filter_map(|word| word.parse::<f64>().ok()).next_back();
+    assert!(error.is_some_and(|error| error < 8.0), "{last}");
+    let torn = file(&folder, "torn.csv", &format!("{STEPS}8,128\n"));
+    let message = refused(&folder, &["simulate", "--against", &torn, "--machine", "a100-node"]);
+    assert!(message.starts_with("hsdp: DIR/torn.csv: table, line 2: "), "{message}");
+}
+
+#[test]
+fn too_few_measurements_fit_nothing() {
+    let folder = TempDir::new().expect("a folder");
+    let table = file(&folder, "steps.csv", &format!("{STEPS}8,128,8,2048,16,16,1024,688.425037\n"));
+    let out = folder.path().join("machine.toml").display().to_string();
+    let message = refused(&folder, &["calibrate", "--steps", &table, "--out", &out]);
+    assert_eq!(message, "hsdp: fit: 1 measurements cannot fit 6 numbers");
+    assert!(!Path::new(&out).exists());
+}
