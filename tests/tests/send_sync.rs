@@ -322,6 +322,71 @@ table!(CHECKPOINT {
     hsdp_checkpoint::Writer: Send Sync Unpin,
 });
 
+table!(SIMULATOR {
+    hsdp_simulator::Action: Send Sync Unpin,
+    hsdp_simulator::AfterForwards: Send Sync Unpin,
+    hsdp_simulator::AllReduceRow: Send Sync Unpin,
+    hsdp_simulator::Attention: Send Sync Unpin,
+    hsdp_simulator::Batch: Send Sync Unpin,
+    hsdp_simulator::Block: Send Sync Unpin,
+    hsdp_simulator::Call: Send Sync Unpin,
+    hsdp_simulator::Candidate: Send Sync Unpin,
+    hsdp_simulator::Collective: Send Sync Unpin,
+    hsdp_simulator::CollectiveCost: Send Sync Unpin,
+    hsdp_simulator::Colors: Send Sync Unpin,
+    hsdp_simulator::CommunicatorId: Send Sync Unpin,
+    hsdp_simulator::Computation: Send Sync Unpin,
+    hsdp_simulator::Data: Send Sync Unpin,
+    hsdp_simulator::Deadlock: Send Sync Unpin,
+    hsdp_simulator::Error: Send Sync Unpin,
+    hsdp_simulator::Errors: Send Sync Unpin,
+    hsdp_simulator::Fit: Send Sync Unpin,
+    hsdp_simulator::Found: Send Sync Unpin,
+    hsdp_simulator::Gpt: Send Sync Unpin,
+    hsdp_simulator::Hints<'static>: Unpin,
+    hsdp_simulator::Issue<'static>: Send Sync Unpin,
+    hsdp_simulator::Lane: Send Sync Unpin,
+    hsdp_simulator::Level: Send Sync Unpin,
+    hsdp_simulator::LossScale: Send Sync Unpin,
+    hsdp_simulator::Machine: Send Sync Unpin,
+    hsdp_simulator::Members: Send Sync Unpin,
+    hsdp_simulator::Microbatches: Send Sync Unpin,
+    hsdp_simulator::Mismatch: Send Sync Unpin,
+    hsdp_simulator::Operation: Send Sync Unpin,
+    hsdp_simulator::OperationCost: Send Sync Unpin,
+    hsdp_simulator::Order: Send Sync Unpin,
+    hsdp_simulator::Orders: Send Sync Unpin,
+    hsdp_simulator::Placement: Send Sync Unpin,
+    hsdp_simulator::PlanChoice: Send Sync Unpin,
+    hsdp_simulator::Prediction: Send Sync Unpin,
+    hsdp_simulator::Processor: Send Sync Unpin,
+    hsdp_simulator::RankTiming: Send Sync Unpin,
+    hsdp_simulator::Recompute: Send Sync Unpin,
+    hsdp_simulator::Reference: Send Sync Unpin,
+    hsdp_simulator::Schedules: Send Sync Unpin,
+    hsdp_simulator::Scores: Send Sync Unpin,
+    hsdp_simulator::Search: Send Sync Unpin,
+    hsdp_simulator::Shape: Send Sync Unpin,
+    hsdp_simulator::Shapes: Send Sync Unpin,
+    hsdp_simulator::Share: Send Sync Unpin,
+    hsdp_simulator::Shares: Send Sync Unpin,
+    hsdp_simulator::Space<'static>: Send Sync Unpin,
+    hsdp_simulator::Span: Send Sync Unpin,
+    hsdp_simulator::Step: Send Sync Unpin,
+    hsdp_simulator::StepMemory: Send Sync Unpin,
+    hsdp_simulator::StepRow: Send Sync Unpin,
+    hsdp_simulator::Streams: Send Sync Unpin,
+    hsdp_simulator::Time: Send Sync Unpin,
+    hsdp_simulator::Timing: Send Sync Unpin,
+    hsdp_simulator::Traces<'static>: Unpin,
+    hsdp_simulator::Unfit: Send Sync Unpin,
+    hsdp_simulator::Verdict: Send Sync Unpin,
+    hsdp_simulator::What: Send Sync Unpin,
+    hsdp_simulator::Work: Send Sync Unpin,
+    hsdp_simulator::WorkCost: Send Sync Unpin,
+    hsdp_simulator::Workload: Send Sync Unpin,
+});
+
 table!(COLLECTIVE {
     hsdp::collective::Backward<f32>: Send Sync Unpin,
     hsdp::collective::Collective: Send Sync Unpin,
@@ -407,12 +472,13 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 27] = [
+const TRAITS: [&str; 28] = [
     "Adds",
     "Along",
     "Carrier",
     "Checkpointed",
     "Copied",
+    "Costs",
     "CountedOnce",
     "Differentiable",
     "Element",
@@ -446,6 +512,7 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("runtime/src/lib.rs", RUNTIME);
     every_export_has_a_row("runtime/src/checkpoint.rs", CHECKPOINTS);
     every_export_has_a_row("runtime/checkpoint/src/lib.rs", CHECKPOINT);
+    every_export_has_a_row("runtime/simulator/src/lib.rs", SIMULATOR);
     every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
     every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
