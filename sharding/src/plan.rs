@@ -156,6 +156,14 @@ impl Plan {
         &self.schedule.reductions
     }
 
+    /// By reduction: the number of gathers of the microbatch that come before it, where gathers and reductions are one sequence. It
+    /// follows the gathers that are issued when its unit's turn comes in the backward: those of the units after it in the forward, its own, and
+    /// those that are prefetched.
+    #[must_use]
+    pub fn gathers_before_reductions(&self) -> Vec<usize> {
+        self.schedule.gathers_before(&self.spec, self.options.prefetch)
+    }
+
     /// The calls of `rank`, and the bytes that it receives, in one step of `microbatches` microbatches.
     /// [`Traffic`] has the formulas.
     ///

@@ -265,7 +265,7 @@ impl Reductions {
         let schedule = fabric.schedules.current();
         let (plan, in_one_order) = (&schedule.plan, fabric.issues_in_one_order());
         while let Some(unit) = plan.reductions().get(self.scattered).copied() {
-            if in_one_order && schedule.gathers_before(self.scattered) > Some(self.gathered) {
+            if self.gathers_before_next(fabric, place) > Some(self.gathered) {
                 break;
             }
             let Some(gradients) = self.offers[unit.index()].take() else { break };

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use hsdp_sharding::{Gather, Phase, Plan, UnitId};
+use hsdp_sharding::{Gather, Plan, UnitId};
 use parking_lot::Mutex;
 
 use crate::options::UnitOrder;
@@ -21,7 +21,7 @@ pub(crate) struct Schedule {
 impl Schedule {
     pub(crate) fn new(plan: Arc<Plan>) -> Self {
         let turns = turns(&plan);
-        let gathers_before = gathers_before(&plan, &turns);
+        let gathers_before = plan.gathers_before_reductions();
         Self { plan, turns, gathers_before }
     }
 
@@ -46,18 +46,6 @@ fn turns(plan: &Plan) -> Vec<[Option<usize>; 2]> {
         turns[gather.unit.index()][gather.phase as usize] = Some(index);
     }
     turns
-}
-
-/// A reduction follows the backward's gather of its unit, and those that are prefetched then. So it comes before the gathers that are issued
-/// when the next unit is needed.
-fn gathers_before(plan: &Plan, turns: &[[Option<usize>; 2]]) -> Vec<usize> {
-    let gathers = plan.gathers().len();
-    let mut last = plan.order().len() - 1;
-    let before = |unit: &UnitId| {
-        last = last.max(turns[unit.index()][Phase::Backward as usize].unwrap_or(0));
-        last.saturating_add(plan.options().prefetch).saturating_add(1).min(gathers)
-    };
-    plan.reductions().iter().map(before).collect()
 }
 
 /// The schedule of a model: the declared one, until the ranks have agreed on another.

@@ -55,4 +55,20 @@ impl Schedule {
         let reductions = backward.filter(|unit| spec[*unit].is_trainable()).collect();
         Self { order, gathers, reductions }
     }
+
+    /// By reduction: the number of gathers before it, where gathers and reductions are one sequence.
+    pub(super) fn gathers_before(&self, spec: &ModelSpec, prefetch: usize) -> Vec<usize> {
+        let all = self.gathers.len();
+        let mut places = vec![None; spec.units().len()];
+        for (place, gather) in self.gathers.iter().enumerate().skip(self.order.len()) {
+            places[gather.unit.index()] = Some(place);
+        }
+        let mut last = self.order.len() - 1;
+        let before = |unit: &UnitId| {
+            last = places[unit.index()].unwrap_or(last);
+            let end = last.saturating_add(prefetch).saturating_add(1).min(all);
+            spec[*unit].is_trainable().then_some(end)
+        };
+        self.order.iter().rev().filter_map(before).collect()
+    }
 }

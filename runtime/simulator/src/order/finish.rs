@@ -15,8 +15,13 @@ impl Writer<'_> {
             self.end_of_step((0..plan.reductions().len()).map(Reference::Earlier).collect());
             return self.end();
         }
-        plan.reductions().iter().for_each(|unit| self.scatter(Turn::Last, *unit));
-        self.issue_ready(Turn::Last);
+        // Where ranks ask each other for overflows first, no all-reduce is issued before.
+        let turn = match self.step.loss_scale {
+            LossScale::Fixed => Turn::Last,
+            LossScale::Dynamic => Turn::MayFollow,
+        };
+        plan.reductions().iter().for_each(|unit| self.scatter(turn, *unit));
+        self.issue_ready(turn);
         let scatters = self.block.scatters.iter().copied().map(Reference::Here).collect();
         self.end_of_step(scatters);
         self.end()

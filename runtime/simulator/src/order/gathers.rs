@@ -62,21 +62,6 @@ impl Writer<'_> {
         }
     }
 
-    /// By reduction: the number of gathers before it, where all operations are one sequence. It follows the gather of its unit for the
-    /// backward, and those that are prefetched then.
-    pub(super) fn gathers_before(&self) -> Vec<usize> {
-        let mut last = self.plan.order().len() - 1;
-        let mut places = vec![0; self.plan.spec().units().len()];
-        for (place, gather) in self.plan.gathers().iter().enumerate().skip(last + 1) {
-            places[gather.unit.index()] = place;
-        }
-        let before = |unit: &UnitId| {
-            last = last.max(places[unit.index()]);
-            self.end_of_prefetch(last)
-        };
-        self.plan.reductions().iter().map(before).collect()
-    }
-
     /// The number of gathers that are issued, at least, when the one at a place is needed.
     fn end_of_prefetch(&self, place: usize) -> usize {
         let end = place.saturating_add(self.plan.options().prefetch).saturating_add(1);

@@ -82,7 +82,7 @@ impl Writer<'_> {
         let plan = self.plan;
         let reductions = if self.has_reductions(turn) { plan.reductions() } else { &[] };
         if self.is_on_device() {
-            for (unit, before) in reductions.iter().zip(self.gathers_before()) {
+            for (unit, before) in reductions.iter().zip(plan.gathers_before_reductions()) {
                 self.finish_gathers(&mut gathers, before);
                 self.scatter(turn, *unit);
             }

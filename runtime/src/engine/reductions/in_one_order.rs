@@ -48,7 +48,7 @@ impl StepState {
 impl Reductions {
     /// Where gathers and reductions are one sequence: the number of gathers before the next reduction of this microbatch; `None` behind
     /// the last one.
-    fn gathers_before_next(&self, fabric: &Fabric, place: Place) -> Option<usize> {
+    pub(super) fn gathers_before_next(&self, fabric: &Fabric, place: Place) -> Option<usize> {
         let reduces_later = fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow;
         if reduces_later || !fabric.issues_in_one_order() {

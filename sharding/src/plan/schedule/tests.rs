@@ -51,3 +51,12 @@ fn units_for_the_forward_alone_do_not_come_back() {
     assert_eq!(gathered(&schedule, Phase::Forward), ids(&[0, 1]));
     assert_eq!(gathered(&schedule, Phase::Backward), ids(&[1]));
 }
+
+#[test]
+fn a_reduction_follows_the_gathers_of_all_units_behind_it() {
+    // Gathers: 0 1 2 3, then 3 2 0. The second is kept, the third is frozen.
+    let before = |prefetch| schedule(&[0, 1, 2, 3]).gathers_before(&model(), prefetch);
+    assert_eq!(before(0), [5, 6, 7]);
+    assert_eq!(before(1), [6, 7, 7]);
+    assert_eq!(before(usize::MAX), [7, 7, 7]);
+}
