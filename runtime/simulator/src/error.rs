@@ -72,6 +72,9 @@ pub enum Error {
         /// The problem, with all numbers.
         problem: String,
     },
+    /// A step takes the longest time or longer.
+    #[error("the step takes 213 days or longer: it is not simulated")]
+    TooLong,
     /// A step of so many tokens cannot be divided among ranks.
     #[error(
         "a step of {tokens} tokens is no multiple of {context} tokens of a sequence on each of {ranks} ranks"

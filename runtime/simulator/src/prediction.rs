@@ -13,7 +13,7 @@ pub use self::memory::StepMemory;
 use self::on_machine::OnMachine;
 use crate::order::{Data, LossScale, Microbatches, Order, Placement, Step};
 use crate::simulation::{Costs, Orders, Timing, simulate};
-use crate::{Batch, Computation, Error, Level, Machine};
+use crate::{Batch, Computation, Error, Level, Machine, Time};
 
 /// A step that all ranks make with data.
 #[derive(Clone, Debug)]
@@ -74,10 +74,13 @@ impl Workload {
     ///
     /// # Errors
     /// [`Error::TooManyRanks`] if the machine has too few cards and no network; [`Error::Computation`] for a dtype in which no training
-    /// computes.
+    /// computes; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or longer.
     pub fn predict(&self, machine: &Machine) -> Result<Prediction, Error> {
         let costs = OnMachine::new(self, machine)?;
         let timing = simulate(&self.orders(machine), &costs)?;
+        if timing.step == Time::MAX {
+            return Err(Error::TooLong);
+        }
         Ok(self.prediction(machine, timing))
     }
 

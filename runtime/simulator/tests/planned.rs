@@ -18,18 +18,21 @@ fn spec() -> ModelSpec {
 fn orders(
     mesh: Mesh,
     accumulation: Accumulation,
-    placement: Placement,
+    (placement, microbatches): (Placement, Microbatches),
     absent: &[usize],
 ) -> Orders {
     let options = PlanOptions { accumulation, ..PlanOptions::default() };
     let plan = Plan::new(spec(), mesh, options).expect("a plan");
     let order = |data| {
-        let (microbatches, loss_scale) = (Microbatches::Given(2), LossScale::Fixed);
+        let loss_scale = LossScale::Fixed;
         (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
     };
     let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
     Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
 }
+
+const GIVEN: Microbatches = Microbatches::Given(2);
+const ASKED: Microbatches = Microbatches::Asked(2);
 
 fn meshes() -> impl Iterator<Item = Mesh> {
     let sizes = (1..=8).flat_map(|replicas| (1..=8).map(move |shards| (replicas, shards)));
@@ -40,8 +43,8 @@ fn meshes() -> impl Iterator<Item = Mesh> {
 fn devices_with_any_number_of_kernels() {
     let kernels = [NonZeroU32::new(1), NonZeroU32::new(2), NonZeroU32::new(3), None];
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
-        for absent in [&[][..], &[0]] {
-            let orders = orders(mesh, accumulation, Placement::Device, absent);
+        for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
+            let orders = orders(mesh, accumulation, (Placement::Device, microbatches), absent);
             for kernels in kernels {
                 for streams in [Streams::OfEachChannel, Streams::One] {
                     let schedules = orders.schedules(kernels, streams).expect("few actions");
@@ -60,8 +63,8 @@ fn devices_with_any_number_of_kernels() {
 #[test]
 fn models_in_host_memory() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
-        for absent in [&[][..], &[0]] {
-            let orders = orders(mesh, accumulation, Placement::Host, absent);
+        for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
+            let orders = orders(mesh, accumulation, (Placement::Host, microbatches), absent);
             let schedules = orders.schedules(None, Streams::OfEachChannel).expect("few actions");
             assert_eq!(judge(&schedules), Verdict::Ok, "{mesh}, {accumulation}, {absent:?}");
         }
@@ -72,7 +75,7 @@ fn models_in_host_memory() {
 #[test]
 fn the_order_of_host_memory_would_deadlock_on_a_device() {
     let mesh = Mesh::new(2, 2).expect("a mesh");
-    let orders = orders(mesh, Accumulation::ReduceScatter, Placement::Host, &[0]);
+    let orders = orders(mesh, Accumulation::ReduceScatter, (Placement::Host, GIVEN), &[0]);
     let schedules = orders.schedules(NonZeroU32::new(1), Streams::OfEachChannel);
     let verdict = judge(&schedules.expect("few actions"));
     assert!(matches!(verdict, Verdict::Deadlock(_)), "{verdict}");

@@ -36,12 +36,11 @@ impl StepMemory {
         Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
     }
 
-    /// All of it where the model lies: an upper bound, since its parts may peak at different times.
-    ///
-    /// # Panics
-    /// If the sum exceeds `u64::MAX`.
+    /// All of it where the model lies, at most `u64::MAX`. Its parts may peak at different times. An autograd may hold more: gradients of
+    /// activations, and those of a unit while they are reduced.
     #[must_use]
     pub fn total(&self) -> ByteCount {
-        self.planned.total() + self.activations + self.gradients
+        let parts = [self.planned.total(), self.activations, self.gradients];
+        ByteCount(parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.get())))
     }
 }

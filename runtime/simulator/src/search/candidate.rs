@@ -89,7 +89,7 @@ impl fmt::Display for Candidate {
         let PlanChoice { mesh, dtypes: [param, reduce], accumulation, prefetch, .. } = plan;
         write!(f, "--mesh {mesh} --batch {batch} --microbatches {microbatches}")?;
         write!(f, " --param-dtype {param} --reduce-dtype {reduce}")?;
-        write!(f, " --accumulation {accumulation} --prefetch {prefetch} --recompute {recompute}")?;
+        write!(f, " --accumulation {accumulation} --prefetch {prefetch} --recompute={recompute}")?;
         if plan.after_forward == AfterForwards::Keep {
             f.write_str(" --keep")?;
         }

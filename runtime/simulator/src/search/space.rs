@@ -18,6 +18,9 @@ const PREFETCHES: [usize; 4] = [0, 1, 2, 4];
 const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const MICROBATCHES: [u64; 5] = [1, 2, 4, 8, 16];
 
+/// The most sequences of a microbatch, and microbatches of a step.
+const MOST: u64 = 1 << 20;
+
 /// The space of a search: a model on so many ranks of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
@@ -120,9 +123,10 @@ impl Space<'_> {
             return Err(Error::BatchTokens { tokens, ranks, context });
         }
         let sequences = tokens / each;
-        let counts = (1..=sequences).filter(|count| sequences.is_multiple_of(*count));
+        let counts = (1..=sequences.min(MOST)).filter(|count| sequences.is_multiple_of(*count));
         let split = |count| Some((usize::try_from(sequences / count).ok()?, count));
-        Ok(counts.filter_map(split).collect())
+        let batches = counts.filter_map(split).filter(|(batch, _)| *batch as u64 <= MOST);
+        Ok(batches.collect())
     }
 
     fn dtypes(&self) -> Vec<[DType; 2]> {
@@ -153,7 +157,8 @@ impl Space<'_> {
             return Err(Unfit::of(&memory));
         }
         if let Some(device) = self.machine.device() {
-            let on_host = memory.offloaded.total().get() as f64 * self.machine.ranks.value();
+            let sharing = self.machine.cards().min(self.ranks) as f64;
+            let on_host = memory.offloaded.total().get() as f64 * sharing;
             if on_host > device.host.capacity.value() {
                 return Err(Unfit::Host);
             }

@@ -26,7 +26,7 @@ impl Unfit {
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Memory(part) => write!(f, "too much memory, most of it {part}"),
+            Self::Memory(part) => write!(f, "too much memory, the largest part is {part}"),
             Self::Host => f.write_str("too much of the host's memory"),
         }
     }

@@ -40,7 +40,11 @@ impl Orders {
             let mut earlier = Vec::new();
             for block in &order.blocks {
                 for _ in 0..block.times {
-                    earlier = host.block(self.placement, block, &earlier)?;
+                    let scatters = host.block(self.placement, block, &earlier)?;
+                    // An exchange alone is no microbatch.
+                    if !scatters.is_empty() {
+                        earlier = scatters;
+                    }
                 }
             }
         }

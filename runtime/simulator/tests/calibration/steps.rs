@@ -25,6 +25,16 @@ fn fitted(rows: &[(Workload, Time)]) -> Fit {
     fit(&node(), &COMPUTATION, rows, predict).expect("a fit")
 }
 
+/// All steps of the table, on the machine whose numbers were fitted to them.
+#[test]
+fn the_bundled_node_predicts_the_table() {
+    let node = Machine::bundled("a100-node").expect("a machine");
+    let all = steps();
+    let pair = |(row, time): &(Workload, Time)| (predict(&node, row).expect("a time"), *time);
+    let errors = Errors::of(all.iter().map(pair));
+    assert!(errors.mean() < 0.025 && errors.worst() < 0.07, "{errors:?}");
+}
+
 /// The fit simulates some hundred thousand steps: `cargo test --release -p hsdp-simulator --test calibration -- --ignored`.
 #[test]
 #[ignore = "takes a minute with optimization, and ten without"]
