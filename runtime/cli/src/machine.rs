@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use hsdp_program::file::{self, FileError};
+use hsdp_sharding::ByteCount;
 use hsdp_simulator::Machine;
 
 /// The most bytes of a machine file.
@@ -23,4 +24,12 @@ pub(crate) fn find(name: &str) -> Result<Machine, String> {
         error => error.to_string(),
     })?;
     Machine::from_toml(&text).map_err(|error| format!("{name}: {error}"))
+}
+
+/// The memory of a rank: that of its card, or its part of the host's.
+pub(crate) fn memory_of(machine: &Machine, ranks: usize) -> ByteCount {
+    let sharing = if machine.device().is_some() { 1.0 } else { ranks as f64 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
+    let bytes = (machine.memory.capacity.value() / sharing) as u64;
+    ByteCount(bytes)
 }

@@ -22,6 +22,7 @@ mod checkpoint;
 mod command;
 mod completions;
 mod doctor;
+mod escape;
 #[cfg(unix)]
 mod launch;
 mod machine;

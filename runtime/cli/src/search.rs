@@ -1,9 +1,11 @@
 //! `hsdp search`: the fastest mesh and options of a model on so many ranks of a machine.
 
 mod json;
+mod page;
 mod report;
 
 use std::error::Error;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -82,13 +84,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let model = Model::find(&options.model)?;
     let spec = options.optimizer.applied_to(&model.spec);
     let computation = Arc::new(model.computation()?);
-    let memory = options.memory.map_or_else(|| memory_of(&machine, options), |it| it.as_u64());
-    let memory = ByteCount(memory);
+    let ranks = usize::try_from(options.ranks)?;
+    let memory = options.memory.map(|it| ByteCount(it.as_u64()));
+    let memory = memory.unwrap_or_else(|| machine::memory_of(&machine, ranks));
     let space = Space {
         spec: &spec,
         computation: &computation,
         machine: &machine,
-        ranks: usize::try_from(options.ranks)?,
+        ranks,
         context: usize::try_from(options.context)?,
         memory,
         batch_tokens: options.batch_tokens,
@@ -98,17 +101,13 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         return Err(report::nothing_fits(&options.model, &search).into());
     }
     let searched = Searched { options, machine, memory, search };
+    if let Some(file) = &options.html {
+        let written = fs::write(file, page::of(&searched)?);
+        written.map_err(|error| format!("{}: {error}", file.display()))?;
+    }
     match options.json {
         true => print(json::of(&searched))?,
         false => print(report::text(&searched))?,
     }
     Ok(Outcome::Well)
-}
-
-/// The memory of a card, or a rank's part of a host's.
-fn memory_of(machine: &Machine, options: &Options) -> u64 {
-    let sharing = if machine.device().is_some() { 1.0 } else { options.ranks as f64 };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
-    let bytes = (machine.memory.capacity.value() / sharing) as u64;
-    bytes
 }

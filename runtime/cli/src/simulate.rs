@@ -30,7 +30,7 @@ pub(crate) struct Options {
     choices: Option<Choices>,
 
     /// Predict measured steps instead, of a table as CSV (SIMULATE.md) of at most 16 MiB
-    #[arg(long, value_name = "CSV", conflicts_with_all = ["Choices", "json", "trace", "chakra"])]
+    #[arg(long, value_name = "CSV", conflicts_with_all = ["Choices", "batch", "context", "recompute", "keep", "json", "trace", "chakra"])]
     against: Option<PathBuf>,
 
     /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu

@@ -105,20 +105,26 @@ fn traces_are_written_for_each_rank() {
 fn the_best_of_a_search_is_what_simulate_says() {
     let space =
         ["--ranks", "8", "--machine", "a100-node", "--context", "1024", "--batch-tokens", "65536"];
-    let found = json(&[&["search", "gpt2-small", "--top", "3"][..], &space].concat());
+    let folder = TempDir::new().expect("a folder");
+    let page = folder.path().join("page.html");
+    let html = ["--html", &page.display().to_string()];
+    let found = json(&[&["search", "gpt2-small", "--top", "3"][..], &space, &html].concat());
+    let page = fs::read_to_string(&page).expect("written");
+    assert_eq!(page.matches("<svg").count(), 3, "meshes, a step, memory");
+    assert!(
+        ["http:", "https:", "src=", "href="].iter().all(|it| !page.contains(it)),
+        "it needs nothing else"
+    );
+    assert_eq!(page.matches("<tr><td>").count(), 3);
     let best = found["best"].as_array().expect("a list");
     assert_eq!(best.len(), 3);
     let speeds: Vec<f64> = best.iter().filter_map(|it| it["tokens_per_second"].as_f64()).collect();
     assert!(speeds.is_sorted_by(|one, other| one >= other), "{speeds:?}");
     assert!(found["simulated"].as_u64() < found["candidates"].as_u64());
     let options = best[0]["options"].as_str().expect("options");
-    let options: Vec<&str> =
-        options.split(' ').map(|it| if it == "--recompute" { "" } else { it }).collect();
-    let recompute = options.iter().position(|it| it.is_empty()).expect("it is there");
-    let choice = format!("--recompute={}", options[recompute + 1]);
     let mut arguments =
-        vec!["simulate", "gpt2-small", "--machine", "a100-node", "--context", "1024", &choice];
-    arguments.extend(options[..recompute].iter().chain(&options[recompute + 2..]));
+        vec!["simulate", "gpt2-small", "--machine", "a100-node", "--context", "1024"];
+    arguments.extend(options.split(' '));
     assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
 }
 
@@ -174,6 +180,19 @@ fn bad_input_is_one_line() {
         refused(&folder, &tokens),
         "hsdp: a step of 1000 tokens is no multiple of 2048 tokens of a sequence on each of 8 ranks"
     );
+}
+
+#[test]
+fn steps_beyond_all_measure_are_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let large = ["--batch", "1048576", "--context", "16777216"];
+    let step = ["simulate", "llama3-8b", "--mesh", "1x8", "--machine", "h100-cluster"];
+    let message = refused(&folder, &[&step[..], &large, &["--microbatches", "1048576"]].concat());
+    assert_eq!(message, "hsdp: the step takes 213 days or longer: it is not simulated");
+    let search = ["search", "gpt2-small", "--ranks", "8", "--machine", "a100-node"];
+    let message =
+        refused(&folder, &[&search[..], &["--batch-tokens", "9223372036854775808"]].concat());
+    assert!(message.starts_with("hsdp: gpt2-small fits no mesh: "), "{message}");
 }
 
 const STEPS: &str = "gpus,global_batch,micro_batch,width,heads,layers,context,step_ms\n";

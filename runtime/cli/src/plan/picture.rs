@@ -6,9 +6,9 @@ use hsdp_sharding::{Axis, Coordinate, Plan, UnitId};
 
 use self::bar::Bar;
 use super::report::grouped;
+use crate::escape;
 
 mod bar;
-mod escape;
 
 /// The most shards and units. More shards would be thinner than the lines between them, and more units too long to show.
 const MAX_SHARDS: usize = 256;

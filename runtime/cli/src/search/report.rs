@@ -10,7 +10,7 @@ use super::Searched;
 pub(super) fn text(searched: &Searched<'_>) -> String {
     let Searched { options, machine, memory, search } = searched;
     let mut text = format!(
-        "{} on {} ranks of {}, {memory} a rank: {} candidates, of which {} do not fit; {} were simulated, and no other can be faster",
+        "{} on {} ranks of {}, {memory} a rank: {} candidates, of which {} do not fit; {} were simulated, and no other of these is faster",
         options.model,
         options.ranks,
         machine.name,
@@ -21,17 +21,21 @@ pub(super) fn text(searched: &Searched<'_>) -> String {
     for (unfit, count) in &search.unfit {
         let _ = write!(text, "\n  {count} candidates: {unfit}");
     }
-    let fastest = search.best[0].prediction.tokens_per_second();
     for (index, found) in search.best.iter().enumerate() {
-        let _ = write!(text, "\n{}. {}", index + 1, line(found, fastest));
+        let _ = write!(text, "\n{}. {}", index + 1, line(found, &search.best[0]));
     }
     text
 }
 
-fn line(found: &Found, fastest: f64) -> String {
+/// How far a step is behind the fastest, in percent of its tokens a second.
+pub(super) fn distance(found: &Found, fastest: &Found) -> f64 {
+    let [speed, fastest] = [found, fastest].map(|it| it.prediction.tokens_per_second());
+    100.0 * (1.0 - speed / fastest)
+}
+
+fn line(found: &Found, fastest: &Found) -> String {
     let Found { candidate, prediction, .. } = found;
-    let speed = prediction.tokens_per_second();
-    let distance = 100.0 * (1.0 - speed / fastest);
+    let (speed, distance) = (prediction.tokens_per_second(), distance(found, fastest));
     let behind = if distance > 0.0 { format!(", {distance:.2} % behind") } else { String::new() };
     format!(
         "{speed:.0} tokens/s{behind}, utilisation {:.1} %, a step {}, memory {}\n   {candidate}",

@@ -4,6 +4,7 @@ use hsdp_simulator::{Level, Share};
 use serde_json::{Map, Value, json};
 
 use super::Simulated;
+use crate::machine::memory_of;
 
 /// The whole prediction. Times are in seconds.
 pub(super) fn of(simulated: &Simulated<'_>) -> Value {
@@ -36,6 +37,7 @@ pub(super) fn of(simulated: &Simulated<'_>) -> Value {
         "ranks": ranks.collect::<Vec<_>>(),
         "memory": {
             "total": memory.total().get(),
+            "capacity": memory_of(machine, workload.plan.mesh().world_size()).get(),
             "parts": parts.into_iter().collect::<Map<_, _>>(),
             "on_host": memory.offloaded.total().get(),
         },

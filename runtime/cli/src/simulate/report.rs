@@ -4,6 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use hsdp_simulator::{Level, RankTiming, Share};
 
 use super::Simulated;
+use crate::machine::memory_of;
 
 /// The tables of time and memory.
 pub(super) fn text(simulated: &Simulated<'_>) -> String {
@@ -75,5 +76,11 @@ fn memory(simulated: &Simulated<'_>) -> String {
     let memory = &simulated.prediction.memory;
     let parts = memory.parts().into_iter().filter(|(_, bytes)| bytes.get() > 0);
     let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {bytes}")).collect();
-    format!("memory of a rank {}: {}", memory.total(), parts.join(", "))
+    let mut text = format!("memory of a rank {}: {}", memory.total(), parts.join(", "));
+    let capacity = memory_of(&simulated.machine, simulated.workload.plan.mesh().world_size());
+    if memory.total() > capacity {
+        text +=
+            &format!("\nthat is more than the {capacity} that a rank has: the step does not fit");
+    }
+    text
 }

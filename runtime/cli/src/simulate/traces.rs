@@ -9,8 +9,9 @@ use hsdp_simulator::{Costs, Traces, trace};
 
 use super::Simulated;
 
-/// The most ranks that get a file each.
+/// The most ranks that get a file each, and actions of a rank in a trace.
 const MAX_FILES: usize = 4096;
+const MAX_ACTIONS: u64 = 4_000_000;
 
 /// Writes the traces that are asked for.
 pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
@@ -19,6 +20,15 @@ pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let (orders, costs) = (workload.orders(machine), workload.costs(machine)?);
+    let blocks = orders.of.values().flat_map(|order| &order.blocks);
+    let actions = blocks
+        .fold(0u64, |sum, it| sum.saturating_add(it.times.saturating_mul(it.actions.len() as u64)));
+    if actions > MAX_ACTIONS {
+        return Err(format!(
+            "a step of {actions} actions of a rank; at most {MAX_ACTIONS} are traced"
+        )
+        .into());
+    }
     let traces = Traces { orders: &orders, spec: workload.plan.spec(), costs: &costs };
     if let Some(path) = &options.trace {
         write_timeline(&traces, &costs, path)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hsdp_sharding::{Region, UnitLayout};
 
-use super::escape;
+use crate::escape;
 
 /// The least width of padding, in pixels: a few elements of millions would not be visible.
 pub(super) const LEAST: f64 = 2.0;

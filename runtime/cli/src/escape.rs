@@ -4,7 +4,7 @@
 const MOST: usize = 30;
 
 /// The text, with characters that have a meaning in XML escaped.
-pub(super) fn text(text: &str) -> String {
+pub(crate) fn text(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -23,7 +23,7 @@ pub(super) fn text(text: &str) -> String {
 }
 
 /// A name that fits: of a long name only the end, since names differ there.
-pub(super) fn shortened(name: &str) -> String {
+pub(crate) fn shortened(name: &str) -> String {
     let characters = name.chars().count();
     match characters > MOST {
         true => format!("…{}", name.chars().skip(characters + 1 - MOST).collect::<String>()),

@@ -1,0 +1,107 @@
+//! The result of a search as a page: one file of HTML with drawings in SVG, which needs nothing else.
+
+mod heat_map;
+mod memory;
+mod svg;
+mod time_line;
+
+use std::fmt::Write as _;
+
+use hsdp_simulator::{Error, trace};
+
+use super::Searched;
+use super::report::distance;
+use crate::escape;
+
+const STYLE: &str = include_str!("page/style.css");
+
+/// The whole page.
+///
+/// # Errors
+/// Those of a simulation.
+pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
+    let Searched { options, machine, search, .. } = searched;
+    let best = &search.best[0];
+    let (orders, costs) = (best.workload.orders(machine), best.workload.costs(machine)?);
+    let (_, spans) = trace(&orders, &costs)?;
+    let title = format!("{} on {} ranks of {}", options.model, options.ranks, machine.name);
+    let title = escape::text(&title);
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n<main>\n<h1>{title}</h1>\n{}\n",
+        summary(searched)
+    );
+    let mut section = |heading: &str, text: &str, content: &str| {
+        let _ = write!(page, "<h2>{heading}</h2>\n<p>{text}</p>\n{content}\n");
+    };
+    section(
+        "Meshes",
+        "Tokens a second of the fastest step of each mesh, replicas x shards, and number of microbatches. Where there is no number, nothing fits.",
+        &heat_map::of(search),
+    );
+    section(
+        "A step of the fastest",
+        "Rank 0, from the beginning of the step to the end of the update. Point at a part for its name and its times.",
+        &time_line::of(&spans, best.prediction.timing.step),
+    );
+    section(
+        "Memory of a rank",
+        "Parts that may peak at different times; the line is the memory that a rank may use.",
+        &memory::of(&best.prediction.memory, searched.memory),
+    );
+    section(
+        "The fastest",
+        "Each with the options of hsdp simulate that choose it.",
+        &list(searched),
+    );
+    section("Candidates that do not fit", &unfit(searched), "");
+    page.push_str("</main>\n</html>\n");
+    Ok(page)
+}
+
+fn summary(searched: &Searched<'_>) -> String {
+    let search = &searched.search;
+    let best = &search.best[0];
+    let prediction = &best.prediction;
+    let behind = search.best.get(1).map(|next| distance(next, best));
+    let behind =
+        behind.map_or_else(String::new, |it| format!("; the runner-up is {it:.2} % behind"));
+    format!(
+        "<p class=\"best\"><b>{:.0}</b> tokens a second by mesh <b>{}</b>: a step takes {}, model flops utilisation {:.1} %{behind}.</p>\n\
+         <p><code>{}</code></p>\n<p>{} candidates, of which {} were simulated; no other of these is faster.</p>",
+        prediction.tokens_per_second(),
+        best.candidate.plan.mesh,
+        prediction.timing.step,
+        100.0 * prediction.flops_utilisation(),
+        escape::text(&best.candidate.to_string()),
+        search.candidates,
+        search.simulated,
+    )
+}
+
+fn list(searched: &Searched<'_>) -> String {
+    let best = &searched.search.best;
+    let mut rows = String::new();
+    for found in best {
+        let prediction = &found.prediction;
+        let _ = writeln!(
+            rows,
+            "<tr><td>{:.0}</td><td>{:.2} %</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>",
+            prediction.tokens_per_second(),
+            distance(found, &best[0]),
+            prediction.timing.step,
+            prediction.memory.total(),
+            escape::text(&found.candidate.to_string()),
+        );
+    }
+    format!(
+        "<div class=\"wide\"><table>\n<tr><th>tokens/s</th><th>behind</th><th>step</th><th>memory</th><th>options</th></tr>\n{rows}</table></div>"
+    )
+}
+
+fn unfit(searched: &Searched<'_>) -> String {
+    let counts = searched.search.unfit.iter().map(|(unfit, count)| format!("{count}: {unfit}."));
+    let counts: Vec<String> = counts.collect();
+    if counts.is_empty() { "All candidates fit.".to_owned() } else { counts.join("<br>\n") }
+}
