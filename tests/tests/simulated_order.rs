@@ -1,5 +1,5 @@
 //! The order of a step as the simulator has it, beside the flight records of steps that ran: every operation of every rank, channel by
-//! channel. `mpi/one_order.rs` compares it where a device issues all channels in one order.
+//! channel. `mpi/simulated_order.rs` compares it where a device issues all channels in one order.
 
 use hsdp::{
     Accumulation, Error, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec, Objective,

@@ -9,11 +9,14 @@
 //! machine's memory, and with links that take a latency and the time of their bytes, as on a network. That time is injected; no
 //! network is used. The table also has the bytes that a rank receives and holds, according to the plan.
 //!
-//! In reading order: `options`, `measure`, `table`, `plot`.
+//! With `--predict` the simulator predicts the steps over slow links (docs/simulator.md).
+//!
+//! In reading order: `options`, `measure`, `table`, `plot`, `predict`.
 
 mod measure;
 mod options;
 mod plot;
+mod predict;
 mod table;
 
 use std::process::ExitCode;
@@ -31,6 +34,9 @@ fn run(options: &Options) -> Result<(), Failure> {
     options.check()?;
     let rows = measure::rows(options)?;
     table::show(options, &rows)?;
+    if options.predict {
+        predict::show(options, &rows)?;
+    }
     match &options.plot {
         None => Ok(()),
         Some(file) => plot::draw(file, options, &rows)

@@ -41,6 +41,9 @@ pub(crate) struct Options {
     /// The speed of a slow link of the replicate axis, in megabytes a second; by default about a quarter of 10 Gb Ethernet.
     #[arg(long, default_value = "300")]
     replicate_mb_s: NonZeroU64,
+    /// Also predict the steps over slow links.
+    #[arg(long)]
+    pub(crate) predict: bool,
     /// The file into which the times are drawn, as SVG.
     #[arg(long)]
     pub(crate) plot: Option<PathBuf>,

@@ -2,14 +2,14 @@
 
 use hsdp::mpi::Job;
 use hsdp::{
-    Accumulation, Error, ModelOptions, Offload, Optimizer, Placement, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Uneven, UnitOrder, World, WorldOptions,
+    Accumulation, Error, ModelOptions, Offload, Optimizer, Param, Placement, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Uneven, Unit, UnitOrder, World, WorldOptions,
 };
 use hsdp_kernels::cuda::Device;
 use hsdp_sharding::{ModelSpec, Plan};
 use hsdp_simulator::{Data, LossScale, Microbatches, Order, Step};
 use hsdp_tests::support::flights::{expected, of_step};
-use hsdp_tests::support::models::{keeping_the_second, three_units};
+use hsdp_tests::support::models::{keeping_the_second, layer, three_units};
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::mesh;
 
@@ -33,6 +33,7 @@ pub(crate) fn as_process(job: &Job) -> Result<(), String> {
         (Accumulation::ReduceScatter, 1, GIVEN, three_units()),
         (Accumulation::ReduceScatter, 0, GIVEN, keeping_the_second()),
         (Accumulation::ReduceScatter, 5, ASKED, keeping_the_second()),
+        (Accumulation::ReduceScatter, 0, GIVEN, kept_before_frozen()),
         (Accumulation::Every, 1, GIVEN, three_units()),
         (Accumulation::Local, 1, GIVEN, keeping_the_second()),
         (Accumulation::Local, 1, ASKED, three_units()),
@@ -48,6 +49,13 @@ pub(crate) fn as_process(job: &Job) -> Result<(), String> {
             format!("{accumulation}, prefetch {prefetch}, {microbatches:?}: {error}")
         })
     })
+}
+
+/// A unit that is trained and kept, before a frozen one, which is gathered again for its backward.
+fn kept_before_frozen() -> ModelSpec {
+    let frozen = Unit::new("frozen").param(Param::new("frozen.weight", [5, 9]).frozen());
+    let kept = layer("kept", [13, 7]).keep();
+    ModelSpec::new().unit(kept).unit(frozen).unit(layer("trained", [31, 3]))
 }
 
 fn compare(
@@ -81,7 +89,9 @@ fn run(
     let mut model = ShardedModel::new(world.clone(), spec.clone(), options.clone(), zeros)?;
     let mut sgd = Sgd::new(&model, SgdOptions::default());
     let (begin, count) = match microbatches {
-        Microbatches::Given(count) => (StepOptions::microbatches(count as usize), count),
+        Microbatches::Given(count) => {
+            (StepOptions::microbatches(count.try_into().expect("a few")), count)
+        }
         Microbatches::Asked(count) => {
             (StepOptions { microbatches: None, ..StepOptions::default() }, count)
         }
