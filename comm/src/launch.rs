@@ -8,6 +8,7 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
+use parking_lot::Mutex;
 
 use crate::engine::panic_message;
 use crate::flight::Dump;
@@ -56,6 +57,35 @@ pub fn launch<T: Send>(
     options: WorldOptions,
     rank: impl Fn(World) -> T + Sync,
 ) -> Vec<Result<T, RankFailure>> {
+    let outputs = Mutex::new(Vec::new());
+    let ends = launch_all(size, options, &|world: World| {
+        let index = world.rank().index();
+        let output = rank(world);
+        put(&mut outputs.lock(), index, output);
+    });
+    let mut outputs = outputs.into_inner().into_iter();
+    let mut returned = Vec::with_capacity(ends.len());
+    for end in ends {
+        let output = outputs.next().flatten();
+        returned.push(end.map(|()| output.expect("a rank that has returned has an output")));
+    }
+    returned
+}
+
+/// Puts a rank's output where it belongs, whichever rank returns first.
+fn put<T>(outputs: &mut Vec<Option<T>>, index: usize, output: T) {
+    while outputs.len() <= index {
+        outputs.push(None);
+    }
+    outputs[index] = Some(output);
+}
+
+/// The part of [`launch`] that does not depend on the type of an output: it is compiled once, not for each caller.
+fn launch_all(
+    size: usize,
+    options: WorldOptions,
+    rank: &(dyn Fn(World) + Sync),
+) -> Vec<Result<(), RankFailure>> {
     if let Err(error) = check_size(size) {
         let (rank, message) = (Rank::new(MOST_RANKS), error.to_string().into());
         return vec![Err(RankFailure { rank, message })];
@@ -69,8 +99,8 @@ pub fn launch<T: Send>(
     let worlds = World::local(size, options);
     let dump = |world: &World| Dump::of(world.handle(), folder.clone());
     let dumps: Vec<_> = worlds.iter().map(dump).collect();
-    let returned = thread::scope(|scope| {
-        let start = |(world, dump)| start(scope, world, dump, &rank);
+    let ends = thread::scope(|scope| {
+        let start = |(world, dump)| start(scope, world, dump, rank);
         // All start before the first is joined.
         let started: Vec<_> = worlds.into_iter().zip(&dumps).map(start).collect();
         let started = started.into_iter().enumerate();
@@ -78,7 +108,7 @@ pub fn launch<T: Send>(
     });
     // Some may have been gone before the world ended.
     dumps.iter().for_each(Dump::if_ended);
-    returned
+    ends
 }
 
 /// Runs `size` ranks as threads with the default options, and returns their results in rank order.
@@ -149,14 +179,14 @@ pub(crate) fn run_one<T>(
     run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
-type Started<'scope, T> = io::Result<ScopedJoinHandle<'scope, Result<T, Arc<str>>>>;
+type Started<'scope> = io::Result<ScopedJoinHandle<'scope, Result<(), Arc<str>>>>;
 
-fn start<'scope, T: Send + 'scope>(
+fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     world: World,
     dump: &'scope Dump,
-    rank: &'scope (impl Fn(World) -> T + Sync),
-) -> Started<'scope, T> {
+    rank: &'scope (dyn Fn(World) + Sync),
+) -> Started<'scope> {
     let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
     builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
 }
@@ -179,7 +209,7 @@ fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Re
     returned
 }
 
-fn join<T>(rank: Rank, thread: Started<'_, T>) -> Result<T, RankFailure> {
+fn join(rank: Rank, thread: Started<'_>) -> Result<(), RankFailure> {
     let failed = |message| RankFailure { rank, message };
     match thread.map(ScopedJoinHandle::join) {
         Ok(Ok(returned)) => returned.map_err(failed),

@@ -7,14 +7,14 @@ use hsdp_kernels::Element;
 /// Runs `$check::<T>` for every element type.
 macro_rules! all_dtypes {
     ($check:ident) => {
-        everywhere($check::<f32>);
-        everywhere($check::<f64>);
-        everywhere($check::<half::f16>);
-        everywhere($check::<half::bf16>);
-        everywhere($check::<i32>);
-        everywhere($check::<i64>);
-        everywhere($check::<u32>);
-        everywhere($check::<u64>);
+        everywhere(&$check::<f32>);
+        everywhere(&$check::<f64>);
+        everywhere(&$check::<half::f16>);
+        everywhere(&$check::<half::bf16>);
+        everywhere(&$check::<i32>);
+        everywhere(&$check::<i64>);
+        everywhere(&$check::<u32>);
+        everywhere(&$check::<u64>);
     };
 }
 
@@ -68,8 +68,8 @@ fn settled<T>(pending: Result<Pending<T>, Error>) -> T {
     pending.and_then(Pending::wait).expect("the collective")
 }
 
-/// Runs `check` on every rank of worlds of every size, with every length.
-fn everywhere(check: impl Fn(&Group, usize, usize, usize) + Sync) {
+/// Runs `check` on every rank of worlds of every size, with every length. It is not generic: it would be compiled for each check.
+fn everywhere(check: &(dyn Fn(&Group, usize, usize, usize) + Sync)) {
     for size in SIZES {
         world(size, |world| {
             let group = world.world_group(Channel::User);
