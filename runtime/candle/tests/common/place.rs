@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,9 +53,18 @@ impl Running {
         Pid::from_raw(i32::try_from(self.process()).expect("a number of a process"))
     }
 
-    #[allow(dead_code, reason = "few programs that share this module ask")]
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.child().try_wait().expect("a child").is_none()
+    /// The lines of its stderr, as they come, until it ends.
+    #[allow(dead_code, reason = "few programs that share this module read them before the end")]
+    pub(crate) fn stderr_lines(&mut self) -> Receiver<String> {
+        let stderr = self.child().stderr.take().expect("a pipe that is not read yet");
+        let (pass_on, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                // Reading goes on when the test no longer listens: the program could not write otherwise.
+                let _ = pass_on.send(line);
+            }
+        });
+        lines
     }
 
     /// Waits until it ends.
