@@ -38,6 +38,7 @@ mod gelu;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod parts;
 mod rms_norm;
 mod rope;
 mod rows;

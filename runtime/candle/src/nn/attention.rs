@@ -8,7 +8,6 @@ mod place;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
-use rayon::prelude::*;
 
 pub(crate) use self::group::BLOCK;
 use self::group::{Gradients, Group};
@@ -17,6 +16,7 @@ use super::composed;
 use super::element::{
     Element, Lent, check_dtypes, elements, gradient, narrow, with_element, zeros,
 };
+use super::parts::in_parallel;
 use super::scores::{Hidden, Mask, Softmax, check_mask};
 
 const NAME: &str = "attention";
@@ -110,11 +110,11 @@ impl Attention {
 impl Sizes {
     /// The result for each key-value head and the heads that it serves. Threads share the work.
     fn each_group<R: Send>(&self, result: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
-        let groups = 0..self.batch * self.kv_heads;
+        let groups = self.batch * self.kv_heads;
         match rayon::current_num_threads() {
             // In a pool of one thread, ranks that are threads would wait for each other.
-            1 => groups.map(result).collect(),
-            _ => groups.into_par_iter().map(result).collect(),
+            1 => (0..groups).map(result).collect(),
+            _ => in_parallel(groups, result),
         }
     }
 }

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use candle_core::{DType, WithDType};
 use hsdp_kernels::{Values, ValuesMut, cast, unpack, vectorized};
-use rayon::prelude::*;
+use parking_lot::Mutex;
 
 use super::element::Element;
+use super::parts::in_parallel;
 
 /// Elements of a chunk, about: enough that a thread has more to do than to fetch it.
 const CHUNK: usize = 1 << 14;
@@ -43,11 +44,15 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
     ) -> ([Vec<T>; M], Vec<A>) {
         let len = self.len();
         let mut outputs = array::from_fn(|_| vec![T::zeroed(); len]);
-        let chunks = self.chunks(&mut outputs);
-        let run = |chunk| self.run(chunk, start(), &row);
+        let chunks: Vec<_> =
+            self.chunks(&mut outputs).into_iter().map(Some).map(Mutex::new).collect();
+        let run = |index: usize| {
+            let chunk = chunks[index].lock().take().expect("a chunk is run once");
+            self.run(chunk, start(), &row)
+        };
         let states = match is_parallel(len) {
-            true => chunks.into_par_iter().map(run).collect(),
-            false => chunks.into_iter().map(run).collect(),
+            true => in_parallel(chunks.len(), run),
+            false => (0..chunks.len()).map(run).collect(),
         };
         (outputs, states)
     }
