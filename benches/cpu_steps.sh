@@ -5,7 +5,7 @@
 #
 # It measures two tables of sizes into FOLDER (target/cpu_steps), fits the machine to the first, predicts the second, and ends with the line
 # "N steps, mean error X %, worst Y %". No width, context or number of blocks is in both tables. A time is the median of three runs, of which each gives
-# the median of its steps. It takes about 6 minutes on two cores, on which nothing else should run.
+# the median of its steps. It takes about 16 minutes on two cores, on which nothing else should run.
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "$0")/../target/cpu_steps}")"
 cd "$(dirname "$0")/.."

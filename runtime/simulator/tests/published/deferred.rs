@@ -2,13 +2,15 @@
 //! that they imply.
 //!
 //! NVIDIA/cosmos-framework, pull request 162: two machines of 8 A100 on Ethernet, groups of 8 shards, 2 replicas. The size of the model is not
-//! published there, nor the number of tokens of its 64 sequences, so a GPT of 8e9 parameters stands for it. Times depend on that only by the bytes of
-//! the gradients, to which the implied bandwidth is proportional.
+//! published there, nor the number of tokens of its 64 sequences, so a GPT of 8e9 parameters stands for it: the implied bandwidth is proportional to
+//! the bytes of its gradients.
 
 use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
 use hsdp_simulator::{Batch, Gpt, Machine, Microbatches, Recompute, Workload};
+
+use super::{BANDWIDTH, EFFICIENCY, gigabits, scale, seconds};
 
 const MODEL: Gpt = Gpt { width: 4096, heads: 32, layers: 38, context: 512, vocabulary: 32_000 };
 /// Seconds of a step with one microbatch, and with four: 54.3, 54.3 and 54.9 in three steps.
@@ -34,18 +36,8 @@ fn step(accumulation: Accumulation, microbatches: u64) -> Workload {
 }
 
 /// Seconds of a step.
-fn seconds(machine: &Machine, accumulation: Accumulation, microbatches: u64) -> f64 {
-    let prediction = step(accumulation, microbatches).predict(machine).expect("a prediction");
-    prediction.timing.step.seconds()
-}
-
-fn value(machine: &Machine, name: &str) -> f64 {
-    machine.numbers().into_iter().find(|it| it.name == name).expect("a number").value
-}
-
-/// Multiplies a number of the machine.
-fn scale(machine: &mut Machine, name: &str, by: f64) {
-    machine.set(name, value(machine, name) * by, "two published steps").expect("possible");
+fn time(machine: &Machine, accumulation: Accumulation, microbatches: u64) -> f64 {
+    seconds(machine, &step(accumulation, microbatches))
 }
 
 /// The machines on which steps take the times: with four microbatches there are three computations more, and the rest is what one has besides.
@@ -54,10 +46,10 @@ fn implied() -> Machine {
     let parts = |[one, four]: [f64; 2]| ((four - one) / 3.0, (4.0 * one - four) / 3.0);
     let (computation, rest) = parts(MEASURED);
     for _ in 0..20 {
-        let predicted = [1, 4].map(|it| seconds(&machine, Accumulation::ReduceScatter, it));
+        let predicted = [1, 4].map(|it| time(&machine, Accumulation::ReduceScatter, it));
         let (computes, has_besides) = parts(predicted);
-        scale(&mut machine, "compute.efficiency", computes / computation);
-        scale(&mut machine, "links.network.bandwidth", has_besides / rest);
+        scale(&mut machine, EFFICIENCY, computes / computation);
+        scale(&mut machine, BANDWIDTH, has_besides / rest);
     }
     machine
 }
@@ -67,23 +59,17 @@ fn with_network(machine: &Machine, one: f64) -> Machine {
     let mut machine = machine.clone();
     let computation = (MEASURED[1] - MEASURED[0]) / 3.0;
     for _ in 0..20 {
-        let predicted = seconds(&machine, Accumulation::Every, 1);
+        let predicted = time(&machine, Accumulation::Every, 1);
         let by = (predicted - computation) / (one - computation);
-        scale(&mut machine, "links.network.bandwidth", by);
+        scale(&mut machine, BANDWIDTH, by);
     }
     machine
-}
-
-/// Gb/s between the machines, in one direction.
-fn gigabits(machine: &Machine) -> f64 {
-    let parts = ["links.network.bandwidth", "links.network.efficiency"];
-    parts.map(|name| value(machine, name)).iter().product::<f64>() * 8e-9
 }
 
 #[test]
 fn one_machine_explains_both_steps_and_predicts_those_without_deferral() {
     let machine = implied();
-    let [one, four] = [1, 4].map(|it| seconds(&machine, Accumulation::ReduceScatter, it));
+    let [one, four] = [1, 4].map(|it| time(&machine, Accumulation::ReduceScatter, it));
     assert!((one - MEASURED[0]).abs() < 0.01 && (four - MEASURED[1]).abs() < 0.01, "{one} {four}");
     let computation = (four - one) / 3.0;
     let rest = one - computation;
@@ -94,12 +80,12 @@ fn one_machine_explains_both_steps_and_predicts_those_without_deferral() {
     println!(
         "gradients of 8e9 parameters in f32 take that by {width:.1} Gb/s between the machines"
     );
-    let every = seconds(&machine, Accumulation::Every, 4);
+    let every = time(&machine, Accumulation::Every, 4);
     println!("4 microbatches that are not deferred: {every:.1} s");
     assert!((1.5..1.7).contains(&(every / four)), "{every}: the pull request says 1.63");
 
     let elsewhere = with_network(&machine, ELSEWHERE[0]);
-    let four = seconds(&elsewhere, Accumulation::Every, 4);
+    let four = time(&elsewhere, Accumulation::Every, 4);
     let (width, error) = (gigabits(&elsewhere), 100.0 * (four / ELSEWHERE[1] - 1.0));
     println!(
         "elsewhere, by {width:.1} Gb/s, 4 microbatches that are not deferred: {four:.1} s ({error:+.1} %)"
