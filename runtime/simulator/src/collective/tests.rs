@@ -212,7 +212,8 @@ fn an_exchange_goes_up_a_tree_and_down() {
     }
 }
 
-/// Bus bandwidths of large buffers that were published, as nccl-tests defines them, in GB/s; the largest error of a prediction.
+/// Bus bandwidths of large buffers that were published, as nccl-tests defines them, in GB/s; the largest error of a prediction. The efficiencies of the
+/// links in the machine files are from all of them but the first, so those only hold formulas and files together.
 #[test]
 fn published_bus_bandwidths() {
     let rows = [

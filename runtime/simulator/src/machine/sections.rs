@@ -80,6 +80,8 @@ sections! {
     DeviceHost {
         /// Bytes of memory of a machine, for all its cards together.
         capacity: Bytes,
+        /// Bytes of that memory read and written a second, by all its cores.
+        memory: BytesPerSecond,
         /// Bytes a second between a card and its host, in one direction.
         bandwidth: BytesPerSecond,
         /// The part of the bandwidth that large copies get.

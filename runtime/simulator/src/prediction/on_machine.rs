@@ -125,7 +125,8 @@ impl Costs for OnMachine<'_> {
     }
 }
 
-/// The update of a rank's shards: bytes through its memory, and those that go to the host and back if the update takes place there.
+/// The update of a rank's shards: bytes through its memory; or of the host's, of which each card has an equal part, with those that go there
+/// before and come back after.
 fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> WorkCost {
     let Workload { plan, offload, .. } = workload;
     let copy = plan.options().param_dtype;
@@ -135,19 +136,20 @@ fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> Work
         let trained = trained().filter(|param| param.role == Role::Trainable);
         trained.map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
     };
-    let word = DType::F32.size_bytes() as f64;
+    let passed = sum(&|param| update_bytes(param.state, DType::F32, copy));
     let (Some(device), true) = (machine.device(), *offload != Offload::None) else {
-        let bytes = sum(&|param| update_bytes(param.state, DType::F32, copy));
-        return processor.pass(rounded(bytes));
+        return processor.pass(rounded(passed));
     };
+    let word = DType::F32.size_bytes() as f64;
     // Gradients there; with the state alone offloaded parameters there, too, and parameters back.
     let each = match offload {
         Offload::All => word + copy.size_bytes() as f64,
         _ => 3.0 * word,
     };
     let host = &device.host;
-    let seconds = sum(&|_| each) / (host.bandwidth.value() * host.efficiency.value());
-    WorkCost { device: time(seconds), ..processor.pass(0) }
+    let copies = sum(&|_| each) / (host.bandwidth.value() * host.efficiency.value());
+    let passes = passed * machine.ranks.value() / host.memory.value();
+    WorkCost { device: time(copies + passes), ..processor.pass(0) }
 }
 
 fn rounded(bytes: f64) -> u64 {
