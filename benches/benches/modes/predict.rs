@@ -8,8 +8,8 @@ use hsdp::testing::SlowChannel;
 use hsdp_program::{Failure, print};
 use hsdp_sharding::{Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
-    Batch, Computation, Costs, Errors, Hints, Machine, Members, Microbatches, Operation,
-    OperationCost, Recompute, Time, Work, WorkCost, Workload, fit, simulate,
+    Batch, Computation, Costs, Errors, Hints, Machine, Measurements, Members, Microbatches,
+    Operation, OperationCost, Recompute, Time, Work, WorkCost, Workload, fit, simulate,
 };
 
 use crate::measure::Row;
@@ -21,7 +21,8 @@ pub(crate) fn show(options: &Options, rows: &[Row]) -> Result<(), Failure> {
     let steps = rows.iter().map(|row| Ok((Step::of(options, row)?, time(row.memory)?)));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
     let predict = |machine: &Machine, step: &Step| step.predict(machine, &[]);
-    let fitted = fit(&machine, &["memory.bandwidth"], &steps, predict).map_err(Failure::work)?;
+    let measured = Measurements { table: "benches/modes, over memory", rows: &steps };
+    let fitted = fit(&machine, &["memory.bandwidth"], &measured, predict).map_err(Failure::work)?;
     print(format_args!("\nfitted to steps over memory: memory.bandwidth = {}", fitted.numbers[0]))?;
     print(
         "\n| microbatches | mode | slow links, measured | predicted | error |\n|---|---|---|---|---|",

@@ -1,13 +1,15 @@
 //! `hsdp calibrate`: numbers of a machine, fitted to measurements.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hsdp_program::{file, print};
 use hsdp_simulator::{
-    AllReduceRow, Fit, Machine, StepRow, Time, fit, read_all_reduces, read_steps,
+    AllReduceRow, Fit, Machine, Measurements, StepRow, Time, Workload, fit, read_all_reduces,
+    read_steps,
 };
 
 use crate::machine;
@@ -15,21 +17,6 @@ use crate::outcome::Outcome;
 
 /// The most bytes of a table.
 const MAX_BYTES: u64 = 16 << 20;
-
-/// The numbers that all-reduces tell.
-const OF_ALL_REDUCES: [&str; 2] = ["calls.start", "links.machine.efficiency"];
-
-/// The numbers that steps tell: of cards, whose kernels the host launches, and of cores.
-const OF_STEPS_ON_CARDS: [&str; 6] = [
-    "compute.efficiency",
-    "compute.unaligned",
-    "compute.half",
-    "compute.launch",
-    "compute.kernel",
-    "memory.efficiency",
-];
-const OF_STEPS_ON_CORES: [&str; 4] =
-    ["compute.efficiency", "compute.half", "compute.launch", "memory.efficiency"];
 
 /// The options of `hsdp calibrate`.
 #[derive(Args, Debug)]
@@ -51,28 +38,48 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-/// Fits the machine, prints the fitted numbers with the residuals, and writes the machine.
+/// Fits the machine, prints the errors of all rows and the fitted numbers, and writes the machine.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let mut machine = machine::find(&options.machine)?;
-    let mut text = String::new();
+    let mut told = Told::default();
     if let Some(path) = &options.all_reduce {
         let rows = read(path, read_all_reduces)?;
-        let fitted = fit(&machine, &OF_ALL_REDUCES, &rows, |it, row| row.predict(it))?;
-        text += &told("all-reduces", &fitted, &rows, AllReduceRow::to_string);
+        let of = AllReduceRow::NUMBERS;
+        let fitted = fit_table(path, &rows, |it| fit(&machine, &of, it, predict_all_reduce))?;
+        told.add("all-reduces", &rows, &fitted);
         machine = fitted.machine;
     }
     let rows = read(&options.steps, read_steps)?;
-    let names: &[&str] = match machine.device() {
-        Some(_) => &OF_STEPS_ON_CARDS,
-        None => &OF_STEPS_ON_CORES,
-    };
-    let prepared = rows.iter().map(|(row, time)| Ok((row.workload()?, *time)));
-    let prepared = prepared.collect::<Result<Vec<_>, hsdp_simulator::Error>>()?;
-    let fitted = fit(&machine, names, &prepared, |it, row| Ok(row.predict(it)?.timing.step))?;
-    text += &told("steps", &fitted, &rows, StepRow::to_string);
+    let workloads = rows.iter().map(|(row, time)| Ok((row.workload()?, *time)));
+    let workloads = workloads.collect::<Result<Vec<_>, hsdp_simulator::Error>>()?;
+    let of = StepRow::numbers(&machine);
+    let fitted = fit_table(&options.steps, &workloads, |it| fit(&machine, of, it, predict_step))?;
+    told.add("steps", &rows, &fitted);
     write(&options.out, &fitted.machine)?;
-    print(text.trim_end())?;
+    print(format_args!("{}{}\nwrote {}", told.rows, told.numbers, options.out.display()))?;
     Ok(Outcome::Well)
+}
+
+fn predict_all_reduce(
+    machine: &Machine,
+    row: &AllReduceRow,
+) -> Result<Time, hsdp_simulator::Error> {
+    row.predict(machine)
+}
+
+fn predict_step(machine: &Machine, workload: &Workload) -> Result<Time, hsdp_simulator::Error> {
+    workload.time(machine)
+}
+
+/// A fit to the rows of a file; its errors name the file.
+fn fit_table<R>(
+    path: &Path,
+    rows: &[(R, Time)],
+    fit: impl FnOnce(&Measurements<'_, R>) -> Result<Fit, hsdp_simulator::Error>,
+) -> Result<Fit, String> {
+    let table = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    fit(&Measurements { table: &table, rows })
+        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn write(path: &Path, machine: &Machine) -> Result<(), String> {
@@ -91,15 +98,30 @@ pub(crate) fn read<R>(
     rows(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The fitted numbers, and the residual of each row.
-fn told<R>(what: &str, fitted: &Fit, rows: &[(R, Time)], row: impl Fn(&R) -> String) -> String {
-    let mut text = String::new();
-    for number in &fitted.numbers {
-        text += &format!("{} = {}\n", number.name, number);
+/// The fits, for people: all rows, then all numbers.
+#[derive(Default)]
+struct Told {
+    rows: String,
+    numbers: String,
+}
+
+impl Told {
+    fn add<R: Display>(&mut self, what: &str, rows: &[(R, Time)], fitted: &Fit) {
+        let Fit { numbers, errors, .. } = fitted;
+        for ((row, measured), error) in rows.iter().zip(&errors.relative) {
+            let predicted = Time::from_seconds(measured.seconds() * (1.0 + error));
+            let predicted = predicted.unwrap_or(Time::MAX);
+            let error = 100.0 * error;
+            self.rows +=
+                &format!("{row}: measured {measured}, predicted {predicted} ({error:+.2} %)\n");
+        }
+        let (mean, worst) = (100.0 * errors.mean(), 100.0 * errors.worst());
+        self.numbers += &format!(
+            "\nfitted to {} {what}, mean error {mean:.2} %, worst {worst:.2} %:\n",
+            rows.len()
+        );
+        for fitted in numbers {
+            self.numbers += &format!("{} = {fitted}\n", fitted.number.name);
+        }
     }
-    for ((of, time), relative) in rows.iter().zip(&fitted.errors.relative) {
-        text += &format!("{}: measured {time}, predicted {:+.2} %\n", row(of), 100.0 * relative);
-    }
-    let (mean, worst) = (100.0 * fitted.errors.mean(), 100.0 * fitted.errors.worst());
-    text + &format!("{} {what}, mean error {mean:.2} %, worst {worst:.2} %\n", rows.len())
 }

@@ -1,4 +1,4 @@
-//! `hsdp simulate`, `hsdp search` and `hsdp calibrate`: their numbers are the library's, and their errors are one line.
+//! `hsdp simulate` and `hsdp search`: their numbers are the library's, and their errors are one line.
 
 mod program;
 
@@ -211,14 +211,4 @@ fn measured_steps_are_predicted() {
     let torn = file(&folder, "torn.csv", &format!("{STEPS}8,128\n"));
     let message = refused(&folder, &["simulate", "--against", &torn, "--machine", "a100-node"]);
     assert!(message.starts_with("hsdp: DIR/torn.csv: table, line 2: "), "{message}");
-}
-
-#[test]
-fn too_few_measurements_fit_nothing() {
-    let folder = TempDir::new().expect("a folder");
-    let table = file(&folder, "steps.csv", &format!("{STEPS}8,128,8,2048,16,16,1024,688.425037\n"));
-    let out = folder.path().join("machine.toml").display().to_string();
-    let message = refused(&folder, &["calibrate", "--steps", &table, "--out", &out]);
-    assert_eq!(message, "hsdp: fit: 1 measurements cannot fit 6 numbers");
-    assert!(!Path::new(&out).exists());
 }

@@ -2,8 +2,11 @@
 
 mod all_reduces;
 mod errors;
+mod fitted;
 mod least_squares;
+mod measurements;
 mod range;
+mod standard_errors;
 mod starts;
 mod steps;
 mod table;
@@ -13,10 +16,13 @@ mod tests;
 
 pub use self::all_reduces::{AllReduceRow, read_all_reduces};
 pub use self::errors::Errors;
+pub use self::fitted::Fitted;
+pub use self::measurements::Measurements;
 pub use self::steps::{StepRow, read_steps};
 
 use self::least_squares::{Place, Problem};
 use self::range::Range;
+use self::standard_errors::standard_errors;
 use crate::machine::{Number, Unit};
 use crate::{Error, Machine, Time};
 
@@ -26,7 +32,7 @@ pub struct Fit {
     /// The machine, with the fitted numbers.
     pub machine: Machine,
     /// The fitted numbers, in the order in which they were asked for.
-    pub numbers: Vec<Number>,
+    pub numbers: Vec<Fitted>,
     /// The errors of the predictions by this machine.
     pub errors: Errors,
 }
@@ -38,28 +44,36 @@ const ENDED: usize = 3;
 const ROUNDS: usize = 60;
 
 /// Fits the numbers called `names` of `machine` to measurements, so that the squares of the logarithms of `predicted / measured` are least. All other
-/// numbers stay. Each measurement is a row and its time; `predict` has the time of a row on a machine.
+/// numbers stay. `predict` has the time of a row on a machine.
 ///
 /// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on its arguments alone.
 ///
 /// # Errors
-/// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if there are fewer measurements than numbers, if a time is 0, if
-/// no prediction depends on a number, or if the best value is at the end of what is physically possible. Those of `predict` for the machine itself.
+/// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer than two measurements for each number differ (rows
+/// with the same prediction on `machine` count once), if a time is 0, if no prediction depends on a number, if the relative standard error of a number
+/// is above 1, if others can replace it, or if the best value is at the end of what is physically possible. Those of `predict` for the machine itself.
 pub fn fit<R>(
     machine: &Machine,
     names: &[&str],
-    measured: &[(R, Time)],
+    measured: &Measurements<'_, R>,
     predict: impl Fn(&Machine, &R) -> Result<Time, Error>,
 ) -> Result<Fit, Error> {
-    check_measured(names, measured)?;
     let numbers = names.iter().map(|name| number(machine, name)).collect::<Result<Vec<_>, _>>()?;
+    let predicted = measured.rows.iter().map(|(row, _)| predict(machine, row));
+    let predicted = predicted.collect::<Result<Vec<_>, _>>()?;
+    let different = measured.different(names.len(), &predicted)?;
     let ranges = numbers.iter().map(|number| Range::new(&number.unit)).collect();
     let fitting = Fitting { machine, numbers, ranges, measured, predict };
     let ends = fitting.ranges.iter().map(Range::ends).collect();
     let squares = Problem { ends, residuals: |point: &[f64]| fitting.residuals(point) };
     let best = fitting.best(&squares)?;
-    fitting.check(&best.0, &squares.derivatives(&best))?;
-    fitting.finish(&best.0)
+    let derivatives = squares.derivatives(&best);
+    fitting.refuse_flat(&derivatives)?;
+    let errors = standard_errors(&derivatives, &best, different - names.len());
+    let fit = fitting.finish(&best.0, &errors)?;
+    standard_errors::check(&fit.numbers)?;
+    fitting.refuse_ends(&best.0)?;
+    Ok(fit)
 }
 
 /// Numbers that are fitted; a point has their places in their ranges.
@@ -67,7 +81,7 @@ struct Fitting<'a, R, P> {
     machine: &'a Machine,
     numbers: Vec<Number>,
     ranges: Vec<Range>,
-    measured: &'a [(R, Time)],
+    measured: &'a Measurements<'a, R>,
     predict: P,
 }
 
@@ -95,7 +109,7 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         let machine = self.at(point)?;
         let logarithm =
             |(row, time): &(R, Time)| Ok(logarithm((self.predict)(&machine, row)?, *time));
-        self.measured.iter().map(logarithm).collect()
+        self.measured.rows.iter().map(logarithm).collect()
     }
 
     /// The machine with the numbers of a point.
@@ -107,36 +121,52 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         Ok(machine)
     }
 
-    /// Refuses numbers on which nothing depends, and those that would be better if they were impossible.
-    fn check(&self, point: &[f64], derivatives: &[Vec<f64>]) -> Result<(), Error> {
-        for (index, Number { name, unit, .. }) in self.numbers.iter().enumerate() {
-            if derivatives[index].iter().all(|it| *it == 0.0) {
-                return Err(problem(format!("no measurement depends on {name}")));
+    /// Refuses numbers on which nothing depends.
+    fn refuse_flat(&self, derivatives: &[Vec<f64>]) -> Result<(), Error> {
+        let is_flat = |column: &Vec<f64>| column.iter().all(|it| *it == 0.0);
+        match derivatives.iter().position(is_flat) {
+            Some(index) => {
+                Err(problem(format!("no measurement depends on {}", self.numbers[index].name)))
             }
-            let (range, Unit { least, most, name: unit, .. }) = (&self.ranges[index], unit);
-            if range.is_at_end(point[index]) {
-                let value = range.value(point[index]);
-                let value = format!("{value:.4} {unit}");
-                let value = value.trim_end();
-                return Err(problem(format!(
-                    "the best {name} is {value}, at an end of the possible {least} to {most}: the measurements contradict another number of the machine"
-                )));
-            }
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Refuses numbers that would be better if they were impossible.
+    fn refuse_ends(&self, point: &[f64]) -> Result<(), Error> {
+        let at_end = |index: &usize| self.ranges[*index].is_at_end(point[*index]);
+        match (0..point.len()).find(at_end) {
+            Some(index) => Err(self.impossible(index, point[index])),
+            None => Ok(()),
+        }
+    }
+
+    /// The error of a number whose best place is at an end.
+    fn impossible(&self, index: usize, place: f64) -> Error {
+        let Number { name, unit, .. } = &self.numbers[index];
+        let Unit { least, most, name: unit, .. } = unit;
+        let value = format!("{:.4} {unit}", self.ranges[index].value(place));
+        let value = value.trim_end();
+        problem(format!(
+            "the best {name} is {value}, at an end of the possible {least} to {most}: the measurements contradict another number of the machine"
+        ))
     }
 
     /// Rounds the numbers, says where they are from, and predicts with them.
-    fn finish(&self, point: &[f64]) -> Result<Fit, Error> {
+    fn finish(&self, point: &[f64], standard_errors: &[f64]) -> Result<Fit, Error> {
         let mut machine = self.at(point)?;
-        let source = format!("fitted to {} measurements", self.measured.len());
+        let source = self.measured.source();
         for ((number, range), place) in self.numbers.iter().zip(&self.ranges).zip(point) {
             machine.set(&number.name, four_digits(range.value(*place)), &source)?;
         }
         let pair = |(row, time): &(R, Time)| Ok(((self.predict)(&machine, row)?, *time));
-        let pairs = self.measured.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
-        let numbers = self.numbers.iter().map(|it| number(&machine, &it.name));
-        Ok(Fit { numbers: numbers.collect::<Result<_, _>>()?, errors: Errors::of(pairs), machine })
+        let pairs = self.measured.rows.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
+        let fitted = |(it, error): (&Number, &f64)| {
+            Ok(Fitted { number: number(&machine, &it.name)?, standard_error: *error })
+        };
+        let numbers = self.numbers.iter().zip(standard_errors).map(fitted);
+        let numbers = numbers.collect::<Result<_, Error>>()?;
+        Ok(Fit { numbers, errors: Errors::of(pairs), machine })
     }
 }
 
@@ -156,17 +186,6 @@ fn number(machine: &Machine, name: &str) -> Result<Number, Error> {
 /// The logarithm of the predicted time by the measured one; a prediction of no time counts as a picosecond.
 fn logarithm(predicted: Time, measured: Time) -> f64 {
     (predicted.picoseconds().max(1) as f64 / measured.picoseconds() as f64).ln()
-}
-
-fn check_measured<R>(names: &[&str], measured: &[(R, Time)]) -> Result<(), Error> {
-    if names.is_empty() || measured.len() < names.len() {
-        let (rows, numbers) = (measured.len(), names.len());
-        return Err(problem(format!("{rows} measurements cannot fit {numbers} numbers")));
-    }
-    match measured.iter().position(|(_, time)| *time == Time::ZERO) {
-        Some(row) => Err(problem(format!("measurement {row} is a time of 0"))),
-        None => Ok(()),
-    }
 }
 
 fn problem(problem: String) -> Error {

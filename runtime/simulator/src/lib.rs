@@ -18,7 +18,9 @@ mod simulation;
 mod time;
 mod traces;
 
-pub use self::calibrate::{AllReduceRow, Errors, Fit, StepRow, fit, read_all_reduces, read_steps};
+pub use self::calibrate::{
+    AllReduceRow, Errors, Fit, Fitted, Measurements, StepRow, fit, read_all_reduces, read_steps,
+};
 pub use self::check::{Call, CommunicatorId, Deadlock, Issue, Mismatch, Schedules, Verdict, judge};
 pub use self::collective::{
     Collective, CollectiveCost, Shape, Shapes, collective_cost, exchange_time,

@@ -14,6 +14,11 @@ pub struct AllReduceRow {
     pub bytes: u64,
 }
 
+impl AllReduceRow {
+    /// The numbers of a machine with cards that are fitted to such rows.
+    pub const NUMBERS: [&str; 2] = ["calls.start", "links.machine.efficiency"];
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {

@@ -2,7 +2,7 @@
 
 mod normal;
 
-use self::normal::{Normal, dot};
+pub(super) use self::normal::{Normal, dot};
 use crate::Error;
 
 /// Residuals as a function of a point, within a box: the first and the last place in each direction.
@@ -17,7 +17,7 @@ pub(super) type Place = (Vec<f64>, Vec<f64>);
 /// The step of difference quotients: times are whole picoseconds, so a smaller one would measure their rounding.
 const STEP: f64 = 1e-4;
 /// A round that improves the sum by a smaller part is the last.
-const ENOUGH: f64 = 1e-6;
+const ENOUGH: f64 = 1e-5;
 /// The longest step in a direction: the sums have bends, behind which derivatives say nothing.
 const LONGEST: f64 = 0.5;
 /// The damping at first, and that at which no step can help any more.
@@ -41,17 +41,21 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
     }
 
     /// The places with the lowest sums, so many, the lowest first. Places come last where no residual depends on some direction: from there, no way
-    /// leads in that direction. The sort is stable.
-    pub(super) fn lowest(&self, places: Vec<Place>, count: usize) -> Vec<Place> {
-        let flat = |place: &Place| {
-            let derivatives = self.derivatives(place);
-            derivatives.iter().filter(|column| column.iter().all(|it| *it == 0.0)).count()
-        };
-        let mut ranked: Vec<_> = places.into_iter().map(|it| (flat(&it), it)).collect();
-        ranked.sort_by(|(flat_a, a), (flat_b, b)| {
-            flat_a.cmp(flat_b).then(squares(&a.1).total_cmp(&squares(&b.1)))
-        });
-        ranked.into_iter().take(count).map(|(_, it)| it).collect()
+    /// leads in that direction.
+    pub(super) fn lowest(&self, mut places: Vec<Place>, count: usize) -> Vec<Place> {
+        places.sort_by(|a, b| squares(&a.1).total_cmp(&squares(&b.1)));
+        let (mut lowest, mut flat) = (Vec::new(), Vec::new());
+        for place in places {
+            if lowest.len() == count {
+                break;
+            }
+            let derivatives = self.derivatives(&place);
+            let is_flat = derivatives.iter().any(|column| column.iter().all(|it| *it == 0.0));
+            if is_flat { flat.push(place) } else { lowest.push(place) }
+        }
+        lowest.extend(flat);
+        lowest.truncate(count);
+        lowest
     }
 
     /// The derivatives of the residuals by each direction, as columns; zeros where they cannot be computed.
@@ -102,6 +106,6 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
     }
 }
 
-fn squares(values: &[f64]) -> f64 {
+pub(super) fn squares(values: &[f64]) -> f64 {
     dot(values, values)
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::table;
 use crate::computation::{Batch, Gpt, Recompute};
-use crate::{Error, Time};
+use crate::{Error, Machine, Time};
 
 /// A training step of a GPT that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,28 @@ pub struct StepRow {
     /// The model.
     pub model: Gpt,
 }
+
+impl StepRow {
+    /// The numbers of a machine that are fitted to such rows: on cards, whose kernels the host launches, or on cores, which compute themselves.
+    #[must_use]
+    pub const fn numbers(machine: &Machine) -> &'static [&'static str] {
+        match machine.device() {
+            Some(_) => &ON_CARDS,
+            None => &ON_CORES,
+        }
+    }
+}
+
+const ON_CARDS: [&str; 6] = [
+    "memory.efficiency",
+    "compute.efficiency",
+    "compute.unaligned",
+    "compute.half",
+    "compute.launch",
+    "compute.kernel",
+];
+const ON_CORES: [&str; 4] =
+    ["memory.efficiency", "compute.efficiency", "compute.half", "compute.launch"];
 
 /// A row, as it is written.
 #[derive(Deserialize)]
@@ -43,6 +65,8 @@ struct Raw {
 const MOST: u64 = 1_000_000;
 /// Each layer is a unit with parameters of its own.
 const MOST_LAYERS: u64 = 10_000;
+/// Of all rows together: a fit holds the plans of all rows, which take about 6 KB a layer.
+const MOST_LAYERS_OF_ROWS: usize = 250_000;
 /// Of GPT-2.
 const VOCABULARY: u64 = 50_257;
 
@@ -53,9 +77,20 @@ const VOCABULARY: u64 = 50_257;
 ///
 /// # Errors
 /// [`Error::Table`], with the line, if a column is missing, unknown or no number, if a number is out of its range, if `gpus * micro_batch` does not
-/// divide `global_batch`, `shards` not `gpus`, or `heads` not `width`, or if there are no rows or more than 100,000.
+/// divide `global_batch`, `shards` not `gpus`, or `heads` not `width`, or if there are no rows, more than 100,000, or more than 250,000
+/// layers of all rows together.
 pub fn read_steps(text: &str) -> Result<Vec<(StepRow, Time)>, Error> {
-    table::read(text, |raw: Raw| Ok((row(&raw)?, table::time(raw.step_ms, 1e-3, "step_ms")?)))
+    let mut layers = 0;
+    table::read(text, |raw: Raw| {
+        let row = row(&raw)?;
+        layers += row.model.layers;
+        if layers > MOST_LAYERS_OF_ROWS {
+            return Err(format!(
+                "the rows up to here have {layers} layers: expected at most {MOST_LAYERS_OF_ROWS}"
+            ));
+        }
+        Ok((row, table::time(raw.step_ms, 1e-3, "step_ms")?))
+    })
 }
 
 fn row(raw: &Raw) -> Result<StepRow, String> {

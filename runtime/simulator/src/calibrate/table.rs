@@ -10,7 +10,7 @@ const ROWS: usize = 100_000;
 /// Reads a table with a header, row by row, through `check`, which may refuse one.
 pub(super) fn read<Raw: DeserializeOwned, Row>(
     text: &str,
-    check: impl Fn(Raw) -> Result<Row, String>,
+    mut check: impl FnMut(Raw) -> Result<Row, String>,
 ) -> Result<Vec<Row>, Error> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text.as_bytes());
     let headers = reader.headers().map_err(|error| unreadable(&error))?.clone();

@@ -104,6 +104,16 @@ fn mistakes_in_tables_have_lines() {
     }
 }
 
+/// The last row that is allowed is not refused itself.
+#[test]
+fn the_layers_of_all_rows_are_bounded() {
+    let row = "2,4,1,64,4,10000,8,1.5\n";
+    let table = |rows: usize| read_steps(&format!("{HEADER}\n{}", row.repeat(rows)));
+    assert_eq!(table(25).map(|rows| rows.len()), Ok(25));
+    let problem = "the rows up to here have 260000 layers: expected at most 250000".into();
+    assert_eq!(table(26), Err(Error::Table { line: 27, problem }));
+}
+
 #[test]
 fn tables_without_the_columns_are_refused() {
     let cases = [

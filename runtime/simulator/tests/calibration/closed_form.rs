@@ -2,24 +2,12 @@
 
 use hsdp_sharding::UnitId;
 use hsdp_simulator::{
-    Collective, Computation, Error, Fit, Machine, Processor, Shapes, StepRow, Time, WorkCost,
-    collective_cost, fit, read_all_reduces, read_steps,
+    AllReduceRow, Collective, Computation, Error, Fit, Machine, Measurements, Processor, Shapes,
+    StepRow, Time, WorkCost, collective_cost, fit, read_all_reduces, read_steps,
 };
 
 pub(crate) const STEPS: &str = include_str!("../a100_node_steps.csv");
 pub(crate) const ALL_REDUCES: &str = include_str!("../a100_node_all_reduce.csv");
-
-/// The numbers of computation.
-pub(crate) const COMPUTATION: [&str; 6] = [
-    "memory.efficiency",
-    "compute.efficiency",
-    "compute.unaligned",
-    "compute.half",
-    "compute.launch",
-    "compute.kernel",
-];
-/// The numbers of links.
-pub(crate) const LINKS: [&str; 2] = ["calls.start", "links.machine.efficiency"];
 
 /// Bytes by element of an AdamW with f32 masters: three f32 read and written, an f16 gradient read, and an f16 parameter written.
 const UPDATE: u64 = 28;
@@ -38,16 +26,20 @@ pub(crate) fn steps(text: &str) -> Vec<(Measured, Time)> {
     rows.into_iter().map(|(row, time)| (Measured::new(row), time)).collect()
 }
 
+/// The fit of a machine's computation to steps.
+pub(crate) fn fitted(machine: &Machine, rows: &[(Measured, Time)]) -> Result<Fit, Error> {
+    let measurements = Measurements { table: "steps", rows };
+    fit(machine, StepRow::numbers(machine), &measurements, Measured::predict)
+}
+
 /// The A100 node, with links that are fitted to the table of all-reduces.
 pub(crate) fn a100_with_links() -> Fit {
     let rows = read_all_reduces(ALL_REDUCES).expect("a table");
     let machine = Machine::bundled("a100-node").expect("bundled");
-    let predict = |machine: &Machine, row: &_| -> Result<Time, Error> { all_reduce(machine, row) };
-    fit(&machine, &LINKS, &rows, predict).expect("links fit")
-}
-
-fn all_reduce(machine: &Machine, row: &hsdp_simulator::AllReduceRow) -> Result<Time, Error> {
-    reduction(machine, row.members, row.bytes)
+    let measurements = Measurements { table: "all-reduces", rows: &rows };
+    let predict =
+        |machine: &Machine, row: &AllReduceRow| reduction(machine, row.members, row.bytes);
+    fit(&machine, &AllReduceRow::NUMBERS, &measurements, predict).expect("links fit")
 }
 
 fn reduction(machine: &Machine, members: usize, bytes: u64) -> Result<Time, Error> {

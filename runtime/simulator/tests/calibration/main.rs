@@ -7,4 +7,5 @@ mod closed_form;
 mod held_out;
 mod recovery;
 mod refusal;
+mod standard_errors;
 mod steps;

@@ -1,8 +1,8 @@
 //! Numbers that are found again from the steps that they predict.
 
-use hsdp_simulator::{Machine, Time, fit};
+use hsdp_simulator::{Fitted, Machine, StepRow, Time};
 
-use crate::closed_form::{COMPUTATION, Measured, STEPS, steps};
+use crate::closed_form::{Measured, STEPS, fitted, steps};
 
 const KNOWN: [f64; 6] = [0.8, 0.7, 0.25, 4e9, 20e-6, 6e-6];
 
@@ -10,7 +10,7 @@ const KNOWN: [f64; 6] = [0.8, 0.7, 0.25, 4e9, 20e-6, 6e-6];
 fn generated(noise: f64) -> (Machine, Vec<(Measured, Time)>) {
     let machine = Machine::bundled("a100-node").expect("bundled");
     let mut known = machine.clone();
-    for (name, value) in COMPUTATION.iter().zip(KNOWN) {
+    for (name, value) in StepRow::numbers(&machine).iter().zip(KNOWN) {
         known.set(name, value, "known").expect("possible");
     }
     let generate = |(number, (row, _)): (usize, (Measured, Time))| {
@@ -21,25 +21,34 @@ fn generated(noise: f64) -> (Machine, Vec<(Measured, Time)>) {
     (machine, steps(STEPS).into_iter().enumerate().map(generate).collect())
 }
 
-/// The largest error of a number that is fitted to such steps.
-fn worst_number(noise: f64) -> f64 {
+/// The errors of numbers that are fitted to such steps, with their standard errors.
+fn errors(noise: f64) -> Vec<(f64, f64)> {
     let (machine, steps) = generated(noise);
-    let fit = fit(&machine, &COMPUTATION, &steps, Measured::predict).expect("a fit");
+    let fit = fitted(&machine, &steps).expect("a fit");
     assert!(fit.errors.mean() <= noise + 1e-4, "{}", fit.errors.mean());
-    let error = |(number, known): (&hsdp_simulator::machine::Number, f64)| {
-        (number.value / known - 1.0).abs()
+    let error = |(fitted, known): (&Fitted, f64)| {
+        ((fitted.number.value / known - 1.0).abs(), fitted.standard_error)
     };
-    fit.numbers.iter().zip(KNOWN).map(error).fold(0.0, f64::max)
+    fit.numbers.iter().zip(KNOWN).map(error).collect()
 }
 
 #[test]
 fn known_numbers_are_found_again() {
-    let worst = worst_number(0.0);
-    assert!(worst < 1e-3, "{worst}");
+    let errors = errors(0.0);
+    assert!(errors.iter().all(|(error, standard)| error.max(*standard) < 1e-3), "{errors:?}");
 }
 
 #[test]
 fn noise_of_one_percent_moves_them_little() {
-    let worst = worst_number(0.01);
-    assert!(worst < 0.15, "{worst}");
+    let errors = errors(0.01);
+    assert!(errors.iter().all(|(error, _)| *error < 0.15), "{errors:?}");
+}
+
+#[test]
+fn standard_errors_tell_how_far() {
+    for noise in [0.001, 0.01] {
+        let errors = errors(noise);
+        assert!(errors.iter().all(|(error, standard)| *error < 3.0 * standard), "{errors:?}");
+        assert!(errors.iter().all(|(_, standard)| *standard < 30.0 * noise), "{errors:?}");
+    }
 }

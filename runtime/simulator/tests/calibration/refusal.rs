@@ -1,12 +1,16 @@
 //! Measurements to which no possible numbers can be fitted.
 
-use hsdp_simulator::{Machine, Time, fit};
+use hsdp_simulator::{Machine, Measurements, StepRow, Time, fit};
 
-use crate::closed_form::{COMPUTATION, Measured, STEPS, steps};
+use crate::closed_form::{Measured, STEPS, steps};
 
-fn error(names: &[&str], measured: &[(Measured, Time)]) -> String {
-    let machine = Machine::bundled("a100-node").expect("bundled");
-    let outcome = fit(&machine, names, measured, Measured::predict);
+fn node() -> Machine {
+    Machine::bundled("a100-node").expect("bundled")
+}
+
+fn error(names: &[&str], rows: &[(Measured, Time)]) -> String {
+    let measurements = Measurements { table: "steps", rows };
+    let outcome = fit(&node(), names, &measurements, Measured::predict);
     outcome.expect_err("refused").to_string()
 }
 
@@ -30,8 +34,11 @@ fn numbers_that_do_not_matter() {
 
 #[test]
 fn too_few_measurements() {
-    let error = error(&COMPUTATION, &steps(STEPS)[..5]);
-    assert_eq!(error, "fit: 5 measurements cannot fit 6 numbers");
+    let error = error(StepRow::numbers(&node()), &steps(STEPS)[..5]);
+    assert_eq!(
+        error,
+        "fit: 5 measurements, of which 5 differ, cannot fit 6 numbers: these need 12 that differ"
+    );
 }
 
 #[test]

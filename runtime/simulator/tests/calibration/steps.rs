@@ -1,19 +1,17 @@
 //! The simulator beside published steps: numbers that are fitted to a part of the table predict the rest.
 
-use hsdp_simulator::{Errors, Fit, Machine, Time, Workload, fit, read_all_reduces, read_steps};
-
-use crate::closed_form::{COMPUTATION, LINKS};
-
-fn predict(machine: &Machine, workload: &Workload) -> Result<Time, hsdp_simulator::Error> {
-    Ok(workload.predict(machine)?.timing.step)
-}
+use hsdp_simulator::{
+    AllReduceRow, Errors, Fit, Machine, Measurements, StepRow, Time, Workload, fit,
+    read_all_reduces, read_steps,
+};
 
 /// A node whose links are fitted to all-reduces.
 fn node() -> Machine {
     let rows = read_all_reduces(include_str!("../a100_node_all_reduce.csv")).expect("rows");
     let node = Machine::bundled("a100-node").expect("a machine");
-    let links = ["calls.start", "links.machine.efficiency"];
-    fit(&node, &links, &rows, |machine, row| row.predict(machine)).expect("a fit").machine
+    let measurements = Measurements { table: "all-reduces", rows: &rows };
+    let predict = |machine: &Machine, row: &AllReduceRow| row.predict(machine);
+    fit(&node, &AllReduceRow::NUMBERS, &measurements, predict).expect("a fit").machine
 }
 
 fn steps() -> Vec<(Workload, Time)> {
@@ -22,7 +20,9 @@ fn steps() -> Vec<(Workload, Time)> {
 }
 
 fn fitted(rows: &[(Workload, Time)]) -> Fit {
-    fit(&node(), &COMPUTATION, rows, predict).expect("a fit")
+    let (node, measurements) = (node(), Measurements { table: "steps", rows });
+    let predict = |machine: &Machine, workload: &Workload| workload.time(machine);
+    fit(&node, StepRow::numbers(&node), &measurements, predict).expect("a fit")
 }
 
 /// All steps of the table, on the machine whose numbers were fitted to them.
@@ -30,7 +30,7 @@ fn fitted(rows: &[(Workload, Time)]) -> Fit {
 fn the_bundled_node_predicts_the_table() {
     let node = Machine::bundled("a100-node").expect("a machine");
     let all = steps();
-    let pair = |(row, time): &(Workload, Time)| (predict(&node, row).expect("a time"), *time);
+    let pair = |(row, time): &(Workload, Time)| (row.time(&node).expect("a time"), *time);
     let errors = Errors::of(all.iter().map(pair));
     assert!(errors.mean() < 0.025 && errors.worst() < 0.07, "{errors:?}");
 }
@@ -39,15 +39,14 @@ fn the_bundled_node_predicts_the_table() {
 #[test]
 #[ignore = "takes a minute with optimization, and ten without"]
 fn steps_that_are_left_out_are_predicted() {
-    assert!(COMPUTATION.len() + LINKS.len() <= 12);
     let all = steps();
     let (left_out, others): (Vec<_>, Vec<_>) =
         all.into_iter().enumerate().partition(|(number, _)| number % 3 == 0);
     let [left_out, others] =
         [left_out, others].map(|rows| rows.into_iter().map(|it| it.1).collect::<Vec<_>>());
     let fit = fitted(&others);
-    let pair =
-        |(row, time): &(Workload, Time)| (predict(&fit.machine, row).expect("a time"), *time);
+    assert!(fit.numbers.len() + AllReduceRow::NUMBERS.len() <= 12);
+    let pair = |(row, time): &(Workload, Time)| (row.time(&fit.machine).expect("a time"), *time);
     let errors = Errors::of(left_out.iter().map(pair));
     println!(
         "{} steps, mean error {:.2} %, worst {:.2} %",

@@ -1,7 +1,7 @@
 //! The linear equations of a step.
 
 /// The normal equations of the free directions.
-pub(super) struct Normal {
+pub(in super::super) struct Normal {
     free: Vec<usize>,
     matrix: Vec<Vec<f64>>,
     right: Vec<f64>,
@@ -9,7 +9,11 @@ pub(super) struct Normal {
 }
 
 impl Normal {
-    pub(super) fn new(derivatives: &[Vec<f64>], residuals: &[f64], free: Vec<usize>) -> Self {
+    pub(in super::super) fn new(
+        derivatives: &[Vec<f64>],
+        residuals: &[f64],
+        free: Vec<usize>,
+    ) -> Self {
         let row =
             |a: &usize| free.iter().map(|b| dot(&derivatives[*a], &derivatives[*b])).collect();
         Self {
@@ -28,6 +32,16 @@ impl Normal {
             change[*direction] = it;
         }
         Some(change).filter(|it| it.iter().all(|it| it.is_finite()))
+    }
+
+    /// The diagonal of the inverse of the matrix, with a damping relative to the diagonal; infinities if there is no inverse.
+    pub(in super::super) fn inverse_diagonal(&self, damping: f64) -> Vec<f64> {
+        let size = self.right.len();
+        let Some(factor) = self.factor(damping) else { return vec![f64::INFINITY; size] };
+        let unit = |one: usize| -> Vec<f64> {
+            (0..size).map(|it| f64::from(u8::from(it == one))).collect()
+        };
+        (0..size).map(|it| substituted(&factor, &unit(it))[it]).collect()
     }
 
     /// Cholesky's factor.
@@ -63,6 +77,6 @@ fn substituted(factor: &[Vec<f64>], right: &[f64]) -> Vec<f64> {
     x
 }
 
-pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(in super::super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

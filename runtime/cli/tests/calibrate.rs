@@ -1,0 +1,105 @@
+//! `hsdp calibrate`: a machine that it writes predicts its table, and its errors are one line.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use program::hsdp;
+use tempfile::TempDir;
+
+const STEPS: &str = include_str!("../../simulator/tests/a100_node_steps.csv");
+const ALL_REDUCES: &str = include_str!("../../simulator/tests/a100_node_all_reduce.csv");
+/// The layers and the time of a row come after it.
+const ROW: &str = "2,4,1,1024,16,";
+
+/// A folder of tables.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn table(&self, name: &str, lines: &[String]) -> String {
+        fs::write(self.path(name), lines.join("\n")).expect("written");
+        self.path(name)
+    }
+
+    /// The message of a calibration that is refused, and writes nothing.
+    fn refused(&self, options: &[&str]) -> String {
+        let out = self.path("machine.toml");
+        let (code, said, told) = hsdp(&[&["calibrate", "--out", &out], options].concat());
+        assert_eq!((code, &*said), (Some(2), ""), "{options:?}: {told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(!Path::new(&out).exists());
+        told.trim_end().replace(&self.0.path().display().to_string(), "DIR")
+    }
+}
+
+fn lines(text: &str, keep: impl Fn(&str) -> bool) -> Vec<String> {
+    let kept = text.lines().enumerate().filter(|(number, line)| *number == 0 || keep(line));
+    kept.map(|(_, line)| line.to_owned()).collect()
+}
+
+#[test]
+fn a_machine_that_is_written_predicts_its_table() {
+    let folder = Folder::new();
+    let steps = folder.table("steps.csv", &lines(STEPS, |row| row.starts_with("2,")));
+    let all_reduces = folder.table("all \"reduces\".csv", &lines(ALL_REDUCES, |_| true));
+    let out = folder.path("machine.toml");
+    let tables = ["--steps", &steps, "--all-reduce", &all_reduces, "--out", &out];
+    let (code, said, told) = hsdp(&[&["calibrate"][..], &tables].concat());
+    assert_eq!((code, &*told), (Some(0), ""));
+    assert_eq!(said.matches("measured ").count(), 37 + 77, "{said}");
+    let numbers = said.lines().filter(|line| line.contains(" = ") && line.contains(" +- "));
+    assert_eq!(numbers.count(), 2 + 6, "{said}");
+    let machine = fs::read_to_string(&out).expect("written");
+    assert_eq!(machine.matches("fitted to 37 rows of steps.csv").count(), 6, "{machine}");
+    assert_eq!(machine.matches("fitted to 77 rows of all \"reduces\".csv").count(), 2, "{machine}");
+    let (code, against, _) = hsdp(&["simulate", "--against", &steps, "--machine", &out]);
+    assert_eq!(code, Some(0));
+    let summary = against.trim_end().lines().last().expect("a line");
+    assert!(said.contains(&format!("fitted to {summary}:\n")), "{said}\n{summary}");
+}
+
+#[test]
+fn too_few_measurements_fit_nothing() {
+    let folder = Folder::new();
+    let table = folder.table("steps.csv", &lines(STEPS, |row| row.starts_with("2,4,")));
+    assert_eq!(
+        folder.refused(&["--steps", &table]),
+        "hsdp: DIR/steps.csv: fit: 4 measurements, of which 4 differ, cannot fit 6 numbers: these need 12 that differ"
+    );
+}
+
+/// Small all-reduces tell nothing of bandwidths.
+#[test]
+fn numbers_that_a_table_does_not_determine_are_named() {
+    let folder = Folder::new();
+    let rows = ["gpus,bytes,us", "2,8,44", "2,16,45", "2,32,44", "2,64,45"];
+    let table = folder.table("small.csv", &rows.map(str::to_owned));
+    let steps = folder.path("steps.csv");
+    let message = folder.refused(&["--all-reduce", &table, "--steps", &steps]);
+    let start =
+        "hsdp: DIR/small.csv: fit: the measurements do not determine links.machine.efficiency (";
+    assert!(message.starts_with(start), "{message}");
+}
+
+#[test]
+fn tables_that_are_too_large_are_refused() {
+    let folder = Folder::new();
+    let rows = (0..26).map(|row| format!("{ROW}10000,1024,{}", 100 + row));
+    let header = lines(STEPS, |_| false);
+    let table = folder.table("steps.csv", &header.into_iter().chain(rows).collect::<Vec<_>>());
+    assert_eq!(
+        folder.refused(&["--steps", &table]),
+        "hsdp: DIR/steps.csv: table, line 27: the rows up to here have 260000 layers: expected at most 250000"
+    );
+    let missing = folder.refused(&["--steps", &folder.path("missing.csv")]);
+    assert!(missing.starts_with("hsdp: DIR/missing.csv: "), "{missing}");
+}
