@@ -87,7 +87,11 @@ fn the_place_of_a_wrong_field_is_named() {
             ISSUE.replace("all_", "all\\u0007"),
             "schedules[0][0]: the name \"all\\u{7}gather\" has the control character",
         ),
-        ("7".to_owned(), "schedules[0][0]: invalid type: integer `7`"),
+        ("7".to_owned(), "schedules[0][0]: invalid type: integer `7`, expected an object"),
+        (
+            r#"["world", "all_gather", "f32", 1, 0]"#.to_owned(),
+            "schedules[0][0]: invalid type: sequence, expected an object",
+        ),
     ] {
         let error = of_actions(&actions);
         assert!(error.starts_with(expected), "{error}");
@@ -98,7 +102,8 @@ fn the_place_of_a_wrong_field_is_named() {
 fn other_json_is_refused() {
     for (text, expected) in [
         ("", "EOF while parsing a value at line 1 column 0"),
-        ("[]", "invalid length 0, expected struct File with 5 elements at line 1 column 2"),
+        ("[]", "invalid type: sequence, expected an object at line 1 column 0"),
+        (r#"[{}, 0, []]"#, "invalid type: sequence, expected an object at line 1 column 0"),
         ("{}", "missing field `communicators` at line 1 column 2"),
         (
             r#"{"communicators": {}, "kernels": 0, "schedules": []} x"#,

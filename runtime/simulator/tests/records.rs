@@ -265,3 +265,19 @@ fn records_that_do_not_belong_together_are_refused() {
     let unknown = FlightRecord { groups: Vec::new(), ..two };
     assert_eq!(error_of(&[unknown]), format!("no record has the members of group {id}"));
 }
+
+/// Each rank waits for another operation of the world, of which all others are members without an issue: as many as the ranks times the ranks.
+#[test]
+fn a_large_world_in_which_all_wait_for_each_other() {
+    const SIZE: usize = 20_000;
+    let world = group(Channel::User, &(0..SIZE).collect::<Vec<_>>());
+    let of_rank = |rank: usize| {
+        let groups = if rank == 0 { &[&world][..] } else { &[] };
+        let entries = vec![waited(&world, rank as u64, [1, 2])];
+        FlightRecord { size: SIZE, ..record(rank, groups, entries) }
+    };
+    let records: Vec<FlightRecord> = (0..SIZE).map(of_rank).collect();
+    let expected = "deadlock: ranks 0-19999 are stuck: rank 0 waits for barrier #0 of channel user of ranks 0-19999, \
+        which rank 1 has not issued: it waits for barrier #1 of channel user of ranks 0-19999, which rank 0 has not issued";
+    assert_eq!(said(&records), expected);
+}

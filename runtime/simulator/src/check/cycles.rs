@@ -1,12 +1,12 @@
 //! Cycles of a directed graph.
 
-/// The most edges that are looked at. Graphs of some thousands of edges are searched as a whole; of larger ones a cycle may be found
-/// that is not the shortest, so that the time stays in proportion to the edges.
+/// The most edges that searches look at, so that the time stays in proportion to the edges. Searches from all nodes of a graph look at no more than
+/// its nodes times its edges.
 const MOST: usize = 1 << 22;
 
-/// A shortest cycle: its nodes, each with an edge to the next, and the last with one to the first. `edges[i]` are the nodes that follow node `i`.
+/// A cycle: its nodes, each with an edge to the next, and the last with one to the first. `edges[i]` are the nodes that follow node `i`.
 ///
-/// `None` if there is no cycle.
+/// It is a shortest one, unless the searches end at [`MOST`] edges: then it is the shortest that they have found. `None` if there is no cycle.
 pub(super) fn shortest(edges: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut best = any(edges)?;
     let (mut search, mut left) = (Search::new(edges), MOST);
@@ -62,6 +62,10 @@ impl<'a> Search<'a> {
     fn through(&mut self, start: usize, fewer: usize, left: &mut usize) -> Option<Vec<usize>> {
         let mut level = vec![start];
         for _ in 1..fewer {
+            // Nothing else can be reached. Otherwise the search would count on to the length of the cycle that is known.
+            if level.is_empty() {
+                return None;
+            }
             let mut next_level = Vec::new();
             for node in level {
                 *left = left.checked_sub(self.edges[node].len())?;

@@ -13,6 +13,10 @@ use super::schedules::End;
 /// More clauses than these are not shown: of a longer explanation, the first and the last ones are.
 const SHOWN: usize = 8;
 
+/// The most members without an issue that are looked at. Of each operation after those, one is: where each rank waits for another operation of the
+/// world, they are as many as the ranks times the ranks.
+const MOST_ABSENT: usize = 1 << 20;
+
 /// Why an operation does not begin on a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
@@ -47,6 +51,8 @@ struct Waits<'a> {
     found_from: Vec<usize>,
     /// The first node that a member never issues.
     end: Option<usize>,
+    /// How many more members without an issue may be looked at.
+    absent_left: usize,
 }
 
 /// The operations of the shortest explanation, and its words.
@@ -59,19 +65,25 @@ pub(super) fn shortest(run: &Run<'_>) -> (Vec<String>, String) {
 }
 
 impl<'a> Waits<'a> {
-    /// Whatever the hosts wait for, breadth first; if no host waits, the heads of all streams.
+    /// The operations for which hosts wait, and those that these wait for, breadth first; if no host waits, the heads of all streams come first.
     fn of(run: &'a Run<'a>) -> Self {
-        let (operations, nodes, obstacles) = (Vec::new(), HashMap::new(), Vec::new());
-        let (first_heads, found_from) = (run.first_heads(), Vec::new());
-        let mut waits =
-            Self { run, first_heads, operations, nodes, obstacles, found_from, end: None };
+        let mut waits = Self {
+            run,
+            first_heads: run.first_heads(),
+            operations: Vec::new(),
+            nodes: HashMap::new(),
+            obstacles: Vec::new(),
+            found_from: Vec::new(),
+            end: None,
+            absent_left: MOST_ABSENT,
+        };
         let ranks = (0..run.schedules.hosts.len()).map(Rank::new);
         ranks.filter_map(|rank| run.waits(rank)).for_each(|operation| waits.add(operation, None));
         if waits.operations.is_empty() {
             run.heads().for_each(|place| waits.add(place.operation, None));
         }
-        while let Some(operation) = waits.operations.get(waits.obstacles.len()) {
-            let (node, obstacles) = (waits.obstacles.len(), waits.obstacles_of(*operation));
+        while let Some(&operation) = waits.operations.get(waits.obstacles.len()) {
+            let (node, obstacles) = (waits.obstacles.len(), waits.obstacles_of(operation));
             let before = obstacles.iter().filter_map(|it| it.before);
             before.for_each(|operation| waits.add(operation, Some(node)));
             let is_end = obstacles.iter().any(|it| it.before.is_none());
@@ -89,9 +101,9 @@ impl<'a> Waits<'a> {
         }
     }
 
-    /// The reasons why an operation does not complete. If members never issue it, no others are looked for, and those members only for the first
-    /// such operation: the time stays in proportion to the actions.
-    fn obstacles_of(&self, operation: u32) -> Vec<Obstacle> {
+    /// The reasons why an operation does not complete. If members never issue it, no others are looked for, and those members only for
+    /// the first such operation: the time stays in proportion to the actions. Where lists may end early, [`MOST_ABSENT`] has the same purpose.
+    fn obstacles_of(&mut self, operation: u32) -> Vec<Obstacle> {
         let (run, hosts) = (self.run, &self.run.schedules.hosts);
         let mut found: BTreeMap<(Why, Option<u32>), Vec<Rank>> = BTreeMap::new();
         let places = run.places(operation);
@@ -100,7 +112,9 @@ impl<'a> Waits<'a> {
         if missing > 0 && run.is_whole && self.end.is_some() {
             return Vec::new();
         }
-        for &rank in run.members(operation).iter().filter(absent).take(missing) {
+        let looked_at = missing.min(self.absent_left.max(1));
+        self.absent_left = self.absent_left.saturating_sub(looked_at);
+        for &rank in run.members(operation).iter().filter(absent).take(looked_at) {
             let end = hosts[rank.index()].end;
             let before = run.waits(rank).filter(|_| end != End::Finished);
             let why = before.map_or(Why::Never(end), |_| Why::NotIssued);

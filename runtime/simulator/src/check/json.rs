@@ -1,6 +1,7 @@
 //! Schedules as JSON. CHECK.md, "The format".
 
 mod lists;
+mod object;
 mod write;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use self::lists::{Listed, Lists};
+use self::object::Object;
 use super::schedules::{Issue, MAX_COMMUNICATORS, Schedules, refused};
 use crate::Error;
 
@@ -36,7 +38,8 @@ impl Schedules {
     /// [`Error::Schedules`] with the place in the JSON: it is not JSON, a field is missing, unknown or of another type, or what the other
     /// methods refuse.
     pub fn from_json(text: &str) -> Result<Self, Error> {
-        let file: File = serde_json::from_str(text).map_err(|error| placed(text, &error))?;
+        let Object(file): Object<File> =
+            serde_json::from_str(text).map_err(|error| placed(text, &error))?;
         let lists = file.schedules;
         let mut schedules = Self::new(lists.ranks.len(), NonZeroU32::new(file.kernels))?;
         for (name, ranks) in file.communicators.0 {
@@ -67,7 +70,7 @@ impl Schedules {
 /// An error with its place, which takes longer to read.
 fn placed(text: &str, error: &serde_json::Error) -> Error {
     let mut json = serde_json::Deserializer::from_str(text);
-    match serde_path_to_error::deserialize::<_, File>(&mut json) {
+    match serde_path_to_error::deserialize::<_, Object<File>>(&mut json) {
         Ok(_) => refused("", error.to_string()),
         Err(error) => refused(error.path().to_string(), error.into_inner().to_string()),
     }

@@ -46,3 +46,12 @@ fn a_large_ring_is_found() {
     let edges: Vec<Vec<usize>> = (0..size).map(|node| vec![(node + 1) % size]).collect();
     assert_eq!(shortest(&edges).map(|cycle| cycle.len()), Some(size));
 }
+
+/// A search from a node that leads nowhere ends at once, however long the cycle is that is known: otherwise this takes an hour.
+#[test]
+fn nodes_that_lead_nowhere_take_no_time() {
+    let size = 1_000_000;
+    let ring = (0..size).map(|node| vec![(node + 1) % size]);
+    let edges: Vec<Vec<usize>> = ring.chain((0..size).map(|_| Vec::new())).collect();
+    assert_eq!(shortest(&edges).map(|cycle| cycle.len()), Some(size));
+}

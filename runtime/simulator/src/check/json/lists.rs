@@ -7,6 +7,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::object::Object;
 use crate::check::schedules::{MAX_ACTIONS, MAX_RANKS};
 
 /// The actions of each rank. Each word is kept once, and actions have its index.
@@ -65,7 +66,8 @@ impl<'a> Fields<'a> {
 
 impl<'de> Deserialize<'de> for Listed<Word<'de>> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Fields::deserialize(deserializer)?.listed().map_err(D::Error::custom)
+        let Object(fields) = Object::<Fields<'_>>::deserialize(deserializer)?;
+        fields.listed().map_err(D::Error::custom)
     }
 }
 
