@@ -19,7 +19,7 @@ use self::actions::{Ranks, World};
 pub use self::colors::Colors;
 pub use self::costs::{Costs, Level, OperationCost, WorkCost};
 pub(crate) use self::meetings::stream;
-use self::repetition::Repetition;
+use self::repetition::{Dependence, Repetition};
 pub use self::schedules::Streams;
 pub use self::shares::{Share, Shares};
 pub use self::span::{Lane, Span, What};
@@ -119,10 +119,11 @@ impl<'a> Simulation<'a> {
     fn block(&mut self, index: usize) -> Result<(), Error> {
         let blocks: Vec<_> = self.orders.iter().map(|order| &order.blocks[index]).collect();
         let times = blocks[0].times;
-        let mut before: Option<Repetition> = None;
+        let dependence = Dependence::of(&self.world.colors, &blocks);
+        let mut before: Option<Repetition<'_>> = None;
         for done in 1..=times {
             self.world.run(&blocks, blocks[0].microbatch + done - 1)?;
-            let after = Repetition::of(&self.world.ranks);
+            let after = Repetition::of(&self.world.ranks, &dependence);
             match before.filter(|before| self.world.spans.is_none() && before.repeats(&after)) {
                 Some(before) => {
                     self.world.ranks.skip(&before, &after, times - done);

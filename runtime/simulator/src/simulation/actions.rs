@@ -318,6 +318,9 @@ impl Run<'_> {
     /// Ends a block: the next one may refer to its reduce-scatters.
     fn end(self, blocks: &[&Block]) -> Result<(), Error> {
         let Self { meetings, ranks, spans, number, .. } = self;
+        if !ranks.streams.are_done() {
+            return Err(Error::Stuck);
+        }
         for (color, block) in blocks.iter().enumerate() {
             let times = |index| meetings.times(color, index).ok_or(Error::Stuck);
             // The exchange in which ranks say that they have no other microbatch is a block, too.

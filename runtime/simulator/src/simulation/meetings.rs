@@ -82,6 +82,11 @@ impl Streams {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 
+    /// Whether every operation that was issued has its times.
+    pub(super) fn are_done(&self) -> bool {
+        self.of.iter().flatten().all(|stream| stream.queue.is_empty())
+    }
+
     /// Moves the streams of a color to a later time: that of exchanges, and all others.
     pub(super) fn advance(&mut self, color: usize, [exchanges, others]: [Time; 2]) {
         for (stream, by) in self.of[color].iter_mut().zip([exchanges, others, others, others]) {

@@ -206,8 +206,8 @@ proptest! {
     #[test]
     fn a_trace_has_the_same_times(
         gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,
-        prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..4usize,
-        on_device: bool, asked: bool, machine in 0..3usize, absent in 0..20usize,
+        prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..7usize,
+        on_device: bool, asked: bool, machine in 0..9usize, absent in 0..20usize,
     ) {
         let placement = PLACEMENTS[usize::from(on_device)];
         let given = Given { gather, reduce, all_reduce, computation, launch, placement: Some(placement), machine };
