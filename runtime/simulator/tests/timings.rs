@@ -9,7 +9,7 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
-/// What a rank does. A wait names what an issue is named.
+/// An action of a rank. A wait has the name of its issue.
 #[derive(Clone, Debug, PartialEq)]
 enum Act {
     Issue { name: usize, comm: usize, op: usize, count: u64, stream: u64 },

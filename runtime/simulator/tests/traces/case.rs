@@ -58,7 +58,7 @@ pub(crate) struct Given {
     pub(crate) computation: u64,
 }
 
-/// What a test reads.
+/// The results that a test reads.
 pub(crate) struct Prepared {
     pub(crate) orders: Orders,
     pub(crate) spec: ModelSpec,
