@@ -5,20 +5,23 @@ mod page;
 mod report;
 
 use std::error::Error;
-use std::fs;
+use std::io::Write as _;
+use std::num::{NonZeroUsize, TryFromIntError};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
 use clap::Args;
+use clap::builder::TypedValueParser as _;
 use hsdp_program::print;
-use hsdp_sharding::ByteCount;
+use hsdp_sharding::{ByteCount, Offload};
 use hsdp_simulator::{Machine, Search, Space};
 
 use crate::machine;
 use crate::model::Model;
 use crate::outcome::Outcome;
 use crate::plan::optimizer::Optimizer;
+use crate::simulate;
 
 /// The most ranks of a search: each mesh has simulated ranks of its own.
 const MAX_RANKS: u64 = 1 << 16;
@@ -58,8 +61,8 @@ pub(crate) struct Options {
     optimizer: Optimizer,
 
     /// Number of steps to list, at most 1000
-    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    top: u64,
+    #[arg(long, value_name = "COUNT", default_value = "10", value_parser = clap::value_parser!(u64).range(1..=1000).try_map(count))]
+    top: NonZeroUsize,
 
     /// Print JSON
     #[arg(long)]
@@ -68,6 +71,19 @@ pub(crate) struct Options {
     /// Also write a page with the result into this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// The parts of the model that the host's memory may have: those with which `hsdp simulate` takes this optimizer.
+fn offloads(optimizer: Optimizer, machine: &Machine) -> &'static [Offload] {
+    match (machine.device(), optimizer.updates_on_device()) {
+        (None, _) => &[Offload::None],
+        (Some(_), true) => &Offload::EVERY,
+        (Some(_), false) => &[Offload::Optimizer, Offload::All],
+    }
+}
+
+fn count(count: u64) -> Result<NonZeroUsize, TryFromIntError> {
+    NonZeroUsize::try_from(usize::try_from(count)?)
 }
 
 /// A search that is over.
@@ -95,15 +111,17 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         context: usize::try_from(options.context)?,
         memory,
         batch_tokens: options.batch_tokens,
+        offloads: offloads(options.optimizer, &machine),
     };
-    let search = Search::of(&space, usize::try_from(options.top)?)?;
-    if search.best.is_empty() {
+    let search = Search::of(&space, options.top)?;
+    let Some(fastest) = search.best.first() else {
         return Err(report::nothing_fits(&options.model, &search).into());
-    }
+    };
+    simulate::check_time(fastest.prediction.timing.step, &machine)?;
     let searched = Searched { options, machine, memory, search };
     if let Some(file) = &options.html {
-        let written = fs::write(file, page::of(&searched)?);
-        written.map_err(|error| format!("{}: {error}", file.display()))?;
+        let page = page::of(&searched)?;
+        simulate::into_file(file, |sink| sink.write_all(page.as_bytes()))?;
     }
     match options.json {
         true => print(json::of(&searched))?,

@@ -11,7 +11,10 @@ use std::sync::Arc;
 
 use clap::Args;
 use hsdp_program::print;
-use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Workload};
+use hsdp_sharding::Offload;
+use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Time, Workload};
+
+pub(crate) use self::traces::into_file;
 
 use crate::machine;
 use crate::model::Model;
@@ -84,6 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let choices = options.choices.as_ref().ok_or("a model and a mesh are missing, or --against")?;
     let workload = workload((options, choices), &machine)?;
     let prediction = workload.predict(&machine)?;
+    check_time(prediction.timing.step, &machine)?;
     let simulated = Simulated { options, choices, machine, workload, prediction };
     traces::write(&simulated)?;
     match options.json {
@@ -93,11 +97,24 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
+/// Refuses a step that takes no time: its speed is no number.
+///
+/// # Errors
+/// In one line.
+pub(crate) fn check_time(step: Time, machine: &Machine) -> Result<(), String> {
+    match step {
+        Time::ZERO => {
+            Err(format!("a step takes less than a picosecond on {}: it has no speed", machine.name))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn workload(
     (options, choices): (&Options, &Choices),
     machine: &Machine,
 ) -> Result<Workload, Box<dyn Error>> {
-    choices.check(if machine.device().is_some() { Device::Cuda } else { Device::Cpu })?;
+    choices.check(device(choices, machine)?)?;
     let mut model = Model::find(&choices.model)?;
     if options.keep {
         model.spec = model.spec.all_kept();
@@ -116,4 +133,16 @@ fn workload(
         microbatches: Microbatches::Given(choices.microbatches),
         offload: choices.offload,
     })
+}
+
+/// The memory that holds the model on a machine.
+fn device(choices: &Choices, machine: &Machine) -> Result<Device, String> {
+    match (machine.device(), choices.offload) {
+        (Some(_), _) => Ok(Device::Cuda),
+        (None, Offload::None) => Ok(Device::Cpu),
+        (None, offload) => Err(format!(
+            "--offload {offload}: {} has no device, so there is nothing to offload",
+            machine.name
+        )),
+    }
 }

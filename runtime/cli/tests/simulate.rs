@@ -4,7 +4,6 @@ mod program;
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use program::{Said, hsdp};
 use serde_json::Value;
@@ -74,13 +73,15 @@ fn more_microbatches_take_longer_and_all_reduce_once() {
     );
 }
 
+/// Otherwise this would take hours.
 #[test]
-fn ten_thousand_ranks_are_simulated_in_seconds() {
-    let began = Instant::now();
+fn ten_thousand_ranks_that_are_alike_are_simulated_as_one() {
     let mesh = ["--mesh", "1250x8", "--microbatches", "8", "--recompute"];
-    json(&[&["simulate", "llama3-70b", "--machine", "h100-cluster"][..], &mesh].concat());
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "{took:?}");
+    let step =
+        json(&[&["simulate", "llama3-70b", "--machine", "h100-cluster"], &mesh[..]].concat());
+    let ranks = step["ranks"].as_array().expect("ranks");
+    assert_eq!(ranks.len(), 1);
+    assert_eq!(ranks[0]["count"], 10_000);
 }
 
 #[test]
@@ -126,6 +127,77 @@ fn the_best_of_a_search_is_what_simulate_says() {
         vec!["simulate", "gpt2-small", "--machine", "a100-node", "--context", "1024"];
     arguments.extend(options.split(' '));
     assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
+}
+
+/// The text of the page of a search for the fastest step of gpt2-small, with so much memory.
+fn page(memory: &str) -> (Value, String) {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("page.html").display().to_string();
+    let space = ["--ranks", "8", "--machine", "a100-node", "--batch-tokens", "1048576"];
+    let found = ["search", "gpt2-small", "--top", "1", "--memory", memory, "--html", &file];
+    (json(&[&found[..], &space].concat()), fs::read_to_string(&file).expect("written"))
+}
+
+#[test]
+fn at_most_eight_microbatches_are_drawn() {
+    let (found, page) = page("4GiB");
+    let best = found["best"][0]["options"].as_str().expect("options");
+    assert!(best.contains(" --microbatches 32 "), "{best}");
+    assert!(page.contains("The step has 32 microbatches; one of 8 is drawn."));
+    assert_eq!(page.matches("<title>backward, ").count(), 8);
+}
+
+/// Those that need the state on the host are searched with it there.
+#[test]
+fn a_search_finds_only_what_simulate_takes() {
+    let space = ["--ranks", "8", "--machine", "a100-node", "--optimizer", "adamw8bit"];
+    let found = json(&[&["search", "gpt2-small", "--top", "50"], &space[..]].concat());
+    let best = found["best"].as_array().expect("a list");
+    let options = best.iter().filter_map(|it| it["options"].as_str());
+    assert!(options.into_iter().all(|it| it.contains(" --offload ")), "{found}");
+}
+
+#[test]
+fn impossible_choices_are_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let host = ["simulate", "gpt2-small", "--mesh", "1x2", "--machine", "two-core-cpu"];
+    let message = refused(&folder, &[&host[..], &["--offload", "optimizer"]].concat());
+    assert_eq!(
+        message,
+        "hsdp: --offload optimizer: two-core-cpu has no device, so there is nothing to offload"
+    );
+    let none = ["search", "gpt2-small", "--ranks", "8", "--machine", "a100-node", "--top", "0"];
+    let (code, _, told) = hsdp(&none);
+    assert_eq!(code, Some(2));
+    assert!(told.contains("0 is not in 1..=1000"), "{told}");
+}
+
+/// Each time is rounded to picoseconds.
+#[test]
+fn a_step_without_time_has_no_speed() {
+    let folder = TempDir::new().expect("a folder");
+    let number = |value: &str| format!("{{ value = \"{value}\", source = \"a test\" }}");
+    let machine = format!(
+        "name = \"fast\"\nkind = \"host\"\nranks = {one}\n\
+         [memory]\ncapacity = {bytes}\nbandwidth = {speed}\nefficiency = {one}\n\
+         [compute]\nf32 = {flops}\nbf16 = {flops}\nf16 = {flops}\nefficiency = {one}\nhalf = {flop}\nunaligned = {one}\n\
+         launch = {zero}\nkernel = {zero}\n[calls]\nissue = {zero}\nstart = {zero}\n[threads]\nswitch = {zero}\n",
+        one = number("1"),
+        bytes = number("1 GB"),
+        speed = number("1 EB/s"),
+        flops = number("1000 Eflop/s"),
+        flop = number("1 flop"),
+        zero = number("0 s"),
+    );
+    let machine = file(&folder, "fast.toml", &machine);
+    let units = r#"[{"name": "one", "params": [{"name": "w", "shape": [2, 2]}]}]"#;
+    let model = file(&folder, "model.json", &format!("{{\"units\": {units}}}"));
+    let expected = "hsdp: a step takes less than a picosecond on fast: it has no speed";
+    let context = ["--machine", &machine, "--context", "1"];
+    for command in [&["simulate", &model, "--mesh", "1x1"][..], &["search", &model, "--ranks", "1"]]
+    {
+        assert_eq!(refused(&folder, &[command, &context].concat()), expected);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod space;
 mod unfit;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use itertools::iproduct;
@@ -56,11 +57,11 @@ struct Fit {
 }
 
 impl Search {
-    /// Searches a space for its `top` fastest steps, at least one.
+    /// Searches a space for its `top` fastest steps.
     ///
     /// # Errors
     /// [`Error::BatchTokens`]; those of a plan, and of [`Workload::predict`].
-    pub fn of(space: &Space<'_>, top: usize) -> Result<Self, Error> {
+    pub fn of(space: &Space<'_>, top: NonZeroUsize) -> Result<Self, Error> {
         let mut search = Self::default();
         let mut fit = search.fitting(space)?;
         fit.sort_by(|one, other| other.bound.total_cmp(&one.bound));
@@ -80,7 +81,7 @@ impl Search {
         for choice in space.plan_choices()? {
             let plan = Arc::new(space.plan(&choice)?);
             let of_dtype = loads.iter().filter(|load| load.batch.dtype == choice.param_dtype());
-            let memories = space.offloads().iter().map(|it| (*it, space.memory(&plan, *it)));
+            let memories = space.offloads.iter().map(|it| (*it, space.memory(&plan, *it)));
             for ((offload, memory), load) in iproduct!(memories, of_dtype) {
                 self.candidates += 1;
                 match space.fits(memory, load) {
@@ -97,12 +98,12 @@ impl Search {
     }
 
     /// Whether a candidate with at most so many tokens a second may be among the best, of all or of its cell.
-    fn may_improve(&self, candidate: &Candidate, bound: f64, top: usize) -> bool {
-        let last = self.best.get(top - 1).map_or(0.0, speed);
+    fn may_improve(&self, candidate: &Candidate, bound: f64, top: NonZeroUsize) -> bool {
+        let last = self.best.get(top.get() - 1).map_or(0.0, speed);
         bound >= last || bound > self.cells.get(&candidate.cell()).copied().unwrap_or(0.0)
     }
 
-    fn take(&mut self, found: Found, top: usize) {
+    fn take(&mut self, found: Found, top: NonZeroUsize) {
         self.simulated += 1;
         let cell = self.cells.entry(found.candidate.cell()).or_default();
         *cell = cell.max(speed(&found));
@@ -114,7 +115,7 @@ impl Search {
         self.best.sort_by(|one, other| {
             speed(other).total_cmp(&speed(one)).then(one.memory().cmp(&other.memory()))
         });
-        self.best.truncate(top);
+        self.best.truncate(top.get());
     }
 }
 

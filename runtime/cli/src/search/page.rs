@@ -7,11 +7,14 @@ mod time_line;
 
 use std::fmt::Write as _;
 
-use hsdp_simulator::{Error, trace};
+use hsdp_simulator::{Error, Found, Machine, Microbatches, Workload, trace};
 
 use super::Searched;
 use super::report::distance;
 use crate::escape;
+
+/// The most microbatches of a step that are drawn.
+const MOST_DRAWN: u64 = 8;
 
 const STYLE: &str = include_str!("page/style.css");
 
@@ -22,8 +25,6 @@ const STYLE: &str = include_str!("page/style.css");
 pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
     let Searched { options, machine, search, .. } = searched;
     let best = &search.best[0];
-    let (orders, costs) = (best.workload.orders(machine), best.workload.costs(machine)?);
-    let (_, spans) = trace(&orders, &costs)?;
     let title = format!("{} on {} ranks of {}", options.model, options.ranks, machine.name);
     let title = escape::text(&title);
     let mut page = format!(
@@ -40,11 +41,8 @@ pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
         "Tokens a second of the fastest step of each mesh, replicas x shards, and number of microbatches. Where there is no number, nothing fits.",
         &heat_map::of(search),
     );
-    section(
-        "A step of the fastest",
-        "Rank 0, from the beginning of the step to the end of the update. Point at a part for its name and its times.",
-        &time_line::of(&spans, best.prediction.timing.step),
-    );
+    let (text, drawing) = step(best, machine)?;
+    section("A step of the fastest", &text, &drawing);
     section(
         "Memory of a rank",
         "Parts that may peak at different times; the line is the memory that a rank may use.",
@@ -58,6 +56,20 @@ pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
     section("Candidates that do not fit", &unfit(searched), "");
     page.push_str("</main>\n</html>\n");
     Ok(page)
+}
+
+/// A step of rank 0 over time, and the text beside it.
+fn step(found: &Found, machine: &Machine) -> Result<(String, String), Error> {
+    let count = found.candidate.microbatches;
+    let drawn = count.min(MOST_DRAWN);
+    let microbatches = Microbatches::Given(drawn);
+    let workload = Workload { microbatches, ..found.workload.clone() };
+    let (timing, spans) = trace(&workload.orders(machine), &workload.costs(machine)?)?;
+    let mut text = "Rank 0, from the beginning of the step to the end of the update. Point at a part for its name and its times.".to_owned();
+    if drawn < count {
+        let _ = write!(text, " The step has {count} microbatches; one of {drawn} is drawn.");
+    }
+    Ok((text, time_line::of(&spans, timing.step)))
 }
 
 fn summary(searched: &Searched<'_>) -> String {

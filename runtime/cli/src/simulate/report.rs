@@ -61,14 +61,18 @@ fn name(ranks: &RankTiming) -> String {
     }
 }
 
+/// The use of links, on the ranks that use them most.
 fn links(simulated: &Simulated<'_>) -> String {
-    let part = |level| 100.0 * simulated.prediction.link_utilisation(0, level);
+    let prediction = &simulated.prediction;
+    let colors = 0..prediction.timing.ranks.len();
+    let parts = |level| colors.clone().map(move |color| prediction.link_utilisation(color, level));
+    let part = |level| 100.0 * parts(level).fold(0.0, f64::max);
     let (inside, between) = (part(Level::Machine), part(Level::Network));
     match simulated.machine.device() {
         Some(_) => format!(
-            "links are busy for {inside:.1} % of the step in a machine, {between:.1} % between machines"
+            "links are busy for at most {inside:.1} % of the step in a machine, {between:.1} % between machines"
         ),
-        None => format!("collectives use memory for {inside:.1} % of the step"),
+        None => format!("collectives use memory for at most {inside:.1} % of the step"),
     }
 }
 

@@ -64,7 +64,11 @@ fn write_chakra(traces: &Traces<'_>, folder: &Path) -> Result<(), String> {
     mesh.ranks().try_for_each(write)
 }
 
-fn into_file(
+/// Writes a file.
+///
+/// # Errors
+/// In one line, with the path.
+pub(crate) fn into_file(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), String> {

@@ -19,8 +19,7 @@ pub enum AfterForwards {
 
 impl AfterForwards {
     /// The model with this choice.
-    #[must_use]
-    pub fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
+    pub(super) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
         match self {
             Self::AsDeclared => spec.clone(),
             Self::Keep => spec.clone().all_kept(),
@@ -55,7 +54,7 @@ impl PlanChoice {
 pub struct Candidate {
     /// That of the plan.
     pub plan: PlanChoice,
-    /// What a backward computes again.
+    /// The part of a forward that its backward computes again.
     pub recompute: Recompute,
     /// The part that is in the host's memory.
     pub offload: Offload,

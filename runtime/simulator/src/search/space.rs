@@ -38,9 +38,11 @@ pub struct Space<'a> {
     pub memory: ByteCount,
     /// Tokens of a step on all ranks; otherwise several are tried.
     pub batch_tokens: Option<u64>,
+    /// The parts of the model that may be in the host's memory, beside a device's: each is tried.
+    pub offloads: &'a [Offload],
 }
 
-/// What a rank computes in a step.
+/// The computation of a rank in a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) batch: Batch,
@@ -89,7 +91,7 @@ impl Space<'_> {
         Ok(Plan::new(choice.after_forward.applied_to(self.spec), choice.mesh, options)?)
     }
 
-    /// What ranks may compute in a step, in each dtype of computation.
+    /// The computation that ranks may have in a step, in each dtype.
     ///
     /// # Errors
     /// [`Error::BatchTokens`] if the tokens of a step are no multiple of those of a sequence on each rank; [`Error::Computation`].
@@ -134,14 +136,6 @@ impl Space<'_> {
         match placement(self.machine) {
             Placement::Host => vec![[full, full], [full, half]],
             Placement::Device => vec![[half, half], [half, full], [full, full]],
-        }
-    }
-
-    /// The parts of the model that may be in the host's memory.
-    pub(super) fn offloads(&self) -> &'static [Offload] {
-        match placement(self.machine) {
-            Placement::Host => &[Offload::None],
-            Placement::Device => &Offload::EVERY,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::StepMemory;
 pub enum Unfit {
     /// A category of the plan's memory, or `activations` or `gradients`.
     Memory(&'static str),
-    /// What all ranks of a machine offload is more than its host's memory.
+    /// All ranks of a machine together offload more than its host's memory.
     Host,
 }
 

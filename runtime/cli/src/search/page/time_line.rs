@@ -1,4 +1,4 @@
-//! What a rank does in a step, lane by lane.
+//! A rank's step over time, lane by lane.
 
 use std::collections::BTreeMap;
 
