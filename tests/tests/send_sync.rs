@@ -333,7 +333,6 @@ table!(SIMULATOR {
     hsdp_simulator::Candidate: Send Sync Unpin,
     hsdp_simulator::Collective: Send Sync Unpin,
     hsdp_simulator::CollectiveCost: Send Sync Unpin,
-    hsdp_simulator::Colors: Send Sync Unpin,
     hsdp_simulator::CommunicatorId: Send Sync Unpin,
     hsdp_simulator::Computation: Send Sync Unpin,
     hsdp_simulator::Data: Send Sync Unpin,

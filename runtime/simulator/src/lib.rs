@@ -38,8 +38,8 @@ pub use self::order::{
 pub use self::prediction::{Prediction, StepMemory, Workload};
 pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{
-    Colors, Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams,
-    Timing, What, WorkCost, simulate, trace,
+    Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams, Timing,
+    What, WorkCost, simulate, trace,
 };
 pub use self::time::Time;
 pub use self::traces::Traces;

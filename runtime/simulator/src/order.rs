@@ -103,8 +103,7 @@ pub struct Operation {
 
 impl Operation {
     /// The bytes of its elements.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
     }
 
@@ -125,7 +124,7 @@ pub enum Reference {
     Earlier(usize),
 }
 
-/// What a rank computes.
+/// Computation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// The forward of a unit.

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hsdp_sharding::{Mesh, Rank};
 
 use self::actions::{Ranks, World};
-pub use self::colors::Colors;
+use self::colors::Colors;
 pub use self::costs::{Costs, Level, OperationCost, WorkCost};
 pub(crate) use self::meetings::stream;
 use self::repetition::{Dependence, Repetition};

@@ -55,7 +55,7 @@ struct Made {
     operations: HashMap<Key, u32>,
 }
 
-/// What a rank came to.
+/// An event of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Issue,

@@ -15,7 +15,7 @@ pub(super) const MAX_MEMBERS: usize = 1 << 22;
 pub(super) const MAX_ACTIONS: usize = 1 << 22;
 const MAX_NAME: usize = 1024;
 
-/// What the host of each rank does, in its order: it issues operations, and waits until they are complete.
+/// Lists of the actions of all hosts, each in its order: a host issues operations, and waits until they are complete.
 ///
 /// The `n`-th operation of a rank on a communicator meets the `n`-th of every other member. [`judge`](crate::judge) decides
 /// whether all of them complete.
@@ -101,7 +101,7 @@ pub(super) struct Host {
     memberships: Vec<(CommunicatorId, usize)>,
 }
 
-/// What a host does.
+/// An action of a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Issue {

@@ -1,4 +1,4 @@
-//! What the judge says.
+//! The verdict of the judge, and its words.
 
 use std::fmt;
 

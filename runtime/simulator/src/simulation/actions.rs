@@ -4,7 +4,7 @@ use hsdp_flight::Channel;
 
 use super::colors::Colors;
 use super::costs::Costs;
-use super::meetings::{Machinery, Meetings, Streams, Times};
+use super::meetings::{ColorStreams, Machinery, Meetings, Times};
 use super::shares::{Share, Shares};
 use super::span::{Lane, Span, What};
 use crate::order::{Action, Block, Operation, Placement, Reference, Work};
@@ -64,13 +64,13 @@ impl RankState {
 #[derive(Clone, Debug)]
 pub(super) struct Ranks {
     pub(super) of: Vec<RankState>,
-    pub(super) streams: Streams,
+    pub(super) streams: ColorStreams,
 }
 
 impl Ranks {
     pub(super) fn new(colors: &Colors) -> Self {
         let of = vec![RankState::default(); colors.len()];
-        Self { of, streams: Streams::new(colors.len()) }
+        Self { of, streams: ColorStreams::new(colors.len()) }
     }
 }
 
@@ -127,7 +127,7 @@ impl World<'_> {
     }
 }
 
-/// What a color does from one time to another: the parts of a [`Span`] that differ from action to action.
+/// The activity of a color from one time to another: the parts of a [`Span`] that differ from action to action.
 struct Doing {
     what: What,
     begins: Time,

@@ -10,17 +10,17 @@ use crate::order::Members;
 
 /// The colors of ranks, and the groups in which colors meet.
 #[derive(Clone, Debug)]
-pub struct Colors {
+pub(super) struct Colors {
     firsts: Vec<Rank>,
     counts: Vec<usize>,
-    /// By color: the groups of its ranks, by [`Members`].
+    /// By color: the classes of the groups of its ranks, by [`Members`].
     groups: Vec<[usize; 3]>,
-    meetings: Vec<Meeting>,
+    classes: Vec<GroupClass>,
 }
 
 /// Groups of one shape with members of the same colors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Meeting {
+pub(super) struct GroupClass {
     pub(super) shape: usize,
     /// The colors of its members, each once.
     pub(super) colors: Vec<usize>,
@@ -42,7 +42,7 @@ impl<K: Eq + Hash> Numbers<K> {
 
 impl Colors {
     /// The colors of the ranks of a mesh.
-    pub fn of(mesh: Mesh, absent: &BTreeSet<Rank>, costs: &dyn Costs) -> Self {
+    pub(super) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, costs: &dyn Costs) -> Self {
         let mut kinds = Numbers::new();
         let mut color: Vec<usize> =
             mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
@@ -80,15 +80,15 @@ impl Colors {
             counts[color] += 1;
         }
         let mut numbers = Numbers::new();
-        let mut meetings = Vec::new();
+        let mut classes = Vec::new();
         let mut number = |members, ranks: Vec<Rank>| {
             let mut colors: Vec<usize> = ranks.iter().map(|rank| color[rank.index()]).collect();
             colors.sort_unstable();
             colors.dedup();
-            let meeting = Meeting { shape: costs.shape(members, ranks[0]), colors };
-            let number = numbers.of((members, meeting.clone()));
-            if number == meetings.len() {
-                meetings.push(meeting);
+            let class = GroupClass { shape: costs.shape(members, ranks[0]), colors };
+            let number = numbers.of((members, class.clone()));
+            if number == classes.len() {
+                classes.push(class);
             }
             number
         };
@@ -98,39 +98,35 @@ impl Colors {
             [shard, replicate, number(Members::World, mesh.ranks().collect())]
         });
         let groups = groups.collect();
-        Self { firsts, counts, groups, meetings }
+        Self { firsts, counts, groups, classes }
     }
 
     /// The number of colors.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a mesh has a rank")]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.firsts.len()
     }
 
     /// The first rank of a color.
-    #[must_use]
-    pub fn first(&self, color: usize) -> Rank {
+    pub(super) fn first(&self, color: usize) -> Rank {
         self.firsts[color]
     }
 
     /// The number of its ranks.
-    #[must_use]
-    pub fn count(&self, color: usize) -> usize {
+    pub(super) fn count(&self, color: usize) -> usize {
         self.counts[color]
     }
 
-    /// The groups in which ranks of a color meet others.
+    /// The class of the groups in which ranks of a color meet others.
     pub(super) fn group(&self, color: usize, members: Members) -> usize {
         self.groups[color][members as usize]
     }
 
-    pub(super) fn meeting(&self, group: usize) -> &Meeting {
-        &self.meetings[group]
+    pub(super) fn class(&self, class: usize) -> &GroupClass {
+        &self.classes[class]
     }
 
-    pub(super) fn meetings(&self) -> usize {
-        self.meetings.len()
+    pub(super) fn classes(&self) -> usize {
+        self.classes.len()
     }
 }
 

@@ -65,11 +65,11 @@ pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
 
 /// The streams of all colors.
 #[derive(Clone, Debug)]
-pub(super) struct Streams {
-    of: Vec<[Stream; Streams::COUNT]>,
+pub(super) struct ColorStreams {
+    of: Vec<[Stream; ColorStreams::COUNT]>,
 }
 
-impl Streams {
+impl ColorStreams {
     /// Streams of a color, as many as there are channels.
     pub(super) const COUNT: usize = 4;
 
@@ -95,7 +95,7 @@ impl Streams {
     }
 }
 
-/// What the simulation of a block reads.
+/// The input of the simulation of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Machinery<'a> {
     pub(super) placement: Placement,
@@ -117,7 +117,7 @@ pub(super) struct Meetings<'a> {
 impl<'a> Meetings<'a> {
     pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a Block]) -> Self {
         let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
-        let of = vec![vec![Meeting::default(); most]; world.colors.meetings()];
+        let of = vec![vec![Meeting::default(); most]; world.colors.classes()];
         let could = vec![vec![Time::ZERO; most]; world.colors.len()];
         Self { world: *world, blocks, of, could }
     }
@@ -142,7 +142,7 @@ impl<'a> Meetings<'a> {
         let ((group, place), operation) =
             (self.meeting(color, index), self.operation(color, index));
         let Machinery { colors, costs, .. } = self.world;
-        let cost = || costs.operation(operation, colors.meeting(group).shape);
+        let cost = || costs.operation(operation, colors.class(group).shape);
         *self.of[group][place].cost.get_or_insert_with(cost)
     }
 
@@ -156,7 +156,7 @@ impl<'a> Meetings<'a> {
     /// Issues an operation of a color that is ready at a time, and gives times to all operations whose turn it is then.
     pub(super) fn issue(
         &mut self,
-        streams: &mut Streams,
+        streams: &mut ColorStreams,
         (color, index): (usize, usize),
         ready: Time,
     ) {
@@ -180,13 +180,13 @@ impl<'a> Meetings<'a> {
         let meeting = &mut self.of[group][place];
         meeting.heads += 1;
         meeting.begins = meeting.begins.max(could);
-        (meeting.heads == self.world.colors.meeting(group).colors.len()).then_some(index)
+        (meeting.heads == self.world.colors.class(group).colors.len()).then_some(index)
     }
 
     /// An operation takes place: it leaves the streams of its members, whose next operations come.
     fn go(
         &mut self,
-        streams: &mut Streams,
+        streams: &mut ColorStreams,
         (color, index): (usize, usize),
         heads: &mut Vec<(usize, usize)>,
     ) {
@@ -196,7 +196,7 @@ impl<'a> Meetings<'a> {
         let meeting = &mut self.of[group][place];
         let ends = meeting.begins + link;
         meeting.ends = Some(ends);
-        for color in &self.world.colors.meeting(group).colors {
+        for color in &self.world.colors.class(group).colors {
             let of_member = &mut streams.of[*color][stream];
             of_member.queue.pop_front();
             of_member.free = ends;

@@ -49,7 +49,7 @@ impl Dependence {
         let groups: BTreeSet<usize> = blocks.iter().enumerate().flat_map(of_color).collect();
         let mut component: Vec<usize> = (0..blocks.len()).collect();
         for group in groups {
-            let members = &colors.meeting(group).colors;
+            let members = &colors.class(group).colors;
             for pair in members.windows(2) {
                 let [one, other] = [pair[0], pair[1]].map(|color| first(&mut component, color));
                 component[one.max(other)] = one.min(other);

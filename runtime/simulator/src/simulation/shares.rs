@@ -80,7 +80,7 @@ impl Share {
 pub struct Shares {
     times: [Time; Share::ALL.len()],
     /// The time for which the rank's links carry bytes, by [`Level`](super::Level).
-    pub busy: [Time; 2],
+    pub(crate) busy: [Time; 2],
 }
 
 impl Shares {
@@ -88,12 +88,6 @@ impl Shares {
     #[must_use]
     pub fn of(&self, share: Share) -> Time {
         self.times[share as usize]
-    }
-
-    /// The time of all shares.
-    #[must_use]
-    pub fn total(&self) -> Time {
-        self.times.into_iter().sum()
     }
 
     /// The rank's links are busy.

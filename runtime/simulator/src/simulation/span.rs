@@ -1,4 +1,4 @@
-//! What a rank does from one time to another.
+//! The activity of a rank from one time to another.
 
 use crate::Time;
 use crate::order::{Operation, Work};
@@ -14,7 +14,7 @@ pub enum Lane {
     Collectives(usize),
 }
 
-/// What uses it.
+/// A use of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Computation.
@@ -29,7 +29,7 @@ pub enum What {
     Wait(Operation),
 }
 
-/// What the ranks of a color do from one time to another.
+/// The activity of the ranks of a color from one time to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The color.

@@ -1,4 +1,4 @@
-//! What each node follows: the actions of a host, as SIMULATOR.md, "The order of a step", has them, without their times.
+//! The nodes that each node follows: the actions of a host, as SIMULATOR.md, "The order of a step", has them, without their times.
 
 use std::io::{self, Write};
 
@@ -11,9 +11,9 @@ use crate::order::{Action, Block, Placement, Reference};
 /// The state of a rank between two actions.
 pub(super) struct Walk {
     placement: Placement,
-    /// What the next action of the thread follows.
+    /// The nodes that the next action of the thread follows.
     host: After,
-    /// What the next computation follows.
+    /// Those that the next computation follows.
     computation: After,
     /// The last operation of each stream.
     streams: After,
@@ -123,7 +123,7 @@ impl<W: Write> Step<'_, '_, W> {
         }
     }
 
-    /// What follows an operation follows this. There is no microbatch before the first.
+    /// The nodes that a follower of an operation follows. There is no microbatch before the first.
     fn after(&self, reference: Reference) -> After {
         let after = match reference {
             Reference::Here(index) => self.issued[index],
