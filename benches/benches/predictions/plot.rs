@@ -1,0 +1,69 @@
+//! The predicted times against the measured ones.
+
+use std::error::Error;
+use std::path::Path;
+
+use hsdp_simulator::Time;
+use plotters::prelude::*;
+
+use crate::tables::Held;
+
+/// Of the machines, in their order.
+const COLORS: [RGBColor; 2] = [BLUE, RED];
+/// Errors between which the lines beside the diagonal are.
+const BAND: f64 = 0.1;
+
+pub(crate) fn draw(file: &Path, held: &[Held]) -> Result<(), Box<dyn Error>> {
+    let area = SVGBackend::new(file, (720, 560)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let times = held.iter().flat_map(|held| &held.steps).map(|(_, (_, measured))| ms(*measured));
+    let (least, most) = times.fold((f64::MAX, 0.0_f64), |(a, b), it| (a.min(it), b.max(it)));
+    let range = least / 1.5..most * 1.5;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(12)
+        .caption("steps that no machine was fitted to", ("sans-serif", 13))
+        .x_label_area_size(36)
+        .y_label_area_size(60)
+        .build_cartesian_2d(range.clone().log_scale(), range.clone().log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("measured, ms")
+        .y_desc("predicted, ms")
+        .x_label_formatter(&|ms| format!("{ms:.0}"))
+        .y_label_formatter(&|ms| format!("{ms:.0}"))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    for (factor, color) in
+        [(1.0, BLACK.mix(0.7)), (1.0 - BAND, BLACK.mix(0.25)), (1.0 + BAND, BLACK.mix(0.25))]
+    {
+        let ends = [range.start, range.end].map(|it| (it, it * factor));
+        chart.draw_series(LineSeries::new(ends, color))?;
+    }
+    for (held, color) in held.iter().zip(COLORS) {
+        let points =
+            held.steps.iter().map(|(_, (predicted, measured))| (ms(*measured), ms(*predicted)));
+        let marks = points.map(|point| Circle::new(point, 3, color.mix(0.6).filled()));
+        let errors = held.errors();
+        let label = format!(
+            "{}: {} steps, mean error {:.1} %",
+            held.name,
+            held.steps.len(),
+            100.0 * errors.mean()
+        );
+        chart
+            .draw_series(marks)?
+            .label(label)
+            .legend(move |(x, y)| Circle::new((x + 9, y), 3, color.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .border_style(TRANSPARENT)
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+fn ms(time: Time) -> f64 {
+    1e3 * time.seconds()
+}
