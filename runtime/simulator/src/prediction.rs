@@ -74,7 +74,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`Error::TooManyRanks`] if the machine has too few cards and no network; [`Error::Computation`] for a dtype in which no training
-    /// computes; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or longer.
+    /// computes, and for an update of whole matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or longer.
     pub fn predict(&self, machine: &Machine) -> Result<Prediction, Error> {
         Ok(self.prediction(machine, self.timing(machine)?))
     }

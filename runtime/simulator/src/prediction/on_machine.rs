@@ -1,7 +1,7 @@
 //! The costs of a step's actions on a machine.
 
 use hsdp_flight::{Channel, Op};
-use hsdp_sharding::{Axis, DType, Offload, Param, Rank, Role, UnitId};
+use hsdp_sharding::{Axis, DType, Offload, Param, Plan, Rank, Role, State, UnitId};
 
 use super::Workload;
 use crate::order::{Members, Operation, Work};
@@ -32,6 +32,7 @@ pub(super) struct OnMachine<'a> {
 impl<'a> OnMachine<'a> {
     pub(super) fn new(workload: &Workload, machine: &'a Machine) -> Result<Self, Error> {
         let Workload { plan, computation, batch, .. } = workload;
+        check_update(plan)?;
         let mesh = plan.mesh();
         let processor = Processor::new(machine, batch.dtype, mesh.world_size())?;
         let placed = Shapes::new(mesh, machine)?;
@@ -122,6 +123,21 @@ impl Costs for OnMachine<'_> {
             Work::Norm => self.norm,
             Work::Update => self.update,
         }
+    }
+}
+
+/// Refuses updates of whole matrices: their products and exchanges take most of their time, and are not modelled.
+fn check_update(plan: &Plan) -> Result<(), Error> {
+    let is_whole = |param: &&Param| matches!(param.state, State::Muon | State::Owned(_));
+    let mut trained = plan.spec().units().iter().flat_map(|unit| &unit.params);
+    match trained.find(is_whole) {
+        None => Ok(()),
+        Some(param) => Err(Error::Computation {
+            problem: format!(
+                "the time of an update of the whole of `{}` is not modelled, as by Muon",
+                param.name
+            ),
+        }),
     }
 }
 
