@@ -41,13 +41,10 @@ fn meshes() -> impl Iterator<Item = Mesh> {
 
 #[test]
 fn devices_with_any_number_of_kernels() {
-    // One kernel is the strictest limit. Those between it and none are tried on small meshes, whose ranks have the orders of all ranks.
-    let [few, more] = [&[NonZeroU32::new(1), None], &[NonZeroU32::new(2), NonZeroU32::new(3)]];
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
             let orders = orders(mesh, accumulation, (Placement::Device, microbatches), absent);
-            let is_small = mesh.replicate_size().max(mesh.shard_size()) <= 3;
-            for &kernels in few.iter().chain(more.iter().filter(|_| is_small)) {
+            for kernels in [NonZeroU32::new(1), NonZeroU32::new(2), None] {
                 for streams in [Streams::OfEachChannel, Streams::One] {
                     let schedules = orders.schedules(kernels, streams).expect("few actions");
                     let verdict = judge(&schedules);

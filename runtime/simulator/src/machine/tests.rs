@@ -67,8 +67,7 @@ fn a_refusal_names_line_and_key() {
             "machine file, line {line}, links.machine.bandwidth: \"-300 GB/s\" is not between 1 kB/s and 1 EB/s"
         )
     );
-    let unknown =
-        refusal(&edited("efficiency = { value = \"0.7296\"", "speed = { value = \"0.9\""));
+    let unknown = refusal(&edited("efficiency = { value = \"0.729\"", "speed = { value = \"0.9\""));
     assert!(
         unknown.starts_with("machine file, line 8, memory.speed: unknown field `speed`"),
         "{unknown}"
@@ -92,7 +91,7 @@ fn a_refusal_is_one_line() {
         let problem = refusal(&text);
         assert_eq!(problem.lines().count(), 1, "{problem:?}");
     }
-    let broken = edited("\"0.7296\"", "\"0.7296\\n0.8\"");
+    let broken = edited("\"0.729\"", "\"0.729\\n0.8\"");
     assert_eq!(refusal(&broken).lines().count(), 1);
 }
 

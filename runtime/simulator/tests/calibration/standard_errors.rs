@@ -82,18 +82,12 @@ fn numbers_that_others_replace_are_refused() {
 #[test]
 fn steps_of_too_few_kinds_are_refused() {
     let machine = a100_with_links().machine;
-    let kinds = [
-        ("micro_batch of 1", 1, "compute.half and compute.kernel"),
-        ("micro_batch of 2", 2, "compute.half"),
-    ];
-    for (kind, sequences, names) in kinds {
+    for sequences in [1, 2] {
         let mut rows = steps(STEPS);
         rows.retain(|(row, _)| row.row.batch.sequences != sequences);
         let error = fitted(&machine, &rows).expect_err("refused").to_string();
-        println!("without {kind}: {error}");
-        let refused = error.strip_prefix("fit: the measurements do not determine ");
-        let told = refused.expect("undetermined").split(' ');
-        let found: Vec<_> = told.filter(|it| it.starts_with("compute") || *it == "and").collect();
-        assert_eq!(found.join(" "), names, "{error}");
+        println!("without micro_batch {sequences}: {error}");
+        let start = "fit: the measurements do not determine compute.half (";
+        assert!(error.starts_with(start), "without micro_batch {sequences}: {error}");
     }
 }
