@@ -14,7 +14,7 @@ const COLORS: [RGBColor; 2] = [BLUE, RED];
 const BAND: f64 = 0.1;
 
 pub(crate) fn draw(file: &Path, held: &[Held]) -> Result<(), Box<dyn Error>> {
-    let area = SVGBackend::new(file, (720, 560)).into_drawing_area();
+    let area = SVGBackend::new(file, (640, 560)).into_drawing_area();
     area.fill(&WHITE)?;
     let times = held.iter().flat_map(|held| &held.steps).map(|(_, (_, measured))| ms(*measured));
     let (least, most) = times.fold((f64::MAX, 0.0_f64), |(a, b), it| (a.min(it), b.max(it)));
@@ -27,17 +27,18 @@ pub(crate) fn draw(file: &Path, held: &[Held]) -> Result<(), Box<dyn Error>> {
         .build_cartesian_2d(range.clone().log_scale(), range.clone().log_scale())?;
     chart
         .configure_mesh()
+        .x_labels(5)
+        .y_labels(5)
         .x_desc("measured, ms")
         .y_desc("predicted, ms")
         .x_label_formatter(&|ms| format!("{ms:.0}"))
         .y_label_formatter(&|ms| format!("{ms:.0}"))
         .light_line_style(TRANSPARENT)
         .draw()?;
-    for (factor, color) in
-        [(1.0, BLACK.mix(0.7)), (1.0 - BAND, BLACK.mix(0.25)), (1.0 + BAND, BLACK.mix(0.25))]
-    {
-        let ends = [range.start, range.end].map(|it| (it, it * factor));
-        chart.draw_series(LineSeries::new(ends, color))?;
+    for (factor, opacity) in [(1.0, 0.7), (1.0 - BAND, 0.25), (1.0 + BAND, 0.25)] {
+        // Within the picture: lines that leave it are cut off with a bend.
+        let ends = [range.start.max(range.start / factor), range.end.min(range.end / factor)];
+        chart.draw_series(LineSeries::new(ends.map(|it| (it, it * factor)), BLACK.mix(opacity)))?;
     }
     for (held, color) in held.iter().zip(COLORS) {
         let points =
