@@ -13,6 +13,7 @@ const CASES: &str = "tests/compile_fail";
 const COPIES: &str = "HSDP_COMPILE_FAIL_COPIES";
 
 #[test]
+#[ignore = "trybuild compiles all libraries once more, for some 100 s"]
 fn what_must_not_be_written_does_not_compile() {
     let copies = env::var_os(COPIES).map(PathBuf::from);
     if copies.is_some() || env::var_os("TRYBUILD").is_some() || compiler_has_our_words() {
@@ -47,7 +48,8 @@ fn refuse_without_words() {
         fs::copy(case.path(), copies.join(case.file_name())).expect("a copy");
     }
     let mut again = Command::new(env::current_exe().expect("this test has a path"));
-    again.args(["--exact", "what_must_not_be_written_does_not_compile", "--nocapture"]);
+    again.args(["--exact", "what_must_not_be_written_does_not_compile"]);
+    again.args(["--ignored", "--nocapture"]);
     let status = again.env("TRYBUILD", "overwrite").env(COPIES, &copies).status();
     assert!(status.expect("this test runs again").success(), "a case compiles: see above");
 }
