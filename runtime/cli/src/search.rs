@@ -23,8 +23,8 @@ use crate::outcome::Outcome;
 use crate::plan::optimizer::Optimizer;
 use crate::simulate;
 
-/// The most ranks of a search: each mesh has simulated ranks of its own.
-const MAX_RANKS: u64 = 1 << 16;
+/// The most ranks of a search: each candidate has all ranks looked at, some ten thousand times.
+const MAX_RANKS: u64 = 1 << 14;
 
 /// The most tokens of a sequence.
 const MAX_CONTEXT: u64 = 1 << 24;
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     #[arg(value_name = "MODEL")]
     model: String,
 
-    /// Ranks, at most 65536
+    /// Ranks, at most 16384
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=MAX_RANKS))]
     ranks: u64,
 

@@ -28,6 +28,9 @@ const MAX_CONTEXT: u64 = 1 << 24;
 
 /// The options of `hsdp simulate`.
 #[derive(Args, Debug)]
+#[command(
+    override_usage = "hsdp simulate [OPTIONS] --mesh <RxS> --machine <MACHINE> <MODEL>\n       hsdp simulate --against <CSV> --machine <MACHINE>"
+)]
 pub(crate) struct Options {
     #[command(flatten)]
     choices: Option<Choices>,

@@ -172,6 +172,39 @@ fn impossible_choices_are_refused() {
     assert!(told.contains("0 is not in 1..=1000"), "{told}");
 }
 
+/// Offloaded memory of all ranks of a host is held against that of the host.
+#[test]
+fn a_host_without_memory_does_not_fit() {
+    let folder = TempDir::new().expect("a folder");
+    let node = include_str!("../../simulator/machines/a100-node.toml");
+    let small = node.replace("capacity = { value = \"2 TB\"", "capacity = { value = \"1 GB\"");
+    let machine = folder.path().join("small.toml").display().to_string();
+    fs::write(&machine, small).expect("written");
+    let step = |machine: &str| {
+        let choices = ["--mesh", "1x8", "--machine", machine, "--offload", "all"];
+        hsdp(&[&["simulate", "gpt2-small"], &choices[..]].concat()).1
+    };
+    assert!(!step("a100-node").contains("does not fit"));
+    assert!(step(&machine).contains("is more than its 1 GB: the step does not fit"));
+}
+
+#[test]
+fn the_table_says_how_many_kinds_of_ranks_it_hides() {
+    let step = ["simulate", "gpt2-small", "--mesh", "5x7", "--machine", "h100-cluster"];
+    let (_, text, _) = hsdp(&step);
+    let kinds = json(&step)["ranks"].as_array().expect("a list").len();
+    let hidden = format!("and {} more kinds of ranks", kinds - 4);
+    assert!(text.contains(&hidden), "{hidden}: {text}");
+}
+
+#[test]
+fn updates_of_whole_matrices_are_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let step = ["simulate", "gpt2-small", "--mesh", "1x8", "--machine", "a100-node"];
+    let message = refused(&folder, &[&step[..], &["--optimizer", "muon"]].concat());
+    assert!(message.ends_with(" is not modelled, as by Muon"), "{message}");
+}
+
 /// Each time is rounded to picoseconds.
 #[test]
 fn a_step_without_time_has_no_speed() {

@@ -71,8 +71,8 @@ pub fn fit<R>(
     fitting.refuse_flat(&derivatives)?;
     let errors = standard_errors(&derivatives, &best, different - names.len());
     let fit = fitting.finish(&best.0, &errors)?;
-    standard_errors::check(&fit.numbers)?;
     fitting.refuse_ends(&best.0)?;
+    standard_errors::check(&fit.numbers)?;
     Ok(fit)
 }
 

@@ -81,7 +81,7 @@ const CHILDREN: usize = 32;
 ///
 /// On a host it is a meeting of threads. Ranks with cards are processes: messages go up a tree, and down again.
 #[must_use]
-pub fn exchange_time(machine: &Machine, world: &Shape) -> Time {
+pub(crate) fn exchange_time(machine: &Machine, world: &Shape) -> Time {
     match &machine.kind {
         _ if world.members() == 1 => Time::ZERO,
         Kind::Host(host) => saturated(threads::meeting(machine, host, world)),

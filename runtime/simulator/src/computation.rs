@@ -16,7 +16,7 @@ use hsdp_sharding::{ByteCount, ModelSpec, UnitId};
 
 pub use self::batch::{Batch, Recompute};
 pub use self::gpt::Gpt;
-pub use self::phases::update_bytes;
+pub(crate) use self::phases::update_bytes;
 pub use self::processor::Processor;
 pub use self::shapes::{Attention, Hints, Scores, is_attention, is_lookup};
 
@@ -24,7 +24,7 @@ use self::kernels::Kernels;
 use self::shapes::{Product, UnitShapes};
 use crate::{Error, WorkCost};
 
-/// What a model computes, unit by unit, in the order of the forward.
+/// The computation of a model, unit by unit, in the order of the forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Computation {
     units: Vec<UnitShapes>,

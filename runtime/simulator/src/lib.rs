@@ -22,12 +22,10 @@ pub use self::calibrate::{
     AllReduceRow, Errors, Fit, Fitted, Measurements, StepRow, fit, read_all_reduces, read_steps,
 };
 pub use self::check::{Call, CommunicatorId, Deadlock, Issue, Mismatch, Schedules, Verdict, judge};
-pub use self::collective::{
-    Collective, CollectiveCost, Shape, Shapes, collective_cost, exchange_time,
-};
+pub use self::collective::{Collective, CollectiveCost, Shape, Shapes, collective_cost};
 pub use self::computation::{
     Attention, Batch, Computation, Gpt, Hints, Processor, Recompute, Scores, is_attention,
-    is_lookup, update_bytes,
+    is_lookup,
 };
 pub use self::error::Error;
 pub use self::machine::Machine;

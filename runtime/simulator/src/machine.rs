@@ -11,7 +11,7 @@ mod tests;
 
 use std::fmt;
 
-use hsdp_sharding::DType;
+use hsdp_sharding::{ByteCount, DType};
 
 pub use self::quantity::Quantity;
 pub use self::sections::{Calls, Compute, DeviceHost, Link, Links, Memory, NetworkLink, Threads};
@@ -37,7 +37,7 @@ pub struct Machine {
     pub compute: Compute,
     /// The costs of a call of a collective.
     pub calls: Calls,
-    /// What only cards have, or only hosts.
+    /// The numbers that only cards have, or only hosts.
     pub kind: Kind,
 }
 
@@ -50,7 +50,7 @@ pub enum Kind {
     Host(Threads),
 }
 
-/// What a machine with cards has beside them.
+/// The parts of a machine with cards beside them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
     /// The host's memory, and each card's link to it.
@@ -87,6 +87,15 @@ impl Machine {
             Kind::Device(device) => Some(device),
             Kind::Host(_) => None,
         }
+    }
+
+    /// Whether the host of a machine with cards holds so many bytes for each rank on it, of `ranks` in all. A machine that is a host holds nothing
+    /// beside the memory of its ranks.
+    #[must_use]
+    pub fn host_holds(&self, each: ByteCount, ranks: usize) -> bool {
+        let sharing = self.cards().min(ranks) as f64;
+        let capacity = self.device().map_or(0.0, |device| device.host.capacity.value());
+        each.get() as f64 * sharing <= capacity
     }
 
     /// The cards of a machine, or the cores of a host.

@@ -14,8 +14,10 @@ pub(super) fn run(table: &Path, machine: &Machine) -> Result<Outcome, Box<dyn Er
     let rows = calibrate::read(table, read_steps)?;
     let (mut text, mut pairs) = (String::new(), Vec::new());
     for (row, measured) in &rows {
-        let predicted = row.workload()?.predict(machine)?.timing.step;
-        let error = 100.0 * (predicted.seconds() / measured.seconds() - 1.0);
+        let predicted = row.workload().and_then(|step| step.time(machine));
+        let predicted =
+            predicted.map_err(|error| format!("{}: {row}: {error}", table.display()))?;
+        let error = 100.0 * Errors::of([(predicted, *measured)]).relative[0];
         text += &format!("{row}: measured {measured}, predicted {predicted} ({error:+.2} %)\n");
         pairs.push((predicted, *measured));
     }

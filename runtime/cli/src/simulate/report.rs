@@ -8,8 +8,7 @@ use crate::machine::memory_of;
 
 /// The tables of time and memory.
 pub(super) fn text(simulated: &Simulated<'_>) -> String {
-    let parts =
-        [heading(simulated), times(simulated).to_string(), links(simulated), memory(simulated)];
+    let parts = [heading(simulated), times(simulated), links(simulated), memory(simulated)];
     parts.join("\n")
 }
 
@@ -30,7 +29,7 @@ fn heading(simulated: &Simulated<'_>) -> String {
 }
 
 /// Where the time of the step goes, on ranks of each color.
-fn times(simulated: &Simulated<'_>) -> Table {
+fn times(simulated: &Simulated<'_>) -> String {
     let ranks = &simulated.prediction.timing.ranks;
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
@@ -48,7 +47,10 @@ fn times(simulated: &Simulated<'_>) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table
+    match ranks.len().saturating_sub(MOST) {
+        0 => table.to_string(),
+        hidden => format!("{table}\nand {hidden} more kinds of ranks, which --json has"),
+    }
 }
 
 /// The most colors of ranks in the table.
@@ -77,6 +79,10 @@ fn links(simulated: &Simulated<'_>) -> String {
 }
 
 fn memory(simulated: &Simulated<'_>) -> String {
+    [on_rank(simulated), on_host(simulated)].join("")
+}
+
+fn on_rank(simulated: &Simulated<'_>) -> String {
     let memory = &simulated.prediction.memory;
     let parts = memory.parts().into_iter().filter(|(_, bytes)| bytes.get() > 0);
     let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {bytes}")).collect();
@@ -87,4 +93,22 @@ fn memory(simulated: &Simulated<'_>) -> String {
             &format!("\nthat is more than the {capacity} that a rank has: the step does not fit");
     }
     text
+}
+
+/// The host's memory, if something is offloaded.
+fn on_host(simulated: &Simulated<'_>) -> String {
+    let each = simulated.prediction.memory.offloaded.total();
+    let machine = &simulated.machine;
+    let ranks = simulated.workload.plan.mesh().world_size();
+    let Some(device) = machine.device().filter(|_| each.get() > 0) else { return String::new() };
+    let text = format!("\nmemory of a rank in the host's: {each}");
+    match machine.host_holds(each, ranks) {
+        true => text,
+        false => {
+            let capacity = device.host.capacity.clone();
+            format!(
+                "{text}\nthat of all ranks of a host is more than its {capacity}: the step does not fit"
+            )
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::{Error, Time};
 pub struct Measurements<'a, R> {
     /// The name of the table, for the sources of numbers that are fitted to it.
     pub table: &'a str,
-    /// What was measured, and its time.
+    /// The measured things, each with its time.
     pub rows: &'a [(R, Time)],
 }
 

@@ -16,7 +16,7 @@ pub struct StepRow {
     pub shards: usize,
     /// Microbatches of a step.
     pub microbatches: usize,
-    /// What a rank computes of in one.
+    /// The data of a rank in one.
     pub batch: Batch,
     /// The model.
     pub model: Gpt,

@@ -33,7 +33,7 @@ pub(super) fn read<Raw: DeserializeOwned, Row>(
 /// A time in units of `unit` seconds; a problem if it is not above 0, or too long.
 pub(super) fn time(value: f64, unit: f64, name: &str) -> Result<Time, String> {
     let time = Time::from_seconds(value * unit).filter(|time| *time > Time::ZERO);
-    time.ok_or_else(|| format!("{name} is {value}: expected a time above 0"))
+    time.ok_or_else(|| format!("{name} is {value}: expected a time above 0 and below 213 days"))
 }
 
 /// A number of things, from 1 to `most`.

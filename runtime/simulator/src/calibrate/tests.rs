@@ -87,8 +87,8 @@ fn columns_that_are_given_replace_defaults() {
 fn mistakes_in_tables_have_lines() {
     let first = "2,4,1,64,4,2,8,1.5";
     let rows = [
-        ("2,4,1,64,4,2,8,-1.5", "step_ms is -1.5: expected a time above 0"),
-        ("2,4,1,64,4,2,8,NaN", "step_ms is NaN: expected a time above 0"),
+        ("2,4,1,64,4,2,8,-1.5", "step_ms is -1.5: expected a time above 0 and below 213 days"),
+        ("2,4,1,64,4,2,8,NaN", "step_ms is NaN: expected a time above 0 and below 213 days"),
         ("0,4,1,64,4,2,8,1.5", "gpus is 0: expected 1 to 1000000"),
         ("2,5,1,64,4,2,8,1.5", "gpus * micro_batch is 2, which does not divide global_batch, 5"),
         ("2,4,1,64,5,2,8,1.5", "heads is 5, which does not divide width, 64"),

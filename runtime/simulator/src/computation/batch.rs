@@ -1,4 +1,4 @@
-//! What a rank computes of in a microbatch.
+//! The data of a rank in a microbatch.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ pub struct Batch {
     pub context: usize,
     /// The dtype of activations and full parameters.
     pub dtype: DType,
-    /// What a backward computes again.
+    /// The part of a forward that the backward computes again.
     pub recompute: Recompute,
 }
 
@@ -31,7 +31,7 @@ impl Batch {
     }
 }
 
-/// What a backward computes again of its unit's forward, instead of keeping it.
+/// The part of a unit's forward that its backward computes again, instead of keeping it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recompute {
     /// Nothing.

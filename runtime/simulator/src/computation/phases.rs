@@ -151,9 +151,9 @@ impl Batch {
 /// The bytes that the update of a parameter reads and writes, by element: the gradient, the f32 master, the `state` of its optimizer, and the copy
 /// of the master in the dtype in which peers gather it.
 ///
-/// The products of Muon are not among them.
+/// Updates of whole matrices, as by Muon, are refused before.
 #[must_use]
-pub fn update_bytes(state: State, gradient: DType, copy: DType) -> f64 {
+pub(crate) fn update_bytes(state: State, gradient: DType, copy: DType) -> f64 {
     let [gradient, copy, word] =
         [gradient, copy, DType::F32].map(|dtype| dtype.size_bytes() as f64);
     let kept = match state {

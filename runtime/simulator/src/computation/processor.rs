@@ -53,11 +53,6 @@ impl Processor {
         })
     }
 
-    /// Whether a device computes, and not the host's thread.
-    pub(super) fn is_device(&self) -> bool {
-        self.placement == Placement::Device
-    }
-
     /// Seconds of a kernel for `count` products of an `m` x `k` with a `k` x `n` matrix.
     pub(super) fn product(&self, [m, n, k]: [usize; 3], count: f64, dtype: DType) -> f64 {
         let size = dtype.size_bytes();

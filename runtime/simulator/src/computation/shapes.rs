@@ -4,7 +4,7 @@ use hsdp_sharding::{Param, Role, Unit};
 
 use crate::Error;
 
-/// What a model's description does not say about its computation.
+/// Facts of a model's computation that its description does not say.
 #[derive(Clone, Copy)]
 pub struct Hints<'a> {
     /// Whether rows of the parameter are looked up, so that it is the matrix of no product in its unit: [`is_lookup`] decides by names.

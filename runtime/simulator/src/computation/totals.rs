@@ -7,14 +7,16 @@ use super::{Attention, Batch, Computation, Processor, Scores};
 use crate::Time;
 
 impl Computation {
-    /// The time of a microbatch for which the processor never waits: all of its kernels, one after the other.
+    /// The least time of a microbatch: all of its kernels one after the other, or all launches of the host, whichever take longer.
     #[must_use]
-    pub fn time(&self, batch: &Batch, on: &Processor) -> Time {
+    pub(crate) fn least_time(&self, batch: &Batch, on: &Processor) -> Time {
         let units = (0..self.units.len()).map(UnitId::new);
         let costs =
             units.flat_map(|it| [self.forward(it, batch, on), self.backward(it, batch, on)]);
         let costs = costs.chain([self.loss(batch, on)]);
-        costs.map(|cost| if on.is_device() { cost.device } else { cost.host }).sum()
+        let sums = costs
+            .fold([Time::ZERO; 2], |[host, device], cost| [host + cost.host, device + cost.device]);
+        sums[0].max(sums[1])
     }
 
     /// The floating-point operations of the forward and the backward of a microbatch, without what is computed again: for each token two by
@@ -23,8 +25,10 @@ impl Computation {
     pub fn flops(&self, batch: &Batch) -> f64 {
         let products = self.units.iter().flat_map(|unit| &unit.products).chain(&self.tied);
         let attentions = self.units.iter().filter_map(|unit| unit.attention.as_ref());
-        products.map(|it| of_product(it, batch)).sum::<f64>()
-            + attentions.map(|it| of_attention(it, batch)).sum::<f64>()
+        let of_products = products.map(|it| of_product(it, batch));
+        let of_attentions = attentions.map(|it| of_attention(it, batch));
+        // An empty sum is -0.
+        of_products.chain(of_attentions).fold(0.0, |sum, it| sum + it)
     }
 }
 

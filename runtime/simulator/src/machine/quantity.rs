@@ -108,7 +108,7 @@ enum Scale {
     Factor(f64),
 }
 
-/// What a unit as it is written multiplies numbers by, to give `unit`.
+/// The factor from numbers of a unit, as it is written, to those of `unit`.
 fn scale(written: &str, unit: &Unit) -> Option<Scale> {
     let prefix = written.strip_suffix(unit.name);
     let prefixed = unit.prefixes.iter().find(|(name, _)| Some(*name) == prefix);

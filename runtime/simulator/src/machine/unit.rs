@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-/// What a number of a machine measures.
+/// The measure of a number of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit {
     /// The unit of values, as it is displayed: `B/s`. Empty for plain numbers.

@@ -4,12 +4,11 @@ use hsdp_flight::{Channel, Op};
 use hsdp_sharding::{Axis, DType, Offload, Param, Plan, Rank, Role, State, UnitId};
 
 use super::Workload;
+use crate::collective::exchange_time;
+use crate::computation::update_bytes;
 use crate::order::{Members, Operation, Work};
 use crate::simulation::{Costs, OperationCost, WorkCost};
-use crate::{
-    Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost,
-    exchange_time, update_bytes,
-};
+use crate::{Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost};
 
 /// A workload on a machine.
 pub(super) struct OnMachine<'a> {
@@ -129,8 +128,7 @@ impl Costs for OnMachine<'_> {
 /// Refuses updates of whole matrices: their products and exchanges take most of their time, and are not modelled.
 fn check_update(plan: &Plan) -> Result<(), Error> {
     let is_whole = |param: &&Param| matches!(param.state, State::Muon | State::Owned(_));
-    let mut trained = plan.spec().units().iter().flat_map(|unit| &unit.params);
-    match trained.find(is_whole) {
+    match trained(plan).find(is_whole) {
         None => Ok(()),
         Some(param) => Err(Error::Computation {
             problem: format!(
@@ -141,16 +139,19 @@ fn check_update(plan: &Plan) -> Result<(), Error> {
     }
 }
 
+fn trained(plan: &Plan) -> impl Iterator<Item = &Param> {
+    let params = plan.reductions().iter().flat_map(|unit| &plan.spec()[*unit].params);
+    params.filter(|param| param.role == Role::Trainable)
+}
+
 /// The update of a rank's shards: bytes through its memory; or of the host's, of which each card has an equal part, with those that go there
 /// before and come back after.
 fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> WorkCost {
     let Workload { plan, offload, .. } = workload;
     let copy = plan.options().param_dtype;
-    let trained = || plan.reductions().iter().flat_map(|unit| &plan.spec()[*unit].params);
     let share = 1.0 / plan.mesh().shard_size() as f64;
     let sum = |bytes: &dyn Fn(&Param) -> f64| -> f64 {
-        let trained = trained().filter(|param| param.role == Role::Trainable);
-        trained.map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
+        trained(plan).map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
     };
     let passed = sum(&|param| update_bytes(param.state, DType::F32, copy));
     let (Some(device), true) = (machine.device(), *offload != Offload::None) else {
@@ -164,7 +165,8 @@ fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> Work
     };
     let host = &device.host;
     let copies = sum(&|_| each) / (host.bandwidth.value() * host.efficiency.value());
-    let passes = passed * machine.ranks.value() / host.memory.value();
+    let sharing = machine.cards().min(plan.mesh().world_size()) as f64;
+    let passes = passed * sharing / host.memory.value();
     WorkCost { device: time(copies + passes), ..processor.pass(0) }
 }
 

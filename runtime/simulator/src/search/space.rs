@@ -103,7 +103,7 @@ impl Space<'_> {
             let processor = Processor::new(self.machine, dtype, self.ranks)?;
             let load = |((sequences, microbatches), recompute)| {
                 let batch = Batch { sequences, context: self.context, dtype, recompute };
-                let of_microbatch = self.computation.time(&batch, &processor);
+                let of_microbatch = self.computation.least_time(&batch, &processor);
                 let seconds = of_microbatch.seconds() * microbatches as f64;
                 let activations = self.computation.most_kept(&batch);
                 Load { batch, microbatches, activations, seconds }
@@ -150,12 +150,8 @@ impl Space<'_> {
         if memory.total() > self.memory {
             return Err(Unfit::of(&memory));
         }
-        if let Some(device) = self.machine.device() {
-            let sharing = self.machine.cards().min(self.ranks) as f64;
-            let on_host = memory.offloaded.total().get() as f64 * sharing;
-            if on_host > device.host.capacity.value() {
-                return Err(Unfit::Host);
-            }
+        if !self.machine.host_holds(memory.offloaded.total(), self.ranks) {
+            return Err(Unfit::Host);
         }
         let tokens = load.batch.sequences as f64 * self.context as f64 * load.microbatches as f64;
         Ok(tokens * self.ranks as f64 / load.seconds)

@@ -59,7 +59,7 @@ fn halves_predict_each_other() {
     }
 }
 
-/// No batch, depth or number of ranks needs to be among the measurements.
+/// Batches of 4 and 8, the depth 24 and 8 ranks need not be among the measurements.
 #[test]
 fn steps_of_another_kind_are_predicted() {
     let machine = a100_with_links().machine;

@@ -4,7 +4,7 @@ use hsdp_simulator::{Error, Fit, Machine, Measurements, Time, fit};
 
 use crate::closed_form::{STEPS, a100_with_links, fitted, steps};
 
-/// What a measured time has beyond the true one.
+/// The part of a measured time beyond the true one.
 const NOISE: f64 = 0.01;
 
 fn seconds(seconds: f64) -> Time {
