@@ -50,8 +50,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         machine = fitted.machine;
     }
     let rows = read(&options.steps, read_steps)?;
-    let workloads = rows.iter().map(|(row, time)| Ok((row.workload()?, *time)));
-    let workloads = workloads.collect::<Result<Vec<_>, hsdp_simulator::Error>>()?;
+    let workload = |(row, time): &(StepRow, Time)| match row.workload() {
+        Ok(step) => Ok((step, *time)),
+        Err(error) => Err(format!("{}: {row}: {error}", options.steps.display())),
+    };
+    let workloads = rows.iter().map(workload).collect::<Result<Vec<_>, _>>()?;
     let of = StepRow::numbers(&machine);
     let fitted = fit_table(&options.steps, &workloads, |it| fit(&machine, of, it, predict_step))?;
     told.add("steps", &rows, &fitted);
@@ -108,9 +111,8 @@ struct Told {
 impl Told {
     fn add<R: Display>(&mut self, what: &str, rows: &[(R, Time)], fitted: &Fit) {
         let Fit { numbers, errors, .. } = fitted;
-        for ((row, measured), error) in rows.iter().zip(&errors.relative) {
-            let predicted = Time::from_seconds(measured.seconds() * (1.0 + error));
-            let predicted = predicted.unwrap_or(Time::MAX);
+        let predicted = fitted.predicted.iter().zip(&errors.relative);
+        for ((row, measured), (predicted, error)) in rows.iter().zip(predicted) {
             let error = 100.0 * error;
             self.rows +=
                 &format!("{row}: measured {measured}, predicted {predicted} ({error:+.2} %)\n");

@@ -33,7 +33,9 @@ pub struct Fit {
     pub machine: Machine,
     /// The fitted numbers, in the order in which they were asked for.
     pub numbers: Vec<Fitted>,
-    /// The errors of the predictions by this machine.
+    /// The predictions of the measurements by this machine, in their order.
+    pub predicted: Vec<Time>,
+    /// Their errors.
     pub errors: Errors,
 }
 
@@ -159,14 +161,17 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         for ((number, range), place) in self.numbers.iter().zip(&self.ranges).zip(point) {
             machine.set(&number.name, four_digits(range.value(*place)), &source)?;
         }
-        let pair = |(row, time): &(R, Time)| Ok(((self.predict)(&machine, row)?, *time));
-        let pairs = self.measured.rows.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
+        let rows = self.measured.rows;
+        let predicted = rows.iter().map(|(row, _)| (self.predict)(&machine, row));
+        let predicted = predicted.collect::<Result<Vec<_>, Error>>()?;
+        let measured = rows.iter().map(|(_, time)| *time);
+        let errors = Errors::of(predicted.iter().copied().zip(measured));
         let fitted = |(it, error): (&Number, &f64)| {
             Ok(Fitted { number: number(&machine, &it.name)?, standard_error: *error })
         };
         let numbers = self.numbers.iter().zip(standard_errors).map(fitted);
         let numbers = numbers.collect::<Result<_, Error>>()?;
-        Ok(Fit { numbers, errors: Errors::of(pairs), machine })
+        Ok(Fit { machine, numbers, predicted, errors })
     }
 }
 
