@@ -80,11 +80,13 @@ run() {
     export CUDA_DEVICE_MAX_CONNECTIONS=32
     # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
-    part suite "$made/gpu" --ignored "$@"
+    with_cublas
+    # Tests beside each other on one card wait for each other.
+    part suite "$made/gpu" --ignored --test-threads 1 "$@"
     part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/
     part conformance-nccl "$made/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
     for mesh in 1x1 1x2 2x2; do
-        part "train_gpt-$mesh" with_cublas "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
+        part "train_gpt-$mesh" "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
     done
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
@@ -98,24 +100,24 @@ run() {
     exit "$first_failure"
 }
 
-# Runs a command that is linked with cuBLAS, of the toolkit or of PyTorch, where the loader has none by itself.
+# Lets the loader find cuBLAS, of the toolkit or of PyTorch, where it does not by itself.
 with_cublas() {
     local folders
     folders=$(python3 -c 'import glob, site, sys
 for at in [*site.getsitepackages(), site.getusersitepackages()]:
     for folder in glob.glob(at + "/nvidia/*/lib"):
         print(folder, end=":")' || true)
-    LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$folders" "$@"
+    export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$folders"
 }
 
 # The exit status of the first part that failed.
 first_failure=0
 
-# Runs a part, what it says going to the report.
+# Runs a part for at most two minutes, what it says going to the report: one that hangs does not keep the others from their turn.
 part() {
     local name="$1" status=0
     shift
-    "$@" >"$report/$name.txt" 2>&1 || status=$?
+    timeout -k 5 120 "$@" >"$report/$name.txt" 2>&1 || status=$?
     tail -n 5 "$report/$name.txt"
     echo "$name: exit $status"
     if ((first_failure == 0)); then first_failure=$status; fi
