@@ -39,15 +39,28 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Failure> {
     let held = [node().map_err(Failure::work)?, cores().map_err(Failure::work)?];
     held.iter().try_for_each(show)?;
-    match &options.plot {
-        None => Ok(()),
-        Some(file) => plot::draw(file, &held)
-            .map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display()))),
+    if let Some(file) = &options.plot {
+        let drawn = plot::draw(file, &held);
+        drawn.map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display())))?;
+    }
+    held.iter().try_for_each(check)
+}
+
+/// Fails if the errors are larger than they were.
+fn check(held: &Held) -> Result<(), Failure> {
+    let errors = held.errors();
+    let (found, most) = ([errors.mean(), errors.worst()], held.most);
+    match found[0] < most[0] && found[1] < most[1] {
+        true => Ok(()),
+        false => Err(Failure::Work(format!(
+            "{}: errors of {found:?}, mean and worst, are beyond {most:?}",
+            held.name
+        ))),
     }
 }
 
 fn show(held: &Held) -> Result<(), Failure> {
-    let Held { name, fitted_to, numbers, steps } = held;
+    let Held { name, fitted_to, numbers, steps, .. } = held;
     print(format_args!("{name}, fitted to {fitted_to} other steps:\n"))?;
     numbers
         .iter()

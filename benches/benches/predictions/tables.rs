@@ -20,6 +20,8 @@ pub(crate) struct Held {
     pub(crate) numbers: Vec<Fitted>,
     /// By step: the predicted and the measured time.
     pub(crate) steps: Vec<(StepRow, (Time, Time))>,
+    /// The mean and the largest error that may be.
+    pub(crate) most: [f64; 2],
 }
 
 impl Held {
@@ -38,18 +40,22 @@ pub(crate) fn node() -> Result<Held, Error> {
     let (left_out, others): (Vec<_>, Vec<_>) = steps.partition(|(index, _)| index % 3 == 0);
     let [left_out, others] =
         [left_out, others].map(|part| part.into_iter().map(|(_, row)| row).collect());
-    let held = predict("a node of A100", &links.machine, [others, left_out])?;
+    let held = predict(("a node of A100", [0.03, 0.08]), &links.machine, [others, left_out])?;
     Ok(Held { numbers: [links.numbers, held.numbers].concat(), ..held })
 }
 
 /// Two cores.
 pub(crate) fn cores() -> Result<Held, Error> {
     let cores = Machine::bundled("two-core-cpu")?;
-    predict("two cores", &cores, [read_steps(CORES)?, read_steps(CORES_HELD_OUT)?])
+    predict(("two cores", [0.08, 0.2]), &cores, [read_steps(CORES)?, read_steps(CORES_HELD_OUT)?])
 }
 
 /// Fits the machine to some steps, and predicts others.
-fn predict(name: &'static str, machine: &Machine, [to, others]: [Steps; 2]) -> Result<Held, Error> {
+fn predict(
+    (name, most): (&'static str, [f64; 2]),
+    machine: &Machine,
+    [to, others]: [Steps; 2],
+) -> Result<Held, Error> {
     let prepared = to.iter().map(|(row, time)| Ok((row.workload()?, *time)));
     let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
     let rows = Measurements { table: name, rows: &prepared };
@@ -59,5 +65,5 @@ fn predict(name: &'static str, machine: &Machine, [to, others]: [Steps; 2]) -> R
         Ok((row, (row.workload()?.time(&fitted.machine)?, measured)))
     };
     let steps = others.into_iter().map(step).collect::<Result<_, Error>>()?;
-    Ok(Held { name, fitted_to: to.len(), numbers: fitted.numbers, steps })
+    Ok(Held { name, fitted_to: to.len(), numbers: fitted.numbers, steps, most })
 }

@@ -4,7 +4,6 @@
 //! a node of A100, and NCCL's all-reduces there.
 
 mod closed_form;
-mod cores;
 mod held_out;
 mod recovery;
 mod refusal;
