@@ -30,18 +30,30 @@ __device__ __forceinline__ Seen in_pairs(Seen mine, Seen* shared) {
     return shared[0];
 }
 
-// Writes one `Seen` per block. A thread adds up the squares of its vectors of WIDTH elements, which are rounded to T, from left to right.
+// Takes elements, which are rounded to T, into what a thread has seen, from left to right.
+template <typename T>
+__device__ __forceinline__ void see(Seen& mine, const float (&elements)[WIDTH], u64 at) {
+    for (u32 index = 0; index < WIDTH; ++index) {
+        float rounded = T::widen(T::narrow(elements[index]));
+        mine.squares += (double)rounded * (double)rounded;
+        if (!is_finite(rounded)) mine.first = least(mine.first, at + index);
+    }
+}
+
+// Writes one `Seen` per block. A thread takes its vectors from left to right, and reads DEPTH of them at once: zeros beyond the end.
 template <typename T>
 __device__ __forceinline__ void inspect(const float* values, u64 len, Seen* seen, Seen* shared) {
     Seen mine = {0.0, ~0ull};
-    for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
-        float elements[WIDTH];
-        read<Float32>(elements, values + at, len - at);
-        for (u32 index = 0; index < WIDTH; ++index) {
-            elements[index] = T::widen(T::narrow(elements[index]));
-            mine.squares += (double)elements[index] * (double)elements[index];
-            if (!is_finite(elements[index])) mine.first = least(mine.first, at + index);
+    const u64 stride = thread_count() * WIDTH;
+    for (u64 at = thread_number() * WIDTH; at < len; at += DEPTH * stride) {
+        float elements[DEPTH][WIDTH];
+#pragma unroll
+        for (u32 vector = 0; vector < DEPTH; ++vector) {
+            u64 own = at + vector * stride;
+            read<Float32>(elements[vector], values + own, own < len ? len - own : 0);
         }
+#pragma unroll
+        for (u32 vector = 0; vector < DEPTH; ++vector) see<T>(mine, elements[vector], at + vector * stride);
     }
     Seen all = in_pairs<INSPECT_THREADS>(mine, shared);
     if (threadIdx.x == 0) seen[blockIdx.x] = all;

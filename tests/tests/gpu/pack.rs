@@ -3,16 +3,20 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hsdp_kernels::cuda::{DeviceBuffer, FirstFound, Noted, Notes, Packed, Unpacked, WhatWasNoted};
+use hsdp_kernels::cuda::{
+    DeviceBuffer, DeviceSlice, FirstFound, Noted, Notes, Packed, Unpacked, WhatWasNoted,
+};
 use hsdp_kernels::{Divisor, GradientValues, HostBuffer, Values};
 use hsdp_sharding::DType;
 
 use super::numbers::{DTYPES, of};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
-/// Elements of parameters, one after the other: more than one launch takes, with every length around a vector.
+/// Elements of parameters, one after the other: more than one launch takes, with every length around a vector, and at the end more than a device
+/// has threads.
 fn lens() -> impl Iterator<Item = usize> {
-    (0..130).map(|index| [1, 5, 8, 13, 31, 32, 33, 700][index % 8] + index)
+    let short = (0..160).map(|index| [1, 5, 8, 13, 31, 32, 33, 700][index % 8] + index);
+    short.chain([400_001, 400_007, 400_000])
 }
 
 /// Gradients and where they begin: at multiples of 32, with padding between them, and every fifth absent.
@@ -68,6 +72,25 @@ fn gradients_of_all_dtypes_are_packed_as_the_twin_packs_them() {
             let said = stream.read_noted(&[&noted], PATIENCE).expect("read")[0];
             assert_eq!(said, WhatWasNoted { contribution: first, sum: None });
         }
+    }
+}
+
+/// A gradient that begins in the midst of another buffer, so that no vector of it is aligned.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn gradients_that_are_not_aligned_are_packed_as_others_are() {
+    let (stream, len) = (stream(), 1_000_003);
+    for dtype in DTYPES {
+        let gradient = of(dtype, 3, 1 + len);
+        let uploaded = upload(&stream, gradient.values());
+        let mut flat = DeviceBuffer::new(&device(), DType::BF16, len, "a test").expect("memory");
+        let packed = [Packed { gradient: DeviceSlice::new(&uploaded, 1..1 + len), start: 0 }];
+        stream.pack(&mut flat, &packed, Divisor::ONE, None).expect("packed");
+        let mut expected = HostBuffer::zeros(DType::BF16, len).expect("memory");
+        let values = gradient.values().slice(1..1 + len);
+        hsdp_kernels::pack(expected.values_mut(), values, Divisor::ONE);
+        let found = download(&stream, &flat);
+        assert_same(found.values(), expected.values(), &format!("{dtype}"));
     }
 }
 
