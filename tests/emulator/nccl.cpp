@@ -1,10 +1,11 @@
 // NCCL for ranks on emulated devices: as much of it as hsdp calls. It keeps NCCL's manners where they matter to who calls it:
-// communicators are made in the background and answer ncclInProgress; a collective occupies its stream until all ranks have come to it,
-// and for ever if they never do; ranks that disagree about the kind or the bytes of a collective hang, and nothing else is compared; an abort
-// lets go of this rank's own operations and of no other's; each rank makes its sums in its own dtype of the elements, rounded at every addition.
+// communicators are made in the background and answer ncclInProgress, but for a split, which answers ncclSuccess while it is in progress (NCCL
+// 2.30); the first collective of a communicator stays in progress until all ranks have issued it, since they connect in it; a collective occupies
+// its stream until all ranks have come to it, and for ever if they never do; ranks that disagree about the kind or the bytes of a collective
+// hang, and nothing else is compared; an abort lets go of this rank's own operations and of no other's; each rank makes its sums in its own
+// dtype of the elements, rounded at every addition.
 //
 //   HSDP_EMULATED_NCCL_FOLDER    where ranks meet that are processes, in files; without it they are threads of one process
-//   HSDP_EMULATED_NCCL_CONNECTS  if it is set, the first collective of a communicator stays in progress until all ranks have issued it
 //   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
 //   HSDP_EMULATED_NCCL_SPLIT     if it is set, communicators cannot be split
 //   HSDP_EMULATED_NCCL_STUCK_FROM  from that operation of a communicator on, calls of groups stay in progress
@@ -348,7 +349,7 @@ int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
         }
         parent->state = SUCCESS;
     }).detach();
-    return IN_PROGRESS;
+    return SUCCESS;
 }
 
 int ncclCommGetAsyncError(void* handle, int* state) {
@@ -412,8 +413,7 @@ int ncclGroupEnd() {
         if (stuck_from && comm->issued >= std::strtoull(stuck_from, nullptr, 10)) continue;
         std::thread([comm = comm, call = call] {
             std::this_thread::sleep_for(std::chrono::microseconds(200));
-            bool connects = comm->issued == 0 && std::getenv("HSDP_EMULATED_NCCL_CONNECTS");
-            if (connects && comm->exchange("connect", 0, "").empty()) return;
+            if (comm->issued == 0 && comm->exchange("connect", 0, "").empty()) return;
             call();
             if (!comm->is_aborted) comm->state = SUCCESS;
         }).detach();

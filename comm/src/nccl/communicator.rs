@@ -115,7 +115,7 @@ impl Communicator {
                 &raw mut config,
             )
         };
-        if let Err(error) = self.settle("split", status, Instant::now()) {
+        if let Err(error) = self.settle("split", begun(status), Instant::now()) {
             // Neither it nor the new one can be used: NCCL is in the midst of it.
             self.give_up();
             return Err(error);
@@ -273,6 +273,14 @@ pub(super) fn refused(
 ) -> NcclError {
     let (meaning, last) = texts(nccl, raw, status);
     NcclError::Refused { operation, rank, size, status: status.to_string(), meaning, last }
+}
+
+/// The status of a split that began. NCCL 2.30 answers success while it is in progress, and only the communicator's own state tells.
+fn begun(status: ncclResult_t) -> ncclResult_t {
+    match status {
+        ncclResult_t::ncclSuccess => ncclResult_t::ncclInProgress,
+        other => other,
+    }
 }
 
 /// A rank, a count or a color, as NCCL takes them. More than 2^31 ranks there are not.

@@ -50,7 +50,6 @@ fn is_emulated() -> bool {
 /// The same command, whose ranks have a folder to meet in if NCCL is emulated.
 fn on_devices(mut command: Command, meeting: &Path) -> Command {
     command.args(["--device", "cuda"]).env("HSDP_EMULATED_NCCL_FOLDER", meeting);
-    command.env("HSDP_EMULATED_NCCL_CONNECTS", "1");
     command
 }
 

@@ -54,7 +54,6 @@ fn process(scenario: &str, meeting: &Path) -> Result<Ended, String> {
     command.args(["-n", "4"]).arg(program).env(PROCESS, scenario);
     command.env("HSDP_EMULATED_NCCL_FOLDER", meeting);
     command.env("HSDP_EMULATED_MEMORY", (64 << 20).to_string());
-    command.env("HSDP_EMULATED_NCCL_CONNECTS", "1");
     run(command)
 }
 
