@@ -1,5 +1,7 @@
 //! The orthogonalization of matrices.
 
+use candle_core::Device::Cpu;
+use candle_core::Tensor;
 use hsdp_kernels::cuda::{Cublas, CudaError, MatrixProduct, NewtonSchulzBuffers, Product, Stream};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads, Values};
@@ -32,40 +34,79 @@ impl MatrixProduct for Counted {
     }
 }
 
-/// The greatest distance of a matrix from that of the host, in norms of the latter. All matrices lie in one buffer, with elements between them
-/// that must not change, and have the same other buffers.
-fn distance(by: &NewtonSchulz) -> f64 {
+/// A matrix before it is orthogonalized, and as the device and the host orthogonalize it.
+struct Orthogonalized {
+    sizes: (usize, usize),
+    before: Vec<f32>,
+    device: Vec<f32>,
+    host: Vec<f32>,
+}
+
+impl Orthogonalized {
+    /// The distance of the device's from the host's, in norms of the latter.
+    fn distance_to_host(&self) -> f64 {
+        distance(&self.device, &wide(&self.host))
+    }
+}
+
+/// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that must not change, and have the same other
+/// buffers.
+fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let (stream, mut starts, mut len) = (stream(), Vec::new(), GAP);
     for (rows, columns) in SIZES {
         starts.push(len);
         len += rows * columns + GAP;
     }
-    let mut expected = ordinary(7, len);
-    let mut matrices = upload(&stream, Values::F32(&expected));
+    let before = ordinary(7, len);
+    let mut matrices = upload(&stream, Values::F32(&before));
     let mut buffers = NewtonSchulzBuffers::new(&device(), by.dtype, SIZES).expect("memory");
     let cublas = Cublas::new(&device()).expect("cuBLAS");
     let mut product = Counted { cublas, products: 0 };
     for (sizes, start) in SIZES.into_iter().zip(&starts) {
         let matrix = (&mut matrices, *start, sizes);
         stream.orthogonalize(by, matrix, &mut buffers, &mut product).expect("orthogonalized");
-        let own = &mut expected[*start..start + sizes.0 * sizes.1];
-        let mut workspace = vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)];
-        by.orthogonalize(own, sizes, &mut workspace, Threads::One);
     }
     assert_eq!(product.products, 3 * by.steps * SIZES.len());
     let found = download(&stream, &matrices).values().to_f32();
-    let mut greatest = 0.0_f64;
-    for ((rows, columns), start) in SIZES.into_iter().zip(starts) {
-        let own = start..start + rows * columns;
-        assert_eq!(found[own.end..own.end + GAP], expected[own.end..own.end + GAP], "the gap");
-        let norm =
-            |values: &mut dyn Iterator<Item = f64>| values.map(|it| it * it).sum::<f64>().sqrt();
-        let pairs = found[own.clone()].iter().zip(&expected[own.clone()]);
-        let off = norm(&mut pairs.map(|(found, expected)| f64::from(found - expected)));
-        let whole = norm(&mut expected[own].iter().copied().map(f64::from));
-        greatest = greatest.max(off / whole);
-    }
-    greatest
+    let both = SIZES.into_iter().zip(starts).map(|(sizes, start)| {
+        let own = start..start + sizes.0 * sizes.1;
+        assert_eq!(found[own.end..own.end + GAP], before[own.end..own.end + GAP], "the gap");
+        let (before, device) = (before[own.clone()].to_vec(), found[own].to_vec());
+        let (mut host, mut workspace) =
+            (before.clone(), vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)]);
+        by.orthogonalize(&mut host, sizes, &mut workspace, Threads::One);
+        Orthogonalized { sizes, before, device, host }
+    });
+    both.collect()
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().copied().map(f64::from).collect()
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|it| it * it).sum::<f64>().sqrt()
+}
+
+/// The distance of a matrix from another, in norms of the other.
+fn distance(matrix: &[f32], other: &[f64]) -> f64 {
+    let apart = matrix.iter().zip(other).map(|(one, other)| f64::from(*one) - other);
+    norm(apart) / norm(other.iter().copied())
+}
+
+/// The iteration in f64, from its definition: nothing is rounded to less.
+fn exact(by: &NewtonSchulz, matrix: &[f32], sizes: (usize, usize)) -> Vec<f64> {
+    let [a, b, c] = by.coefficients;
+    let x = Tensor::from_vec(wide(matrix), sizes, &Cpu).expect("a matrix");
+    let whole = norm(wide(matrix).into_iter());
+    let step = |x: Tensor| -> candle_core::Result<Tensor> {
+        let gram = x.matmul(&x.t()?)?;
+        let factor = ((&gram * b)? + (gram.matmul(&gram)? * c)?)?;
+        (&x * a)? + factor.matmul(&x)?
+    };
+    let start = (x / whole).expect("divided");
+    let end = (0..by.steps).fold(start, |x, _| step(x).expect("a step"));
+    end.flatten_all().and_then(|it| it.to_vec1()).expect("its elements")
 }
 
 /// A sum of 300 terms in another order may differ by some 16 units of 2^-24, which are 1e-6, and each step has such sums. (In TF32 a product would
@@ -75,19 +116,32 @@ fn distance(by: &NewtonSchulz) -> f64 {
 fn matrices_are_orthogonalized_as_on_the_host() {
     for steps in [0, 1, 2, 5] {
         let by = NewtonSchulz { steps, ..NewtonSchulz::default() };
-        let distance = distance(&by);
-        assert!(distance <= 1e-6 * (1 + steps) as f64, "{steps} steps in f32: {distance:e}");
+        for matrix in orthogonalize(&by) {
+            let (sizes, distance) = (matrix.sizes, matrix.distance_to_host());
+            assert!(distance <= 1e-6 * (1 + steps) as f64, "{steps}, {sizes:?}: {distance:e}");
+        }
     }
 }
 
-/// Sums in another order may be rounded to another bf16, by 2^-8 of a value.
+/// A sum in another order may be rounded to the next bf16. An element of B that is near b + c = -2.74 is then off by 2^-6, and with it the singular
+/// value, which is multiplied by a + b + c = 0.70: by 2.2 %. That is as much as all roundings of five steps change a matrix. So the device is
+/// compared with the iteration that rounds nothing, and may be no further from it than twice the host's distance; and with the host where few sums
+/// are rounded.
 #[test]
 #[ignore = "needs a CUDA device"]
-fn in_bf16_results_are_rounded_where_the_host_rounds_them() {
+fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
     for steps in [0, 1, 2, 5] {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
-        let distance = distance(&by);
-        assert!(distance <= 2.0 * 2_f64.powi(-8), "{steps} steps in bf16: {distance:e}");
+        for matrix in orthogonalize(&by) {
+            let (sizes, exact) = (matrix.sizes, exact(&by, &matrix.before, matrix.sizes));
+            let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
+            assert!(
+                device <= 2.0 * host + 2_f64.powi(-9),
+                "{steps}, {sizes:?}: {device:e} {host:e}"
+            );
+            let apart = matrix.distance_to_host();
+            assert!(steps > 2 || apart <= 2.0 * 2_f64.powi(-8), "{steps}, {sizes:?}: {apart:e}");
+        }
     }
 }
 
