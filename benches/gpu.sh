@@ -3,8 +3,8 @@
 #
 #   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
 #   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the conformance cases of tests/cases, a GPT of which all lies on the
-#                                   GPU, verified, the benches of the kernels, and PyTorch's where python3 has it; without cargo and
-#                                   network; leaves a report in FOLDER
+#                                   GPU, verified and timed, the benches of the kernels and of a step without arithmetic, and
+#                                   PyTorch's where python3 has it; without cargo and network; leaves a report in FOLDER
 #
 # What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another. $HSDP_GPU_SIZES are the
 # sizes of the benches, as 1MiB,16MiB; $HSDP_GPU_BENCH is what else the bench is told. All of them run, and the exit status is that of the first that failed.
@@ -33,21 +33,22 @@ conformance() {
         executable conformance
 }
 
-# That of the bench.
+# That of a bench.
 bench() {
-    cargo bench -p hsdp-benches --features cuda --bench gpu_kernels --no-run --locked --message-format=json |
-        executable gpu_kernels
+    cargo bench -p hsdp-benches --features cuda,nccl --bench "$1" --no-run --locked --message-format=json | executable "$1"
 }
 
 build() {
     mkdir -p "$made"
     strip -o "$made/gpu" "$(cd "$root" && suite)"
     strip -o "$made/conformance" "$(cd "$root" && conformance)"
-    strip -o "$made/gpu_kernels" "$(cd "$root" && bench)"
+    for bench in gpu_kernels accumulation; do
+        strip -o "$made/$bench" "$(cd "$root" && bench "$bench")"
+    done
     "$root/benches/gpu/candle.sh" "$made/train_gpt"
     # Most of it is kernels, which are for one architecture and pack well.
     xz -9f "$made/train_gpt"
-    cp "$root/benches/peers/gpu_kernels.py" "$made"
+    cp "$root/benches/peers/"{gpu_kernels,gpt}.py "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
     local bytes
     bytes=$(du -sb --exclude='libnccl.so.2' --exclude='train_gpt' --exclude='report*' "$made" | cut -f1)
@@ -63,7 +64,7 @@ machine() {
     date --iso-8601=seconds
     uname -srm
     grep -m1 "model name" /proc/cpuinfo || true
-    nvidia-smi || echo "no nvidia-smi"
+    nvidia-smi -q -d CLOCK,POWER || echo "no nvidia-smi"
     git -C "$root" rev-parse HEAD 2>/dev/null || echo "no git"
 }
 
@@ -78,21 +79,30 @@ run() {
     export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
     # Each rank has four streams, which must not queue behind those of others.
     export CUDA_DEVICE_MAX_CONNECTIONS=32
-    # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
+    # Several ranks on one GPU: each with few multiprocessors, or they starve each other. A kernel that is loaded when it is first launched may have
+    # to wait for those that run, and one of NCCL waits for other ranks: so all are loaded in the beginning.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4 NCCL_DEBUG=WARN CUDA_MODULE_LOADING=EAGER
     with_cublas
     # Tests beside each other on one card wait for each other.
     part suite "$made/gpu" --ignored --test-threads 1 "$@"
     part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/
     part conformance-nccl "$made/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
     for mesh in 1x1 1x2 2x2; do
-        part "train_gpt-$mesh" "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
+        part "verified-$mesh" "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
     done
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
-    part bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
+    clocked bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
+    for mesh in 1x1 1x2; do
+        clocked "step-$mesh" "$made/accumulation" --comm nccl --mesh "$mesh" --units 8 --numel 16000000 --microbatches 4 --repeat 9
+    done
+    local of_gpt=(--device cuda --mesh 1x1 --width 768 --layers 12 --heads 12 --context 512 --microbatches 2 --batch 8 --steps 23)
+    clocked gpt "$made/train_gpt" "${of_gpt[@]}" --out "$report/gpt"
     if python3 -c "import torch" 2>/dev/null; then
-        part pytorch python3 "$made/gpu_kernels.py" "${sizes[@]}" --csv "$report/pytorch.csv"
+        clocked pytorch python3 "$made/gpu_kernels.py" "${sizes[@]}" --csv "$report/pytorch.csv"
+        for attention in "" --sdpa; do
+            clocked "pytorch-gpt$attention" torchrun --nproc_per_node 1 "$made/gpt.py" "${of_gpt[@]}" ${attention:+"$attention"}
+        done
     else
         echo "pytorch: python3 has none, it is left out" | tee "$report/pytorch.txt"
     fi
@@ -108,6 +118,15 @@ for at in [*site.getsitepackages(), site.getusersitepackages()]:
     for folder in glob.glob(at + "/nvidia/*/lib"):
         print(folder, end=":")' || true)
     export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$folders"
+}
+
+# As `part`, with a table of the clocks meanwhile.
+clocked() {
+    nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv -lms 500 >"$report/$1-clocks.csv" 2>&1 &
+    local sampler=$!
+    part "$@"
+    kill "$sampler" 2>/dev/null || true
+    wait "$sampler" 2>/dev/null || true
 }
 
 # The exit status of the first part that failed.

@@ -1,12 +1,13 @@
-"""A whole training step of the example's GPT by PyTorch FSDP2 (HSDP) over gloo on the CPU: the peer of `train_gpt`.
+"""A whole training step of the example's GPT by PyTorch FSDP2 (HSDP), over gloo on the CPU or over NCCL on a GPU: the peer of `train_gpt`.
 
     OMP_NUM_THREADS=1 V/bin/torchrun --nproc_per_node 4 gpt.py --mesh 2x2 --microbatches 2 --steps 30
+    torchrun --nproc_per_node 1 gpt.py --device cuda --mesh 1x1 --sdpa
 
 The sizes and the arithmetic are those of `train_gpt` (f32, pre-norm blocks, GELU in its tanh form, no tied weights): forward, backward, a
 reduce-scatter of each microbatch, the deferred all-reduce, clipping by the global norm, fused AdamW. Prints the median of tokens a second of all
 ranks, without the first three steps, and the sum of the ranks' peak resident memory in KiB.
 """
-import argparse, resource, statistics, time, warnings
+import argparse, os, resource, statistics, time, warnings
 import torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +19,7 @@ for name, default in dict(microbatches=2, batch=4, layers=3, width=96, heads=4, 
     p.add_argument(f"--{name}", type=int, default=default)
 p.add_argument("--mesh", default="2x2")
 p.add_argument("--sdpa", action="store_true", help="PyTorch's fused attention")
+p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 a = p.parse_args()
 
 
@@ -36,7 +38,7 @@ class Block(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             s = q @ k.transpose(-1, -2) / (w // a.heads) ** 0.5
-            mask = torch.ones(t, t, dtype=torch.bool).tril()
+            mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
             y = s.masked_fill(~mask, float("-inf")).softmax(-1) @ v
         x = x + self.proj(y.transpose(1, 2).reshape(b, t, w))
         return x + self.out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
@@ -56,11 +58,14 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), targets.flatten())
 
 
-dist.init_process_group("gloo")
+on_gpu = a.device == "cuda"
+if on_gpu:
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+dist.init_process_group("nccl" if on_gpu else "gloo")
 R, S = map(int, a.mesh.split("x"))
-mesh = init_device_mesh("cpu", (R, S), mesh_dim_names=("replicate", "shard"))
+mesh = init_device_mesh(a.device, (R, S), mesh_dim_names=("replicate", "shard"))
 torch.manual_seed(1)
-model = Gpt()
+model = Gpt().to(a.device)
 for block in model.h:
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
@@ -73,14 +78,16 @@ for step in range(a.steps + 3):
         last = m == a.microbatches - 1
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
-        ids = torch.randint(a.vocab, (a.batch, a.context + 1))
+        ids = torch.randint(a.vocab, (a.batch, a.context + 1)).to(a.device)
         (model(ids[:, :-1], ids[:, 1:]) / a.microbatches).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     adamw.step()
     adamw.zero_grad()
+    if on_gpu:
+        torch.cuda.synchronize()
     ended = time.perf_counter()
     times.append(ended - began)
-peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, device=a.device)
 dist.all_reduce(peak)
 if dist.get_rank() == 0:
     tokens = a.microbatches * a.batch * a.context * R * S

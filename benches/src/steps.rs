@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use hsdp::kernels::Values;
+use hsdp::kernels::cuda::{CudaError, Device, DeviceBuffer};
 use hsdp::{
-    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Plan,
-    ShardedModel, Step, StepOptions, Unit, UnitId, World,
+    DType, Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param,
+    Placement, Plan, ShardedModel, Step, StepOptions, Unit, UnitId, World,
 };
-
 use hsdp_program::Failure;
 use hsdp_program::memory::{Need, product};
 
@@ -85,7 +86,8 @@ impl Steps {
         let model =
             ShardedModel::new(world, size.spec(), options, |param| vec![0.0; param.numel()])?;
         let units = model.plan().spec().unit_ids().collect();
-        Ok(Self { model, size, units, gradients: gradients(size) })
+        let gradients = gradients(size, model.options().placement)?;
+        Ok(Self { model, size, units, gradients })
     }
 
     /// The model, with its plan.
@@ -146,12 +148,33 @@ impl Steps {
     }
 }
 
-fn gradients(size: Size) -> Vec<Arc<dyn GradientValues>> {
-    let make = || Arc::new(vec![GRADIENT; size.numel as usize]) as Arc<dyn GradientValues>;
-    match size.gradients {
-        Gradients::OneForAll => vec![make(); size.units as usize],
-        Gradients::OfEachUnit => (0..size.units).map(|_| make()).collect(),
+fn gradients(size: Size, placement: Placement) -> Result<Vec<Arc<dyn GradientValues>>, Error> {
+    let made = match size.gradients {
+        Gradients::OneForAll => 1,
+        Gradients::OfEachUnit => size.units as usize,
+    };
+    let made: Vec<_> =
+        (0..made).map(|_| gradient(size.numel, placement)).collect::<Result<_, _>>()?;
+    Ok(made.iter().cycle().take(size.units as usize).map(Arc::clone).collect())
+}
+
+/// A gradient where the model lies.
+fn gradient(numel: u32, placement: Placement) -> Result<Arc<dyn GradientValues>, Error> {
+    let values = vec![GRADIENT; numel as usize];
+    match placement {
+        Placement::Cuda { ordinal, .. } => {
+            on_device(&values, ordinal).map_err(|error| Error::Options { what: error.to_string() })
+        }
+        _ => Ok(Arc::new(values)),
     }
+}
+
+fn on_device(values: &[f32], ordinal: usize) -> Result<Arc<dyn GradientValues>, CudaError> {
+    let stream = Device::new(ordinal)?.stream()?;
+    let mut buffer =
+        DeviceBuffer::new(stream.device(), DType::F32, values.len(), "the gradients of a bench")?;
+    buffer.write(&stream, Values::F32(values))?;
+    Ok(Arc::new(buffer))
 }
 
 fn microbatch(

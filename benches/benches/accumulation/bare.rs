@@ -1,5 +1,5 @@
-//! The same passes over as many bytes, and nothing else: the limit of the machine. The kernels are the runtime's own, one pass each,
-//! so the difference is the runtime: plan, descriptors, blocks, waiting.
+//! The loop beside the runtime. Of ranks on the host: the same passes over as many bytes, and nothing else: the limit of the machine. The kernels are
+//! the runtime's own, one pass each, so the difference is the runtime: plan, descriptors, blocks, waiting. `nccl` has that of ranks on a device.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 
@@ -8,6 +8,7 @@ use hsdp_benches::steps::GRADIENT;
 use hsdp_kernels::{Divisor, Fold, Scaling, Values, Wire, copy_past_caches, sum_contributions};
 use hsdp_sharding::{Coordinate, balanced};
 
+use crate::nccl::Meeting;
 use crate::options::{Comm, Options};
 
 /// Elements that are summed at a time, as in the runtime.
@@ -16,8 +17,84 @@ const BLOCK: usize = 8 << 10;
 /// Parameters of the unit in use, and of the next one.
 type Turns = [Vec<f32>; 2];
 
+/// The loop of the ranks of this process.
+pub(crate) enum Bare {
+    OnTheHost(Shared),
+    ByNccl(Meeting),
+}
+
+/// One rank's part of the loop.
+pub(crate) trait OwnLoop {
+    /// A step. Collective.
+    fn step(&mut self) -> Result<(), String>;
+
+    /// The rank's partials after a step.
+    fn partials(&self) -> Result<Vec<f32>, String>;
+}
+
+impl Bare {
+    /// The loop that does what these options ask of the runtime, if there is one.
+    pub(crate) fn of(options: &Options) -> Result<Option<Self>, String> {
+        if !Self::serves(options) {
+            return Ok(None);
+        }
+        Ok(Some(match options.comm {
+            Comm::Nccl => Self::ByNccl(Meeting::new()?),
+            Comm::Local | Comm::Mpi => Self::OnTheHost(Shared::new(options)),
+        }))
+    }
+
+    pub(crate) fn serves(options: &Options) -> bool {
+        let is_f32 = options.param_dtype == DType::F32;
+        let is_plain = is_f32 && options.mode == Accumulation::ReduceScatter;
+        match options.comm {
+            Comm::Local => is_plain,
+            Comm::Nccl => is_plain && options.reduce_dtype == DType::F32,
+            Comm::Mpi => false,
+        }
+    }
+
+    /// The part of a rank. Collective.
+    pub(crate) fn own<'a>(
+        &'a self,
+        options: &Options,
+        rank: Rank,
+    ) -> Result<Box<dyn OwnLoop + 'a>, String> {
+        match self {
+            Self::OnTheHost(shared) => Ok(Box::new(OnTheHost { shared, rank: rank.index() })),
+            Self::ByNccl(meeting) => meeting.own(options, rank),
+        }
+    }
+}
+
+/// Checks the partials of a rank after a step.
+pub(crate) fn check(own: &dyn OwnLoop, options: &Options) -> Result<(), String> {
+    let expected = GRADIENT * options.microbatches as f32;
+    let wrong = own.partials()?.into_iter().find(|element| *element != expected);
+    wrong.map_or(Ok(()), |wrong| Err(format!("the bare loop has {wrong}, not {expected}")))
+}
+
+struct OnTheHost<'a> {
+    shared: &'a Shared,
+    rank: usize,
+}
+
+impl OwnLoop for OnTheHost<'_> {
+    fn step(&mut self) -> Result<(), String> {
+        self.shared.step(self.rank);
+        Ok(())
+    }
+
+    fn partials(&self) -> Result<Vec<f32>, String> {
+        let slices = self.shared.partials[self.rank].iter().flatten();
+        let elements =
+            |slice: &Mutex<Vec<f32>>| slice.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(slices.flat_map(elements).collect())
+    }
+}
+
 /// Buffers of all ranks, as large as the runtime's, and of the same number.
-pub(crate) struct Bare {
+pub(crate) struct Shared {
     mesh: Mesh,
     units: usize,
     microbatches: usize,
@@ -33,8 +110,8 @@ pub(crate) struct Bare {
     partials: Vec<Vec<Vec<Mutex<Vec<f32>>>>>,
 }
 
-impl Bare {
-    pub(crate) fn new(options: &Options) -> Self {
+impl Shared {
+    fn new(options: &Options) -> Self {
         let (mesh, units) = (options.mesh, options.units as usize);
         let shard = options.numel() / mesh.shard_size();
         let whole = shard * mesh.shard_size();
@@ -62,15 +139,8 @@ impl Bare {
         }
     }
 
-    /// Whether the loop does what these options ask of the runtime.
-    pub(crate) fn serves(options: &Options) -> bool {
-        options.comm == Comm::Local
-            && options.param_dtype == DType::F32
-            && options.mode == Accumulation::ReduceScatter
-    }
-
     /// One rank's part of a step.
-    pub(crate) fn step(&self, rank: usize) {
+    fn step(&self, rank: usize) {
         for microbatch in 0..self.microbatches {
             (0..self.units).for_each(|unit| self.gather(rank, unit));
             for unit in (0..self.units).rev() {
@@ -144,18 +214,6 @@ impl Bare {
             sum_contributions(sum, &contributions, scaling, Fold::Replace);
             slices.iter_mut().for_each(|slice| slice[range.clone()].copy_from_slice(sum));
         }
-    }
-
-    /// Whether the last step's partials are what they must be.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let expected = GRADIENT * self.microbatches as f32;
-        for slice in self.partials.iter().flatten().flatten() {
-            let slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(wrong) = slice.iter().find(|element| **element != expected) {
-                return Err(format!("the bare loop has {wrong}, not {expected}"));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -9,12 +9,16 @@
 //! included. `benches/peers/fsdp2.py` does the same work with PyTorch FSDP2.
 //!
 //! By turns with the runtime, on the same threads, a bare loop makes the same passes over as many bytes and nothing else: it
-//! has no plan and no descriptors, and waits only at the end. docs/performance.md has the formula of the bytes.
+//! has no plan and no descriptors, and waits only at the end. docs/performance.md has the formula of the bytes. With `--comm nccl` all lies on a
+//! CUDA device, and the loop makes the same calls of NCCL.
 //!
-//! In reading order: `options`, `ranks`, `bare` (the loop), `bytes`, `report`; the step of hsdp is in the module `steps` of this crate.
+//! In reading order: `options`, `ranks`, `bare` (the loop), `nccl` (that on a device), `bytes`, `report`; the step of hsdp is in the module `steps` of
+//! this crate.
 
 mod bare;
 mod bytes;
+#[cfg_attr(not(feature = "nccl"), path = "absent.rs")]
+mod nccl;
 mod options;
 mod ranks;
 mod report;
@@ -22,7 +26,7 @@ mod report;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use hsdp::World;
+use hsdp::{Rank, World};
 use hsdp_benches::program;
 use hsdp_benches::steps::Steps;
 use hsdp_benches::stopwatch::Stopwatch;
@@ -45,38 +49,37 @@ fn main() -> ExitCode {
 /// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next, if it is a rank of
 /// this process.
 fn measure(options: &Options) -> Result<Option<Times>, String> {
-    let bare = Bare::serves(options).then(|| Bare::new(options));
-    let ran = ranks::launch(options, |world| {
-        let mut steps = Steps::new(world.clone(), options.size(), options.of_model())?;
-        let mut times = Times::default();
-        for round in 0..=options.repeat {
-            let by_runtime = timed(&world, || steps.step(&mut Stopwatch::still()))?;
-            let by_loop = timed(&world, || {
-                bare.iter().for_each(|bare| bare.step(world.rank().index()));
-                Ok(())
-            })?;
-            // The first round touches pages.
-            if round > 0 {
-                times.push(by_runtime, by_loop);
-            }
-        }
-        Ok::<_, hsdp::Error>((world.rank(), times))
-    })?;
+    let bare = Bare::of(options)?;
+    let ran = ranks::launch(options, |world| rank(options, &world, bare.as_ref()))?;
     let of_first = ran.into_iter().next().ok_or("no ranks")?;
-    bare.as_ref().map_or(Ok(()), Bare::check)?;
-    let of_first = of_first.map_err(|failure| failure.to_string())?;
-    let (rank, times) = of_first.map_err(|error| error.to_string())?;
+    let (rank, times) = of_first.map_err(|failure| failure.to_string())??;
     Ok((rank.index() == 0).then_some(times))
 }
 
-fn timed(
-    world: &World,
-    work: impl FnOnce() -> Result<(), hsdp::Error>,
-) -> Result<Duration, hsdp::Error> {
+fn rank(options: &Options, world: &World, bare: Option<&Bare>) -> Result<(Rank, Times), String> {
+    let said = |error: hsdp::Error| error.to_string();
+    ranks::connect(options, world)?;
+    let steps = Steps::new(world.clone(), options.size(), options.of_model());
+    let mut steps = steps.map_err(said)?;
+    let mut own = bare.map(|bare| bare.own(options, world.rank())).transpose()?;
+    let mut times = Times::default();
+    for round in 0..=options.repeat {
+        let by_runtime = timed(world, || steps.step(&mut Stopwatch::still()).map_err(said))?;
+        let by_loop = timed(world, || own.as_mut().map_or(Ok(()), |own| own.step()))?;
+        // The first round touches pages.
+        if round > 0 {
+            times.push(by_runtime, by_loop);
+        }
+    }
+    own.map_or(Ok(()), |own| bare::check(&*own, options))?;
+    Ok((world.rank(), times))
+}
+
+fn timed(world: &World, work: impl FnOnce() -> Result<(), String>) -> Result<Duration, String> {
     let meet = || world.world_group(Channel::User).barrier(Tag::default())?.wait();
-    meet()?;
+    meet().map_err(|error| error.to_string())?;
     let started = Instant::now();
     work()?;
-    meet()?;
+    meet().map_err(|error| error.to_string())?;
     Ok(started.elapsed())
 }

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use clap::{Parser, ValueEnum};
-use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
+use hsdp::{
+    Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Offload, Placement, Precision,
+};
 use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
 use hsdp_program::Failure;
@@ -15,7 +17,8 @@ use crate::bare::Bare;
 #[derive(Debug, Parser)]
 #[command(name = "accumulation")]
 pub(crate) struct Options {
-    /// The ranks: threads of this process, or the processes that mpirun has started (needs a build with --features mpi).
+    /// The ranks: threads of this process, the processes that mpirun has started (needs a build with --features mpi), or threads that share the first
+    /// CUDA device and go by NCCL (needs --features nccl).
     #[arg(long, value_enum, default_value_t = Comm::Local)]
     pub(crate) comm: Comm,
     /// The mesh, replicate x shard.
@@ -60,6 +63,8 @@ pub(crate) enum Comm {
     Local,
     /// Processes under MPI.
     Mpi,
+    /// Threads of this process that share a CUDA device, and go by NCCL.
+    Nccl,
 }
 
 impl fmt::Display for Comm {
@@ -67,6 +72,7 @@ impl fmt::Display for Comm {
         f.write_str(match self {
             Self::Local => "local",
             Self::Mpi => "mpi",
+            Self::Nccl => "nccl",
         })
     }
 }
@@ -76,12 +82,15 @@ impl Options {
         self.mesh.world_size()
     }
 
-    /// Checks that the memory of all ranks, and of the bare loop beside them, is within that of this process.
+    /// Checks that the memory of all ranks, and of the bare loop beside them, is within that of this process, where they lie there.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.comm == Comm::Mpi {
             return Ok(());
         }
         check_threads(self.mesh)?;
+        if self.comm == Comm::Nccl {
+            return Ok(());
+        }
         let need = self.size().need(&self.of_model())?;
         let of_loop = if Bare::serves(self) { need.bytes() } else { 0 };
         Ok(need.with("the bare loop", of_loop).check(Limit::of_process())?)
@@ -96,6 +105,13 @@ impl Options {
         Size { units, numel, microbatches, gradients: Gradients::OfEachUnit }
     }
 
+    fn placement(&self) -> Placement {
+        match self.comm {
+            Comm::Nccl => Placement::Cuda { ordinal: 0, offload: Offload::None },
+            Comm::Local | Comm::Mpi => Placement::Host,
+        }
+    }
+
     pub(crate) fn of_model(&self) -> ModelOptions {
         let (parameters, wire) = (self.param_dtype, self.reduce_dtype);
         ModelOptions {
@@ -103,6 +119,7 @@ impl Options {
             accumulation: self.mode,
             prefetch: self.prefetch,
             full_copies: self.full_copies,
+            placement: self.placement(),
             // As in FSDP2: losses have no weights, and the objective is the mean over ranks.
             objective: Objective::RankMean,
             ..ModelOptions::on(self.mesh)

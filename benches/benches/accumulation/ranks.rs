@@ -11,7 +11,9 @@ pub(crate) fn launch<T: Send>(
     rank: impl Fn(World) -> T + Sync,
 ) -> Result<Vec<Result<T, RankFailure>>, String> {
     match options.comm {
-        Comm::Local => Ok(launch_threads(options.ranks(), WorldOptions::default(), rank)),
+        Comm::Local | Comm::Nccl => {
+            Ok(launch_threads(options.ranks(), WorldOptions::default(), rank))
+        }
         Comm::Mpi => of_job(options, rank),
     }
 }
@@ -37,4 +39,21 @@ fn of_job<T>(
 #[cfg(not(feature = "mpi"))]
 fn of_job<T>(_: &Options, _: impl Fn(World) -> T) -> Result<Vec<Result<T, RankFailure>>, String> {
     Err("--comm mpi: build with --features mpi".to_owned())
+}
+
+/// Connects the ranks by NCCL, if they go by it. Collective.
+#[cfg(feature = "nccl")]
+pub(crate) fn connect(options: &Options, world: &World) -> Result<(), String> {
+    if options.comm != Comm::Nccl {
+        return Ok(());
+    }
+    let device = hsdp_kernels::cuda::Device::new(0).map_err(|error| error.to_string())?;
+    world.connect_nccl(&device).map_err(|error| error.to_string())
+}
+
+/// Ranks that go by NCCL are refused before they come here.
+#[cfg(not(feature = "nccl"))]
+#[expect(clippy::unnecessary_wraps, reason = "with NCCL it fails")]
+pub(crate) fn connect(_: &Options, _: &World) -> Result<(), String> {
+    Ok(())
 }
