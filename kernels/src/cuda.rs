@@ -23,7 +23,7 @@
 //! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
 //!
 //! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
-//! `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
+//! `together`, `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
 //! and notes that they write); `pack`, `sum`, `inspect`, `update`, `muon` (the kernels); `product`, `cublas`, `newton_schulz` (products of
 //! matrices); `gradients` (gradients in host or device memory).
 
@@ -51,6 +51,7 @@ mod staging;
 mod stream;
 mod sum;
 mod table;
+mod together;
 mod update;
 
 pub use self::buffer::DeviceBuffer;
@@ -67,4 +68,5 @@ pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
 pub use self::product::{DeviceMatrix, MatrixProduct, Product, Stored};
 pub use self::stream::{Stream, Together};
+pub use self::together::Apart;
 pub use self::update::{DeviceUpdate, PieceOfStep};

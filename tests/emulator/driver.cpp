@@ -3,6 +3,7 @@
 // streams run at once and are late at random, memory that means nothing is full of NaN, and memory that is freed is gone.
 //
 //   HSDP_EMULATED_DELAY_US   how late an operation may begin, at the most (default 50)
+//   HSDP_EMULATED_FENCES     if it is set, no operation that is issued after memory was freed begins before all that were issued before have ended
 //   HSDP_EMULATED_MEMORY     bytes that the device has (default 2 GiB)
 
 #include <atomic>
@@ -39,6 +40,48 @@ std::size_t setting(const char* name, std::size_t otherwise) {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
+// The operations of all streams, in the order in which they were issued.
+class Order {
+  public:
+    struct Place {
+        std::uint64_t number, fence;
+    };
+
+    Place issue() {
+        std::lock_guard held(lock);
+        unfinished.insert(++last);
+        return {last, fence};
+    }
+
+    // What is issued from now on begins when all before has ended.
+    void divide() {
+        std::lock_guard held(lock);
+        if (std::getenv("HSDP_EMULATED_FENCES")) fence = last;
+    }
+
+    void begin(Place place) {
+        std::unique_lock held(lock);
+        changed.wait(held, [&] { return *unfinished.begin() > place.fence; });
+    }
+
+    void end(Place place) {
+        std::lock_guard held(lock);
+        unfinished.erase(place.number);
+        changed.notify_all();
+    }
+
+  private:
+    std::mutex lock;
+    std::condition_variable changed;
+    std::set<std::uint64_t> unfinished;
+    std::uint64_t last = 0, fence = 0;
+};
+
+Order& order() {
+    static Order* order = new Order;
+    return *order;
+}
+
 // An order of operations, which a thread runs one after the other.
 class Stream {
   public:
@@ -51,7 +94,11 @@ class Stream {
 
     void put(std::function<void()> operation) {
         std::lock_guard held(lock);
-        operations.push_back(std::move(operation));
+        operations.push_back([place = order().issue(), operation = std::move(operation)] {
+            order().begin(place);
+            operation();
+            order().end(place);
+        });
         changed.notify_all();
     }
 
@@ -144,6 +191,7 @@ using Handle = std::shared_ptr<Event>;
 
 // For what else issues work: cublas.cpp and nccl.cpp.
 void put_on_stream(void* stream, std::function<void()> operation) { ((Stream*)stream)->put(std::move(operation)); }
+void note_free() { order().divide(); }
 
 extern "C" {
 
@@ -257,6 +305,7 @@ int cuMemFree_v2(std::uint64_t address) {
     std::lock_guard held(device().lock);
     auto found = device().memory.find((char*)address);
     if (found == device().memory.end()) return INVALID_VALUE;
+    note_free();
     for (Stream* stream : device().streams) stream->drain();
     std::memset(found->first, 0xff, found->second);
     device().used -= found->second;

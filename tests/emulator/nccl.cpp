@@ -3,7 +3,7 @@
 // 2.30); the first collective of a communicator stays in progress until all ranks have issued it, since they connect in it; a collective occupies
 // its stream until all ranks have come to it, and for ever if they never do; ranks that disagree about the kind or the bytes of a collective
 // hang, and nothing else is compared; an abort lets go of this rank's own operations and of no other's; each rank makes its sums in its own
-// dtype of the elements, rounded at every addition.
+// dtype of the elements, rounded at every addition; a communicator that is destroyed or aborted frees memory.
 //
 //   HSDP_EMULATED_NCCL_FOLDER    where ranks meet that are processes, in files; without it they are threads of one process
 //   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
@@ -33,6 +33,7 @@
 #include <vector>
 
 void put_on_stream(void* stream, std::function<void()> operation);
+void note_free();
 
 namespace {
 
@@ -372,6 +373,7 @@ int ncclCommFinalize(void* handle) {
 }
 
 int ncclCommDestroy(void* handle) {
+    note_free();
     delete (Handle*)handle;
     return SUCCESS;
 }
@@ -379,6 +381,7 @@ int ncclCommDestroy(void* handle) {
 int ncclCommAbort(void* handle) {
     Handle comm = *(Handle*)handle;
     comm->is_aborted = true;
+    note_free();
     delete (Handle*)handle;
     return SUCCESS;
 }

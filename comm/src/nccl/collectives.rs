@@ -7,7 +7,6 @@ use std::time::Instant;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream, Together};
 use hsdp_sharding::DType;
 use nccl_sys::{cudaStream_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
-use parking_lot::Mutex;
 
 use super::NcclError;
 use super::communicator::Communicator;
@@ -25,9 +24,6 @@ pub(super) struct Prepared<'a> {
 
 /// Has NCCL put a call on a stream.
 type Call<'a> = Box<dyn FnOnce(cudaStream_t) -> ncclResult_t + 'a>;
-
-/// Of operations that are issued for several ranks, one at a time is: so all communicators of all ranks have one order.
-static LAUNCHES: Mutex<()> = Mutex::new(());
 
 impl Communicator {
     /// Issues a call on `stream`: a gather of the shards of all ranks, in rank order; a reduce-scatter, of which rank `r` gets the sum of
@@ -148,8 +144,6 @@ impl From<CudaError> for NotIssued {
 /// # Errors
 /// NCCL's answer for the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
 pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
-    // A thread that issues for one rank alone may have to wait for others that do.
-    let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
     for Prepared { comm, shape, part, call } in calls {
         parts.push(part);

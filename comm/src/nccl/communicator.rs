@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_kernels::cuda::Device;
+use hsdp_kernels::cuda::{Apart, Device};
 use nccl_sys::{Nccl, ncclComm, ncclComm_t, ncclResult_t};
 
 use super::NcclError;
@@ -155,6 +155,7 @@ impl Communicator {
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
         self.settle("close", status, Instant::now())?;
         self.raw = None;
+        let _frees_memory = Apart::begin();
         // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
         let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };
         match status {
@@ -174,6 +175,7 @@ impl Communicator {
             if device.make_current().is_err() {
                 return;
             }
+            let _frees_memory = Apart::begin();
             // SAFETY: NC-4, this thread alone has the handle: it was taken.
             let status = unsafe { abort(raw.0) };
             if status != ncclResult_t::ncclSuccess {

@@ -15,6 +15,7 @@ use super::device::{Architecture, Handle, Shared};
 use super::error::CudaError;
 use super::launch::THREADS;
 use super::stream::Operation;
+use super::together::Apart;
 
 pub use self::compile::compile;
 pub(super) use self::cublas::Blas;
@@ -102,6 +103,7 @@ impl Context {
 
     /// Compiles and loads the kernels of these names.
     pub(super) fn load(&self, names: &[&'static str]) -> Result<Vec<Loaded>, CudaError> {
+        let _apart = Apart::begin();
         self.make_current()?;
         let architecture = self.0.architecture;
         let text = CString::new(compile(architecture)?).map_err(|_| CudaError::Compile {
@@ -134,6 +136,7 @@ impl Context {
 
     /// A new stream, which does not synchronize with the default stream.
     pub(super) fn stream(&self) -> Result<CUstream, CudaError> {
+        let _apart = Apart::begin();
         self.make_current()?;
         let kind = result::stream::StreamKind::NonBlocking;
         self.told("make a stream", result::stream::create(kind))
@@ -142,6 +145,7 @@ impl Context {
     /// # Safety
     /// CU-2: the stream lives, and is not used any more.
     pub(super) unsafe fn destroy(&self, stream: CUstream) -> Result<(), CudaError> {
+        let _apart = Apart::begin();
         self.make_current()?;
         // SAFETY: CU-2, the caller's promise is passed on.
         self.told("destroy a stream", unsafe { result::stream::destroy(stream) })
@@ -190,6 +194,7 @@ impl Context {
     /// # Safety
     /// CU-4: the memory belongs to one block.
     pub(super) unsafe fn allocate(&self, size: usize) -> Result<Option<u64>, CudaError> {
+        let _apart = Apart::begin();
         // SAFETY: CU-4, the caller's promise is passed on.
         match unsafe { result::malloc_sync(size) } {
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
@@ -200,6 +205,7 @@ impl Context {
     /// # Safety
     /// CU-4: no buffer holds the memory, and it is freed once.
     pub(super) unsafe fn free(&self, address: u64) -> Result<(), CudaError> {
+        let _apart = Apart::begin();
         // SAFETY: CU-4, the caller's promise is passed on.
         self.told("free memory", unsafe { result::free_sync(address) })
     }
@@ -212,6 +218,7 @@ impl Context {
 
     /// Allocates page-locked memory of the host, which is never freed. The context is current.
     pub(super) fn lock_pages(&self, len: usize) -> Result<*mut u8, CudaError> {
+        let _apart = Apart::begin();
         // SAFETY: CU-6, the memory is never freed: pieces go from copy to copy.
         let start = unsafe { result::malloc_host(len, 0) };
         Ok(self.told("lock pages", start)?.cast())

@@ -8,6 +8,7 @@
 //! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon` (the kernels), `product`, `newton_schulz` (products of matrices), `device_buffers`, `foreign`, `streams`; `units`
 //! (collectives of ranks that share a device), `steps` (whole steps of models); `nccl`, `nccl_world`; `compile` (which needs no device).
 
+mod apart;
 mod compile;
 mod device_buffers;
 mod foreign;

@@ -3,7 +3,8 @@
 use std::env;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
@@ -14,6 +15,7 @@ use hsdp_kernels::cuda::{DeviceBuffer, Noted};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 
+use super::apart::is_apart;
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Parameters that straddle shards, one of them frozen.
@@ -187,7 +189,7 @@ fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
         if rank == 3 {
             // Giving up the step before the others have what they had before would end that, too.
             while ready.load(Ordering::Acquire) < 4 && began.elapsed() < Duration::from_secs(60) {
-                std::thread::yield_now();
+                thread::yield_now();
             }
             let reason = "a test".to_owned();
             world.abort_step(StepFailure { step: 2, reason });
@@ -197,7 +199,7 @@ fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
         }
         // Who has not heard of it yet would be told by its next call.
         while world.next_epoch() == 0 {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         (before, three_collectives(&world).expect("no rank fails"))
     });
@@ -276,7 +278,7 @@ fn a_world_ends_when_nccl_reports_an_error_and_goes_on_while_it_does_not() {
         // Long enough for several looks of the watchdog.
         let began = Instant::now();
         while world.end().is_none() && began.elapsed() < Duration::from_millis(400) {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         world.world_group(Channel::User).barrier(Tag::default())?.wait()
     });
@@ -373,4 +375,39 @@ fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
         }
     }
     assert!(!stuck || began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
+}
+
+/// A thread that frees memory waits for what runs on the device. If it did so between the launches of two ranks of a collective, the first rank would
+/// wait for the second one for ever.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn memory_that_is_freed_meanwhile_holds_up_no_collective() {
+    if !is_apart("nccl_world::memory_that_is_freed_meanwhile_holds_up_no_collective") {
+        return;
+    }
+    let options = WorldOptions { deadline: Duration::from_secs(20), ..WorldOptions::default() };
+    let is_over = AtomicBool::new(false);
+    let ended = thread::scope(|scope| {
+        let free = || {
+            while !is_over.load(Ordering::Relaxed) {
+                drop(on_device(&[1.0; 64]));
+                device().release_spare_memory().expect("freed");
+            }
+        };
+        scope.spawn(free);
+        let ended = launch(4, options, |world: World| {
+            connected(&world)?;
+            (0..100).try_for_each(|_| sum_of_column(&world))
+        });
+        is_over.store(true, Ordering::Relaxed);
+        ended
+    });
+    ended.into_iter().for_each(|ended| ended.expect("no rank panics").expect("summed"));
+}
+
+fn sum_of_column(world: &World) -> Result<(), Error> {
+    let [_, _, all_reduce] = groups(world)?;
+    let mine = on_device(&wholes(world.rank().index(), 64));
+    let sum = all_reduce.all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F32))?;
+    sum.wait().map(drop)
 }

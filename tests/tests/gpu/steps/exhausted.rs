@@ -16,8 +16,8 @@ use hsdp_tests::support::models::unit;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
+use super::super::apart::is_apart;
 use super::super::device;
-use super::apart::is_apart;
 use super::{DEVICE, placed};
 
 /// What that process may take.

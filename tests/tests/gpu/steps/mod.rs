@@ -2,9 +2,8 @@
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
 //! (steps that are given up), `full` (a gathered unit), `updates`, `muon`, `refused`, `exhausted` (no memory left),
-//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `steady`, `checkpoints`; `apart` gives a test a process of its own.
+//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `steady`, `checkpoints`.
 
-mod apart;
 mod bits;
 mod checkpoints;
 mod drops;

@@ -14,7 +14,7 @@ use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, on_ranks};
 
-use super::apart::is_apart;
+use super::super::apart::is_apart;
 use super::{DEVICE, PLACES, offloading, placed};
 
 const MESHES: [[usize; 2]; 4] = [[1, 1], [1, 3], [2, 2], [2, 1]];

@@ -11,7 +11,7 @@ use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::on_ranks;
 
-use super::apart::is_apart;
+use super::super::apart::is_apart;
 use super::bits::{TRAINERS, compare};
 use super::training::{self, Trainer, Training};
 use super::{offloading, placed};

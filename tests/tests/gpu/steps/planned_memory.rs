@@ -5,7 +5,7 @@ use hsdp::{Accumulation, ByteCount, DType, ModelOptions, Offload, Precision, Ste
 use hsdp_sharding::MemoryPlan;
 use hsdp_tests::support::worlds::on_ranks;
 
-use super::apart::is_apart;
+use super::super::apart::is_apart;
 use super::training::{Trainer, Training};
 use super::{DEVICE, placed};
 

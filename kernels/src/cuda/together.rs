@@ -1,0 +1,33 @@
+//! Operations that wait for each other on a device, as those of a collective do. `CUDA.md`, "Operations that wait for each other".
+
+use std::fmt;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Written while such operations are issued, by one thread for all devices of the process.
+static ISSUED: RwLock<()> = RwLock::new(());
+
+/// Held from before the first of operations that wait for each other until all of them are issued.
+pub(super) fn issue() -> RwLockWriteGuard<'static, ()> {
+    ISSUED.write()
+}
+
+/// While this lives, no operations that wait for each other are partly issued. A call that may wait until a device is idle is made
+/// meanwhile, as one that takes or frees memory: between two such operations, the first would wait for the second, and the second for the call.
+pub struct Apart {
+    _guard: RwLockReadGuard<'static, ()>,
+}
+
+impl Apart {
+    /// Waits until none are partly issued. A thread may have several.
+    #[must_use]
+    pub fn begin() -> Self {
+        Self { _guard: ISSUED.read_recursive() }
+    }
+}
+
+impl fmt::Debug for Apart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Apart")
+    }
+}
