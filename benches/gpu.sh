@@ -3,7 +3,7 @@
 #
 #   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
 #   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the conformance cases of tests/cases, a GPT of which all lies on the
-#                                   GPU, verified and timed, the benches of the kernels and of a step without arithmetic, and
+#                                   GPU, verified and timed, a Llama, the benches of the kernels and of a step without arithmetic, and
 #                                   PyTorch's where python3 has it; without cargo and network; leaves a report in FOLDER
 #
 # What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another. $HSDP_GPU_SIZES are the
@@ -45,13 +45,13 @@ build() {
     for bench in gpu_kernels accumulation; do
         strip -o "$made/$bench" "$(cd "$root" && bench "$bench")"
     done
-    "$root/benches/gpu/candle.sh" "$made/train_gpt"
-    # Most of it is kernels, which are for one architecture and pack well.
-    xz -9f "$made/train_gpt"
+    "$root/benches/gpu/candle.sh" "$made"
+    # Most of them is kernels, which are for one architecture and pack well.
+    xz -9f "$made/train_gpt" "$made/finetune_llama"
     cp "$root/benches/peers/"{gpu_kernels,gpt}.py "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
     local bytes
-    bytes=$(du -sb --exclude='libnccl.so.2' --exclude='train_gpt' --exclude='report*' "$made" | cut -f1)
+    bytes=$(du -sb --exclude='libnccl.so.2' --exclude='train_gpt' --exclude='finetune_llama' --exclude='report*' "$made" | cut -f1)
     echo "$made: $((bytes >> 20)) MiB"
     if ((bytes > 64 << 20)); then
         echo "that is more than 64 MiB" >&2
@@ -90,6 +90,7 @@ run() {
     for mesh in 1x1 1x2 2x2; do
         part "verified-$mesh" "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
     done
+    part llama "$made/finetune_llama" --device cuda --mesh 1x2 --steps 50
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
     clocked bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds train_gpt with candle on CUDA, on a machine without a GPU and without a toolkit: benches/gpu/candle.sh OUT
+# Builds train_gpt and finetune_llama with candle on CUDA, on a machine without a GPU and without a toolkit: benches/gpu/candle.sh FOLDER
 #
 # The toolkit is NVIDIA's, from PyPI, for the architecture $CUDA_COMPUTE_CAP (90 where it is not set). To compile candle's kernels takes some
 # ten minutes on two cores, once. runtime/candle/CUDA.md says what the steps are for.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 [[ $# == 1 ]] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-out="$1"
+folder="$1"
 target="$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")"
 packages="$target/toolkit"
 links="$target/toolkit-links"
@@ -29,7 +29,9 @@ done
 export CUDA_HOME="$toolkit" CUDA_PATH="$toolkit" CUDA_ROOT="$toolkit" CUDA_TOOLKIT_ROOT_DIR="$toolkit"
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-90}" PATH="$toolkit/bin:$PATH"
 cd "$root"
-cargo rustc --release --locked -p hsdp-candle --features candle-cuda --example train_gpt --target-dir "$target/candle-cuda" -- \
-    -L "$links" -C link-arg=-Wl,--unresolved-symbols=ignore-all -C link-arg=-Wl,--no-as-needed \
-    -C link-arg=-lcuda -C link-arg=-lcublas -C link-arg=-lcublasLt
-strip -o "$out" "$target/candle-cuda/release/examples/train_gpt"
+for example in train_gpt finetune_llama; do
+    cargo rustc --release --locked -p hsdp-candle --features candle-cuda --example "$example" --target-dir "$target/candle-cuda" -- \
+        -L "$links" -C link-arg=-Wl,--unresolved-symbols=ignore-all -C link-arg=-Wl,--no-as-needed \
+        -C link-arg=-lcuda -C link-arg=-lcublas -C link-arg=-lcublasLt
+    strip -o "$folder/$example" "$target/candle-cuda/release/examples/$example"
+done
