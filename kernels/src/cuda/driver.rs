@@ -103,13 +103,13 @@ impl Context {
 
     /// Compiles and loads the kernels of these names.
     pub(super) fn load(&self, names: &[&'static str]) -> Result<Vec<Loaded>, CudaError> {
-        let _apart = Apart::begin();
         self.make_current()?;
         let architecture = self.0.architecture;
         let text = CString::new(compile(architecture)?).map_err(|_| CudaError::Compile {
             architecture: architecture.to_string(),
             log: "the PTX contains a zero byte".to_owned(),
         })?;
+        let _apart = Apart::begin();
         // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
         let module = self.told("load the kernels", module)?;

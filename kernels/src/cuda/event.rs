@@ -1,6 +1,6 @@
 //! Moments: the ends of operations, for which other streams and the host can wait.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,19 +15,24 @@ const LOOK: Duration = Duration::from_micros(20);
 
 /// The unused events of a device.
 #[derive(Debug, Default)]
-pub(super) struct Events(Mutex<Vec<Handle<CUevent>>>);
+pub(super) struct Events(Mutex<Vec<&'static Slot>>);
 
-/// An event, which returns to the unused ones when it is dropped.
+/// An event of the driver, which is never destroyed: it is used again.
 #[derive(Debug)]
-struct Event {
+struct Slot {
     device: Device,
     event: Handle<CUevent>,
+    users: AtomicUsize,
 }
+
+/// One of the users of an event. When the last is dropped, the event is unused. It costs no allocation, as an `Arc` would.
+#[derive(Debug)]
+struct Event(&'static Slot);
 
 /// The end of an operation, or of all operations that were issued on a stream so far.
 #[derive(Clone, Debug)]
 pub struct Moment {
-    event: Arc<Event>,
+    event: Event,
     /// The stream on which it was issued.
     pub(super) stream: u64,
     /// The number of the operation on that stream, from 1.
@@ -50,17 +55,17 @@ impl Upcoming {
         raw: CUstream,
         (stream, number): (u64, u64),
     ) -> Result<Moment, CudaError> {
-        let Event { device, event } = &self.0;
+        let Slot { device, event, .. } = self.0.0;
         // SAFETY: CU-2, both live, and the context is current: the caller has issued something.
         unsafe { device.context().record(event.0, raw) }?;
-        Ok(Moment { event: Arc::new(self.0), stream, number })
+        Ok(Moment { event: self.0, stream, number })
     }
 }
 
 impl Moment {
     /// Makes the stream `raw` wait for this moment, on the device.
     pub(super) fn hold_back(&self, raw: CUstream) -> Result<(), CudaError> {
-        let Event { device, event } = &*self.event;
+        let Slot { device, event, .. } = self.event.0;
         // SAFETY: CU-2, both live; the event was recorded.
         unsafe { device.context().wait_on(raw, event.0) }
     }
@@ -70,7 +75,7 @@ impl Moment {
     /// # Errors
     /// [`CudaError::Driver`] if the operation, or one before it, has failed.
     pub fn has_come(&self) -> Result<bool, CudaError> {
-        let Event { device, event } = &*self.event;
+        let Slot { device, event, .. } = self.event.0;
         // SAFETY: CU-2, the event lives, and was recorded.
         unsafe { device.context().has_reached(event.0) }
     }
@@ -87,7 +92,7 @@ impl Moment {
         while !self.has_come()? {
             let waited = began.elapsed();
             if waited >= patience {
-                let device = self.event.device.ordinal();
+                let device = self.event.0.device.ordinal();
                 let waited_ms = waited.as_millis();
                 return Err(CudaError::Late { operation: operation.to_owned(), device, waited_ms });
             }
@@ -100,8 +105,24 @@ impl Moment {
 impl Event {
     fn take(device: &Device) -> Result<Self, CudaError> {
         let unused = device.shared().events.0.lock().pop();
-        let event = unused.map_or_else(|| device.context().event().map(Handle), Ok)?;
-        Ok(Self { device: device.clone(), event })
+        let slot = unused.map_or_else(|| Slot::new(device), Ok)?;
+        slot.users.store(1, Ordering::Relaxed);
+        Ok(Self(slot))
+    }
+}
+
+impl Slot {
+    fn new(device: &Device) -> Result<&'static Self, CudaError> {
+        let event = Handle(device.context().event()?);
+        let slot = Self { device: device.clone(), event, users: AtomicUsize::new(0) };
+        Ok(Box::leak(Box::new(slot)))
+    }
+}
+
+impl Clone for Event {
+    fn clone(&self) -> Self {
+        self.0.users.fetch_add(1, Ordering::Relaxed);
+        Self(self.0)
     }
 }
 
@@ -109,6 +130,8 @@ impl Event {
 /// waits.
 impl Drop for Event {
     fn drop(&mut self) {
-        self.device.shared().events.0.lock().push(self.event);
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.device.shared().events.0.lock().push(self.0);
+        }
     }
 }
