@@ -102,7 +102,7 @@ run() {
     if python3 -c "import torch" 2>/dev/null; then
         clocked pytorch python3 "$made/gpu_kernels.py" "${sizes[@]}" --csv "$report/pytorch.csv"
         for attention in "" --sdpa; do
-            clocked "pytorch-gpt$attention" torchrun --nproc_per_node 1 "$made/gpt.py" "${of_gpt[@]}" ${attention:+"$attention"}
+            clocked "pytorch-gpt$attention" python3 -m torch.distributed.run --standalone --nproc_per_node 1 "$made/gpt.py" "${of_gpt[@]}" ${attention:+"$attention"}
         done
     else
         echo "pytorch: python3 has none, it is left out" | tee "$report/pytorch.txt"
