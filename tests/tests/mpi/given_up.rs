@@ -4,7 +4,7 @@ use std::env;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hsdp::WorldOptions;
@@ -18,7 +18,7 @@ use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 
 use crate::Named;
 use crate::faults::folder;
-use crate::job::{Ended, has, mpirun, run};
+use crate::job::{Ended, has, mpirun, pause, run};
 use crate::{differing, one_order, simulated_order};
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -455,11 +455,6 @@ impl Process {
         let missed = missed.and_then(|_| self.step(1, Reads::Each));
         Err(missed.err().unwrap_or_else(|| "no rank was missing".into()))
     }
-}
-
-fn pause(time: Duration) {
-    let (_says, hears) = mpsc::channel::<()>();
-    let _ = hears.recv_timeout(time);
 }
 
 fn tag() -> Tag {

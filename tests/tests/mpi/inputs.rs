@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::Named;
 use crate::faults::{folder, four, steps};
-use crate::job::{Ended, Job, ON_TEXT, has, mpirun, run, train_gpt};
+use crate::job::{Ended, Job, TEXT, has, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("inputs::a_rank_without_its_text_is_named_at_once", no_text),
@@ -36,7 +36,7 @@ fn with_texts(texts: [&Path; 2]) -> Result<Ended, String> {
 
 /// Writes the text of these tests to a file, with another word in place of one.
 fn write(file: &Path, [word, other]: [&str; 2]) -> Result<(), String> {
-    let text = fs::read_to_string(ON_TEXT[1]).map_err(|error| error.to_string())?;
+    let text = fs::read_to_string(TEXT).map_err(|error| error.to_string())?;
     fs::create_dir_all(file.parent().ok_or("no folder")?).map_err(|error| error.to_string())?;
     fs::write(file, text.replace(word, other)).map_err(|error| error.to_string())
 }
@@ -52,7 +52,7 @@ fn refused(ended: &Ended, told: &str, started: Instant) -> Result<(), String> {
 
 fn no_text() -> Result<(), String> {
     let (out, started) = (folder()?, Instant::now());
-    let ended = with_texts([Path::new(ON_TEXT[1]), &out.path().join("none")])?;
+    let ended = with_texts([Path::new(TEXT), &out.path().join("none")])?;
     refused(&ended, "train_gpt: rank 1: none: No such file", started)
 }
 
@@ -69,7 +69,7 @@ fn other_path() -> Result<(), String> {
     let out = folder()?;
     let copy = out.path().join("copy");
     write(&copy, ["thee", "thee"])?;
-    let ended = with_texts([Path::new(ON_TEXT[1]), &copy])?;
+    let ended = with_texts([Path::new(TEXT), &copy])?;
     if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,9 @@ use nix::unistd::Pid;
 
 /// Nothing here takes half of it.
 const LIMIT: Duration = Duration::from_secs(100);
+
+/// Between looks at a job the processes have all cores.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// A job that runs.
 pub(crate) struct Job {
@@ -72,10 +76,12 @@ pub(crate) fn train_gpt() -> PathBuf {
     built("examples/train_gpt")
 }
 
-/// The options of `train_gpt` for a text that does not change. Its default text is the project's pages, which may be edited while
-/// ranks read them.
-pub(crate) const ON_TEXT: [&str; 2] =
-    ["--data", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/text.txt")];
+/// A text that does not change. The default text of `train_gpt` is the project's pages, which may be edited while ranks read them.
+pub(crate) const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/text.txt");
+
+/// The options of `train_gpt` for that text, and for short sequences: its messages are those of long ones, with an eighth of the
+/// arithmetic.
+pub(crate) const ON_TEXT: [&str; 6] = ["--data", TEXT, "--batch", "1", "--context", "32"];
 
 /// A program beside those of these tests.
 pub(crate) fn built(path: &str) -> PathBuf {
@@ -110,7 +116,7 @@ impl Job {
             if let Some(found) = look() {
                 return Ok(found);
             }
-            thread::yield_now();
+            pause(BETWEEN_LOOKS);
         }
         Err("what is waited for does not come".to_owned())
     }
@@ -133,7 +139,7 @@ impl Job {
                 None if self.started.elapsed() > LIMIT => {
                     return Err(format!("it runs for {LIMIT:?}"));
                 }
-                None => thread::yield_now(),
+                None => pause(BETWEEN_LOOKS),
             }
         };
         let at = Instant::now();
@@ -155,6 +161,12 @@ impl Drop for Job {
 /// Runs a job to its end.
 pub(crate) fn run(command: Command) -> Result<Ended, String> {
     Job::start(command)?.end()
+}
+
+/// Waits by the clock.
+pub(crate) fn pause(time: Duration) {
+    let (_says, hears) = mpsc::channel::<()>();
+    let _ = hears.recv_timeout(time);
 }
 
 /// Whether `text` has all of `parts`.

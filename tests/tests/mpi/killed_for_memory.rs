@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::Named;
 use crate::faults::{ends_as_if_killed, folder, four, steps};
-use crate::job::{Job, ON_TEXT, mpirun, runs, train_gpt};
+use crate::job::{Job, TEXT, mpirun, runs, train_gpt};
 
 pub(crate) const TRIALS: &[Named] =
     &[("killed_for_memory::row_46_a_process_that_gets_no_memory", gets_no_memory)];
@@ -78,8 +78,8 @@ fn four_of_which_one_in(group: &Group, out: &Path) -> process::Command {
         "2",
         "--steps",
         "100000",
-        ON_TEXT[0],
-        ON_TEXT[1],
+        "--data",
+        TEXT,
         "--out",
         &out,
     ];
