@@ -51,7 +51,8 @@ const CONTROL: u64 = 4;
 
 #[test]
 fn control_messages_depend_neither_on_ranks_nor_on_microbatches() {
-    for (replicas, shards, microbatches) in [(1, 2, 1), (2, 2, 1), (2, 2, 4), (16, 16, 2)] {
+    // Of 64 ranks, some send to another one than rank 0.
+    for (replicas, shards, microbatches) in [(1, 2, 1), (2, 2, 1), (2, 2, 4), (8, 8, 2)] {
         for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
             // Rank 0 sends and receives for the others alone.
             let control = if rank == 0 { 0 } else { CONTROL };
