@@ -17,6 +17,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
+#define __launch_bounds__(threads)
 // Blocks run one after the other on a thread of the host.
 #define __shared__ static thread_local
 

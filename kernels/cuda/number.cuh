@@ -138,6 +138,9 @@ __device__ __forceinline__ void scale_numbers(float (&numbers)[WIDTH], Scale sca
 __device__ __forceinline__ u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
+// The threads of a block, as in launch.rs, where their number is not fixed: with more, they would have fewer registers.
+#define THREADS 256
+
 // The vectors that a thread reads before it uses the first of them. With one, the memory would idle between a read and the next.
 #define DEPTH 4
 

@@ -51,14 +51,16 @@ __device__ __forceinline__ void read_tile(float (&sums)[DEPTH][WIDTH], const typ
     }
 }
 
-// As `sum_vector`, for the vectors of a thread in a tile, as far as all elements of a vector are finite. Returns the bits of the vectors that are left: if a contribution
-// is not finite, neither is its sum.
+// As `sum_vector`, for the vectors of a thread in a tile, as far as all elements of a vector are finite. If a contribution is not finite, neither
+// is its sum. Returns the bits of the vectors that are left.
 template <typename Wire>
 __device__ __forceinline__ u32 sum_tile(const Members& members, float* target, u64 at, Scale scale, u32 fold) {
     typedef typename Wire::Stored Stored;
     const u32 row = row_of_block();
     float sums[DEPTH][WIDTH];
     read_tile<Wire, false>(sums, (const Stored*)members.addresses[0] + at);
+    // Unrolled, it would read a vector only when the one before is added.
+#pragma unroll 1
     for (u64 member = 1; member < members.count; ++member) {
         read_tile<Wire, true>(sums, (const Stored*)members.addresses[member] + at);
     }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void narrow(typename Wire::Stored* target, const floa
 }
 
 #define SUM(name, Wire)                                                                                              \
-    extern "C" __global__ void sum_##name(const __grid_constant__ Members members, float* target, u64 len,           \
+    extern "C" __global__ void __launch_bounds__(THREADS) sum_##name(const __grid_constant__ Members members, float* target, u64 len,           \
                                           Scale scale, u32 fold, Note where) {                                       \
         sum<Wire>(members, target, len, scale, fold, where);                                                         \
     }                                                                                                                \

@@ -9,7 +9,7 @@ use hsdp_kernels::cuda::{
 use hsdp_kernels::{Divisor, GradientValues, HostBuffer, Values};
 use hsdp_sharding::DType;
 
-use super::numbers::{DTYPES, of};
+use super::numbers::{DTYPES, of, ordinary};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Elements of parameters, one after the other: more than one launch takes, with every length around a vector, and at the end more than a device
@@ -91,6 +91,29 @@ fn gradients_that_are_not_aligned_are_packed_as_others_are() {
         hsdp_kernels::pack(expected.values_mut(), values, Divisor::ONE);
         let found = download(&stream, &flat);
         assert_same(found.values(), expected.values(), &format!("{dtype}"));
+    }
+}
+
+/// The least numbers that are infinite on each wire, far behind others that are not.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn one_number_that_overflows_is_found_behind_a_million_that_do_not() {
+    let (stream, len, at) = (stream(), 1_000_003, 900_003);
+    let least = [f32::INFINITY, 65520.0, f32::from_bits(0x7f7f_8000)];
+    for (wire, least) in DTYPES.into_iter().zip(least) {
+        for (value, expected) in [(least, Some(at)), (least.next_down(), None)] {
+            let mut values = ordinary(1, len);
+            values[at] = value;
+            let gradient = upload(&stream, Values::F32(&values));
+            let mut flat = DeviceBuffer::new(&device(), wire, len, "a test").expect("memory");
+            let mut noted = Noted::new(&stream).expect("memory");
+            let packed = [Packed { gradient: (&gradient).into(), start: 0 }];
+            let notes = Some(Notes { noted: &mut noted, round: 0 });
+            stream.pack(&mut flat, &packed, Divisor::ONE, notes).expect("packed");
+            let said = stream.read_noted(&[&noted], PATIENCE).expect("read")[0];
+            let found = said.contribution.map(|first| first.index);
+            assert_eq!(found, expected, "{value:e} on {wire}");
+        }
     }
 }
 

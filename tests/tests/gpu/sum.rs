@@ -69,6 +69,15 @@ fn members_are_summed_in_their_order_as_the_twin_sums_them() {
     }
 }
 
+#[test]
+#[ignore = "needs a CUDA device"]
+fn one_contribution_that_is_not_finite_is_found_behind_a_million_that_are() {
+    let mut members: Vec<_> = (0..3).map(|seed| ordinary(seed, 1_000_003)).collect();
+    members[1][900_002] = f32::NEG_INFINITY;
+    let members: Vec<_> = members.iter().map(|it| cast(DType::BF16, it)).collect();
+    compare(&members, 0, &ordinary(9, 1_000_003), (3.0, Fold::Add));
+}
+
 fn cast(dtype: DType, values: &[f32]) -> HostBuffer {
     let mut cast = HostBuffer::zeros(dtype, values.len()).expect("memory");
     hsdp_kernels::cast(cast.values_mut(), values);
