@@ -68,5 +68,5 @@ pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
 pub use self::product::{DeviceMatrix, MatrixProduct, Product, Stored};
 pub use self::stream::{Stream, Together};
-pub use self::together::Apart;
+pub use self::together::{Apart, Whole};
 pub use self::update::{DeviceUpdate, PieceOfStep};

@@ -4,12 +4,12 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::time::Instant;
 
-use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream, Together};
+use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream, Together, Whole};
 use hsdp_sharding::DType;
 use nccl_sys::{cudaStream_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 use super::NcclError;
-use super::communicator::Communicator;
+use super::communicator::{Communicator, LOOK};
 use super::transfer::Transfer;
 use crate::Op;
 use crate::remote::CallShape;
@@ -144,6 +144,7 @@ impl From<CudaError> for NotIssued {
 /// # Errors
 /// NCCL's answer for the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
 pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
+    let _whole = whole(&calls)?;
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
     for Prepared { comm, shape, part, call } in calls {
         parts.push(part);
@@ -172,6 +173,20 @@ pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
         }
         outcome
     })
+}
+
+/// Calls of several ranks of this process wait for each other: the turn to issue them, for which they wait as long as for a call.
+fn whole(calls: &[Prepared<'_>]) -> Result<Option<Whole>, NotIssued> {
+    let [Prepared { comm, shape, .. }, _, ..] = calls else { return Ok(None) };
+    let began = Instant::now();
+    loop {
+        let whole = Whole::begin(LOOK);
+        if whole.is_some() {
+            return Ok(whole);
+        }
+        comm.check_patience(shape.op.name(), began)
+            .map_err(|error| NotIssued { slot: 0, error: Box::new(error) })?;
+    }
 }
 
 /// The worse of a call's answer and its group's: an error rather than in progress, and that rather than success.

@@ -13,7 +13,7 @@ use super::unique_id::UniqueId;
 use crate::error::nccl::texts;
 
 /// The sleep of a waiting thread between two looks.
-const LOOK: Duration = Duration::from_micros(50);
+pub(super) const LOOK: Duration = Duration::from_micros(50);
 
 /// A rank's handle of a communicator. One thread at a time can use it.
 ///
@@ -105,6 +105,7 @@ impl Communicator {
         let mut config = self.nccl.config();
         config.blocking = 0;
         let cell = HandleCell::new();
+        let apart = Apart::begin();
         // SAFETY: NC-4, the parent lives; a handle is written to its cell, now or later.
         let status = unsafe {
             (self.nccl.functions().ncclCommSplit)(
@@ -115,6 +116,7 @@ impl Communicator {
                 &raw mut config,
             )
         };
+        drop(apart);
         if let Err(error) = self.settle("split", begun(status), Instant::now()) {
             // Neither it nor the new one can be used: NCCL is in the midst of it.
             self.give_up();
@@ -164,8 +166,8 @@ impl Communicator {
         }
     }
 
-    /// Aborts the communicator at once. Its operations end, and those of the other ranks hang until they abort theirs.
-    /// Returns before the operations on the device have ended.
+    /// Aborts the communicator, by a thread of its own that first waits until no other thread is in the midst of issuing calls of several ranks. Its
+    /// operations end, and those of the other ranks hang until they abort theirs. Returns at once.
     pub fn give_up(&mut self) {
         let Some(raw) = self.raw.take() else { return };
         let (abort, device) = (self.nccl.functions().ncclCommAbort, self.device.clone());
@@ -208,13 +210,23 @@ impl Communicator {
             status => return Err(self.refused(operation, status)),
         }
         while self.state(operation)? == ncclResult_t::ncclInProgress {
-            if self.patience.is_over(began) {
-                let (rank, size, waited_ms) = (self.rank, self.size, began.elapsed().as_millis());
-                return Err(NcclError::Late { operation, rank, size, waited_ms });
-            }
+            self.check_patience(operation, began)?;
             look_later();
         }
         Ok(())
+    }
+
+    /// Late, if a call that began at `began` is not waited for any more.
+    pub(super) fn check_patience(
+        &self,
+        operation: &'static str,
+        began: Instant,
+    ) -> Result<(), NcclError> {
+        if !self.patience.is_over(began) {
+            return Ok(());
+        }
+        let (rank, size, waited_ms) = (self.rank, self.size, began.elapsed().as_millis());
+        Err(NcclError::Late { operation, rank, size, waited_ms })
     }
 
     /// NCCL's report of the calls that were issued. Of a communicator that was given up, the thread tells the reason that did it.

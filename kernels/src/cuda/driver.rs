@@ -136,7 +136,6 @@ impl Context {
 
     /// A new stream, which does not synchronize with the default stream.
     pub(super) fn stream(&self) -> Result<CUstream, CudaError> {
-        let _apart = Apart::begin();
         self.make_current()?;
         let kind = result::stream::StreamKind::NonBlocking;
         self.told("make a stream", result::stream::create(kind))
@@ -145,7 +144,6 @@ impl Context {
     /// # Safety
     /// CU-2: the stream lives, and is not used any more.
     pub(super) unsafe fn destroy(&self, stream: CUstream) -> Result<(), CudaError> {
-        let _apart = Apart::begin();
         self.make_current()?;
         // SAFETY: CU-2, the caller's promise is passed on.
         self.told("destroy a stream", unsafe { result::stream::destroy(stream) })

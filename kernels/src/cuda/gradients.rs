@@ -162,7 +162,8 @@ impl Stream {
             let there = copy.or_else(|| gradient.and_then(GradientValues::on_device));
             packed.extend(there.map(|gradient| Packed { gradient, start: *start }));
         }
-        packed.sort_unstable_by_key(|packed| packed.start);
+        // One without elements comes before the one at its place.
+        packed.sort_unstable_by_key(|packed| (packed.start, packed.gradient.len()));
         self.pack(flat, &packed, pre, notes)
     }
 

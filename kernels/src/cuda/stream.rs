@@ -15,7 +15,6 @@ use super::driver::{CUstream, Loaded};
 use super::error::CudaError;
 use super::event::{Moment, Upcoming};
 use super::memory::Uses;
-use super::together;
 
 /// The number of streams of all devices so far. The next stream gets it as its id.
 static STREAMS: AtomicU64 = AtomicU64::new(0);
@@ -188,8 +187,8 @@ impl Stream {
     }
 
     /// Issues several operations of another library on as many streams, by one `call`, for operations that a library issues only
-    /// together. `call` gets the driver's handles to the streams in the order of `parts`. If there are several, the process issues them [apart](super::Apart)
-    /// from calls that may wait for a device and from others that are issued together, so that they may wait for each other.
+    /// together. `call` gets the driver's handles to the streams in the order of `parts`. Operations that wait for each other
+    /// are issued under a [`Whole`](super::Whole), which the caller has.
     ///
     /// If `call` fails, the memory of all these buffers is never used again, because the call may have issued a part.
     ///
@@ -208,7 +207,6 @@ impl Stream {
             let problem = "two of the operations are on the same stream".to_owned();
             return Err(CudaError::Mismatch { operation: "issue together", problem }.into());
         }
-        let _together = (parts.len() > 1).then(together::issue);
         let mut places = Vec::with_capacity(parts.len());
         for index in &order {
             let Together { stream, reads, writes } = &parts[*index];

@@ -1,15 +1,25 @@
 //! Operations that wait for each other on a device, as those of a collective do. `CUDA.md`, "Operations that wait for each other".
 
 use std::fmt;
+use std::time::Duration;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Written while such operations are issued, by one thread for all devices of the process.
 static ISSUED: RwLock<()> = RwLock::new(());
 
-/// Held from before the first of operations that wait for each other until all of them are issued.
-pub(super) fn issue() -> RwLockWriteGuard<'static, ()> {
-    ISSUED.write()
+/// Held from before the first of operations that wait for each other until all of them are issued. No other thread issues such operations
+/// meanwhile, or makes a call that is [`Apart`] from them.
+pub struct Whole {
+    _guard: RwLockWriteGuard<'static, ()>,
+}
+
+impl Whole {
+    /// Waits for its turn for `limit` at most; `None` if it has not come.
+    #[must_use]
+    pub fn begin(limit: Duration) -> Option<Self> {
+        ISSUED.try_write_for(limit).map(|guard| Self { _guard: guard })
+    }
 }
 
 /// While this lives, no operations that wait for each other are partly issued. A call that may wait until a device is idle is made
@@ -19,10 +29,17 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// Waits until none are partly issued. A thread may have several.
+    /// Waits until none are partly issued. It passes threads that wait to issue: one of them may hold what the end of an operation needs for which
+    /// another call waits.
     #[must_use]
     pub fn begin() -> Self {
         Self { _guard: ISSUED.read_recursive() }
+    }
+}
+
+impl fmt::Debug for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Whole")
     }
 }
 

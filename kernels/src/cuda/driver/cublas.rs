@@ -16,6 +16,7 @@ use crate::cuda::CudaError;
 use crate::cuda::cublas::{Gemm, Operand};
 use crate::cuda::device::Handle;
 use crate::cuda::product::Stored;
+use crate::cuda::together::Apart;
 
 /// The file names of cuBLAS.
 const NAMES: [&str; 3] = ["libcublas.so", "libcublas.so.13", "libcublas.so.12"];
@@ -111,6 +112,8 @@ impl Context {
         let functions = functions()?;
         self.make_current()?;
         let (device, mut raw) = (self.ordinal(), ptr::null_mut());
+        // It takes memory of the device.
+        let _apart = Apart::begin();
         // SAFETY: CU-8, the handle is written to a variable.
         let status = unsafe { (functions.create)(&raw mut raw) };
         if status == NO_MEMORY {
