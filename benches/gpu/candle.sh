@@ -6,7 +6,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 [[ $# == 1 ]] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-folder="$1"
+folder="$(realpath "$1")"
 target="$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")"
 packages="$target/toolkit"
 links="$target/toolkit-links"

@@ -5,7 +5,7 @@
 
 The sizes and the arithmetic are those of `train_gpt` (f32, pre-norm blocks, GELU in its tanh form, no tied weights): forward, backward, a
 reduce-scatter of each microbatch, the deferred all-reduce, clipping by the global norm, fused AdamW. Prints the median of tokens a second of all
-ranks, without the first three steps, and the sum of the ranks' peak resident memory in KiB.
+ranks, without the first three steps, and the sum of the ranks' peak memory in KiB: resident, or allocated on the GPU.
 """
 import argparse, os, resource, statistics, time, warnings
 import torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
@@ -87,7 +87,8 @@ for step in range(a.steps + 3):
         torch.cuda.synchronize()
     ended = time.perf_counter()
     times.append(ended - began)
-peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, device=a.device)
+kib = torch.cuda.max_memory_allocated() // 1024 if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = torch.tensor(kib, device=a.device)
 dist.all_reduce(peak)
 if dist.get_rank() == 0:
     tokens = a.microbatches * a.batch * a.context * R * S

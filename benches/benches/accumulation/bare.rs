@@ -49,7 +49,12 @@ impl Bare {
         let is_plain = is_f32 && options.mode == Accumulation::ReduceScatter;
         match options.comm {
             Comm::Local => is_plain,
-            Comm::Nccl => is_plain && options.reduce_dtype == DType::F32,
+            // On both axes, ranks that are threads would wait for each other: NCCL takes memory in the first call of the second.
+            Comm::Nccl => {
+                let Options { mesh, .. } = options;
+                let has_one_axis = mesh.replicate_size() == 1 || mesh.shard_size() == 1;
+                is_plain && options.reduce_dtype == DType::F32 && has_one_axis
+            }
             Comm::Mpi => false,
         }
     }

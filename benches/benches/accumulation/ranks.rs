@@ -51,9 +51,10 @@ pub(crate) fn connect(options: &Options, world: &World) -> Result<(), String> {
     world.connect_nccl(&device).map_err(|error| error.to_string())
 }
 
-/// Ranks that go by NCCL are refused before they come here.
 #[cfg(not(feature = "nccl"))]
-#[expect(clippy::unnecessary_wraps, reason = "with NCCL it fails")]
-pub(crate) fn connect(_: &Options, _: &World) -> Result<(), String> {
-    Ok(())
+pub(crate) fn connect(options: &Options, _: &World) -> Result<(), String> {
+    match options.comm {
+        Comm::Nccl => Err("--comm nccl: build with --features nccl".to_owned()),
+        Comm::Local | Comm::Mpi => Ok(()),
+    }
 }
