@@ -29,8 +29,8 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// Waits until none are partly issued. It passes threads that wait to issue: one of them may hold what the end of an operation needs for which
-    /// another call waits.
+    /// Waits until none are partly issued, but not for threads that wait for their turn. An abort must pass them: another call may wait for the operation
+    /// that the abort ends, and they wait for that call.
     #[must_use]
     pub fn begin() -> Self {
         Self { _guard: ISSUED.read_recursive() }
