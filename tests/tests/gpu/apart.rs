@@ -14,13 +14,20 @@ pub(super) fn is_apart(path: &str) -> bool {
     if env::var_os(CHILD).is_some() {
         return true;
     }
-    let mut child = Command::new(env::current_exe().expect("this program"));
-    child.args(["--exact", path, "--ignored", "--nocapture"]).env(CHILD, "1");
     // Of an emulated driver: memory that is freed holds up the operations that are issued later, as on a card. Beside other tests it would hold up theirs.
-    child.env("HSDP_EMULATED_FENCES", "1");
-    let ended = child.output().expect("it starts");
+    run_alone(path, ("HSDP_EMULATED_FENCES", "1"));
+    false
+}
+
+/// Runs a test in a process of its own, with a variable of its environment.
+///
+/// # Panics
+/// If the test fails there.
+pub(super) fn run_alone(path: &str, (variable, value): (&str, &str)) {
+    let mut child = Command::new(env::current_exe().expect("this program"));
+    child.args(["--exact", path, "--ignored", "--nocapture"]);
+    let ended = child.env(CHILD, "1").env(variable, value).output().expect("it starts");
     let said = [ended.stdout, ended.stderr].map(|all| String::from_utf8_lossy(&all).into_owned());
     let said = said.concat();
     assert!(ended.status.success() && said.contains("1 passed"), "{said}");
-    false
 }

@@ -1,7 +1,6 @@
 //! Worlds whose collectives on the device go by NCCL.
 
 use std::env;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -15,7 +14,7 @@ use hsdp_kernels::cuda::{DeviceBuffer, Noted};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 
-use super::apart::is_apart;
+use super::apart::{is_apart, run_alone};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Parameters that straddle shards, one of them frozen.
@@ -257,14 +256,7 @@ fn run_with(variable: &str, test: &str) {
     if env::var_os("HSDP_EMULATED").is_none() {
         return;
     }
-    let this = env::current_exe().expect("this program");
-    let output = Command::new(this)
-        .args(["--ignored", "--exact", &format!("nccl_world::{test}")])
-        .env(variable, "3")
-        .output()
-        .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    run_alone(&format!("nccl_world::{test}"), (variable, "3"));
 }
 
 /// Ranks that wait for something else, and not for NCCL, hear of it all the same.
