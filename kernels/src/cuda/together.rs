@@ -1,6 +1,5 @@
 //! Operations that wait for each other on a device, as those of a collective do. `CUDA.md`, "Operations that wait for each other".
 
-use std::fmt;
 use std::time::Duration;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -10,6 +9,7 @@ static ISSUED: RwLock<()> = RwLock::new(());
 
 /// Held from before the first of operations that wait for each other until all of them are issued. No other thread issues such operations
 /// meanwhile, or makes a call that is [`Apart`] from them.
+#[derive(Debug)]
 pub struct Whole {
     _guard: RwLockWriteGuard<'static, ()>,
 }
@@ -24,6 +24,7 @@ impl Whole {
 
 /// While this lives, no operations that wait for each other are partly issued. A call that may wait until a device is idle is made
 /// meanwhile, as one that takes or frees memory: between two such operations, the first would wait for the second, and the second for the call.
+#[derive(Debug)]
 pub struct Apart {
     _guard: RwLockReadGuard<'static, ()>,
 }
@@ -34,17 +35,5 @@ impl Apart {
     #[must_use]
     pub fn begin() -> Self {
         Self { _guard: ISSUED.read_recursive() }
-    }
-}
-
-impl fmt::Debug for Whole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Whole")
-    }
-}
-
-impl fmt::Debug for Apart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Apart")
     }
 }
