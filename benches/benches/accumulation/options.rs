@@ -89,7 +89,9 @@ impl Options {
         }
         check_threads(self.mesh)?;
         if self.comm == Comm::Nccl {
-            return Ok(());
+            let is_built = cfg!(feature = "nccl");
+            let missing = || Failure::input("--comm nccl: build with --features nccl");
+            return is_built.then_some(()).ok_or_else(missing);
         }
         let need = self.size().need(&self.of_model())?;
         let of_loop = if Bare::serves(self) { need.bytes() } else { 0 };
