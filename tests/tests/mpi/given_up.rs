@@ -14,6 +14,7 @@ use hsdp_comm::{
 };
 use hsdp_kernels::cuda::{Device, DeviceBuffer, Noted, Stream};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
+use hsdp_program::tell;
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 
 use crate::Named;
@@ -75,9 +76,8 @@ pub(crate) fn say(scenario: &str, ranks: Range<usize>) -> Result<Ended, String> 
 }
 
 /// Says so, and stays until the others have said it, whose worlds may take two seconds to end: MPI ends them with this process.
-#[expect(clippy::print_stderr, reason = "the test reads it")]
 pub(crate) fn is_as_expected(rank: Rank) {
-    eprintln!("rank {rank}: it is as expected");
+    tell(&format!("rank {rank}"), "it is as expected");
     pause(Duration::from_secs(3));
 }
 

@@ -28,6 +28,7 @@ mod training;
 use std::env;
 use std::process::ExitCode;
 
+use hsdp_program::tell;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
@@ -82,11 +83,10 @@ fn main() -> ExitCode {
 }
 
 /// This program as a process of a job, which has ended so.
-#[expect(clippy::print_stderr, reason = "the test reads it")]
 fn as_process(ended: Result<(), String>) -> ExitCode {
     ended.map_or_else(
         |error| {
-            eprintln!("{error}");
+            tell("mpi", error);
             ExitCode::from(2)
         },
         |()| ExitCode::SUCCESS,
