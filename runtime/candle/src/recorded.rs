@@ -60,9 +60,9 @@ impl Recorded {
     #[must_use]
     pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
         for Parameter { param, .. } in &mut self.parameters {
-            let changed = change(param.clone());
-            (param.role, param.granularity) = (changed.role, changed.granularity);
-            param.stored = changed.stored;
+            let (name, shape) = (param.name.clone(), param.shape.clone());
+            *param = change(param.clone());
+            (param.name, param.shape) = (name, shape);
         }
         self
     }

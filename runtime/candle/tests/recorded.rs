@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder, embedding, linear, linear_no_bias};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, ShardedModel};
 use hsdp_candle::{Error, Recorded, record};
-use hsdp_sharding::{AfterForward, Role};
+use hsdp_sharding::{AfterForward, Role, State};
 
 /// An embedding, whose weight is asked for twice, two blocks, a norm and a head.
 fn load(vb: &VarBuilder<'_>) -> Result<()> {
@@ -67,17 +67,28 @@ fn patterns_that_make_no_units_are_refused() {
     assert_eq!(error.to_string(), "the model has no unit h.7, it has h.0, h.1, root");
 }
 
+/// Another declaration than a trainable parameter has by itself.
+fn declared(param: Param) -> Param {
+    let mut declared = param.rows(2).matrices(2, 2, 4);
+    declared.state = State::Elements(1);
+    declared
+}
+
 #[test]
 fn declarations_can_be_changed_and_units_kept() {
     let freeze = |mut param: Param| {
         param.shape.clear(); // Shapes and names stay.
-        if param.name.starts_with("h.0") { param.frozen() } else { param.rows(2) }
+        match &param.name {
+            name if name.starts_with("h.0") => param.frozen(),
+            name if name == "h.1.mlp.weight" => declared(param),
+            _ => param,
+        }
     };
     let recorded = recorded().map(freeze).keep("h.1");
     let spec = recorded.spec(&["embed", "h.*", "root"]).expect("units");
     let of = |name: &str| &spec[spec.find(name).expect("a parameter")];
     assert_eq!(of("h.0.mlp.weight").role, Role::Frozen);
-    assert_eq!(*of("h.1.mlp.weight"), Param::new("h.1.mlp.weight", [4, 4]).rows(2));
+    assert_eq!(*of("h.1.mlp.weight"), declared(Param::new("h.1.mlp.weight", [4, 4])));
     assert_eq!(spec.units()[2].after_forward, AfterForward::Keep);
     let frozen = recorded.forward_only("h.0").spec(&["embed", "h.*", "root"]);
     let frozen = frozen.expect("all of its parameters are frozen");
