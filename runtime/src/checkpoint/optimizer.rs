@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use hsdp_sharding::{ParamId, Role};
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_sharding::{Param, ParamId, Role};
 
 use super::Checkpointed;
 use super::pair::AND;
@@ -48,16 +49,19 @@ fn unclear<O: Checkpointed>(optimizer: &O) -> Option<String> {
     ))
 }
 
-/// One optimizer has state of all trainable parameters, or of none. Several may have state of some.
+/// One optimizer has updated all trainable parameters, or has no state. Several may each have updated some. A parameter that is
+/// updated need not have state.
 fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
     let spec = model.plan().spec();
-    let kind = optimizer.head(spec).kind;
-    let updated: BTreeSet<ParamId> = optimizer.tensors().iter().map(|it| it.parameter).collect();
-    let trainable = spec.params().filter(|(_, param)| param.role == Role::Trainable).count();
-    if kind.contains(AND) || updated.is_empty() || updated.len() == trainable {
+    let OptimizerHead { kind, updates, .. } = optimizer.head(spec);
+    let state: BTreeSet<ParamId> = optimizer.tensors().iter().map(|it| it.parameter).collect();
+    let is_known = |id, param: &Param| state.contains(&id) || updates.contains_key(&param.name);
+    let all = || spec.params().filter(|(_, param)| param.role == Role::Trainable);
+    let (trainable, updated) =
+        (all().count(), all().filter(|(id, param)| is_known(*id, param)).count());
+    if kind.contains(AND) || state.is_empty() || updated == trainable {
         return None;
     }
-    let updated = updated.len();
     Some(format!(
         "{kind} has state of {updated} of {trainable} trainable parameters: a checkpoint needs all optimizers of the update, as a pair"
     ))

@@ -1,21 +1,18 @@
 //! An optimizer of a user's own for whole parameters: Shampoo (Gupta et al., arXiv 1802.09568) on the shorter side alone, whose
-//! preconditioner is the inverse root of the sum of G G^T.
+//! preconditioner is the inverse root of the sum of G G^T. Vectors take steps down the gradient, and have no state.
 
 use hsdp::{Param, Whole};
+use hsdp_sharding::Matrices;
 
 const RATE: f64 = 0.01;
 
 /// Added to the diagonal.
 const EPS: f64 = 1.0;
 
-/// A parameter as one matrix G: rows and columns.
-fn sizes(param: &Param) -> (usize, usize) {
-    param.as_matrices().map_or((1, param.numel()), |it| (it.count * it.rows, it.columns))
-}
-
-/// The place of an element of G, or of its transpose if it has more rows than columns: there are no more rows than columns.
-fn wide(param: &Param) -> (usize, usize, impl Fn(usize, usize) -> usize + use<>) {
-    let (rows, columns) = sizes(param);
+/// A parameter as one matrix G: its rows and columns, and the place of an element of G, or of its transpose if it has more rows than
+/// columns: there are no more rows than columns.
+fn wide(matrices: Matrices) -> (usize, usize, impl Fn(usize, usize) -> usize + use<>) {
+    let (rows, columns) = (matrices.count * matrices.rows, matrices.columns);
     let is_tall = rows > columns;
     let at =
         move |row, column| if is_tall { column * columns + row } else { row * columns + column };
@@ -24,12 +21,12 @@ fn wide(param: &Param) -> (usize, usize, impl Fn(usize, usize) -> usize + use<>)
 
 /// The elements of state: G G^T is square.
 pub(crate) fn state(param: &Param) -> usize {
-    wide(param).0.pow(2)
+    param.as_matrices().map_or(0, |it| wide(it).0.pow(2))
 }
 
 /// Adds G G^T to a square.
-fn add_square(param: &Param, gradient: &[f64], mut add: impl FnMut(usize, f64)) {
-    let (rows, columns, at) = wide(param);
+fn add_square(matrices: Matrices, gradient: &[f64], mut add: impl FnMut(usize, f64)) {
+    let (rows, columns, at) = wide(matrices);
     for row in 0..rows {
         for other in 0..rows {
             let products = (0..columns).map(|it| gradient[at(row, it)] * gradient[at(other, it)]);
@@ -42,8 +39,14 @@ fn add_square(param: &Param, gradient: &[f64], mut add: impl FnMut(usize, f64)) 
 #[expect(clippy::cast_possible_truncation, reason = "state and parameters are f32")]
 pub(crate) fn update(Whole { param, values, gradient, state }: Whole<'_>) {
     let gradient: Vec<f64> = gradient.iter().copied().map(f64::from).collect();
-    add_square(param, &gradient, |at, sum| state[at] += sum as f32);
-    let (rows, columns, at) = wide(param);
+    let Some(matrices) = param.as_matrices() else {
+        return values
+            .iter_mut()
+            .zip(gradient)
+            .for_each(|(it, slope)| *it -= (RATE * slope) as f32);
+    };
+    add_square(matrices, &gradient, |at, sum| state[at] += sum as f32);
+    let (rows, columns, at) = wide(matrices);
     let root = inverse_root(state, rows);
     for row in 0..rows {
         for column in 0..columns {
@@ -84,9 +87,12 @@ fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
 
 /// The formula, by the eigenvectors of the sum: cyclic Jacobi rotations in f64.
 pub(crate) fn formula(param: &Param, values: &mut [f64], gradient: &[f64], sums: &mut Vec<f64>) {
-    let (rows, columns, place) = wide(param);
+    let Some(matrices) = param.as_matrices() else {
+        return values.iter_mut().zip(gradient).for_each(|(it, slope)| *it -= RATE * slope);
+    };
+    let (rows, columns, place) = wide(matrices);
     sums.resize(rows * rows, 0.0);
-    add_square(param, gradient, |at, sum| sums[at] += sum);
+    add_square(matrices, gradient, |at, sum| sums[at] += sum);
     let (eigenvalues, vectors) = eigen(sums.clone(), rows);
     for column in 0..columns {
         let own: Vec<f64> = (0..rows).map(|it| gradient[place(it, column)]).collect();
