@@ -111,7 +111,8 @@ impl Gradients {
         &self.verdict
     }
 
-    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Not collective.
+    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Of several calls the
+    /// one with the least norm counts. Not collective.
     ///
     /// The optimizer applies the factor in its pass over the shard.
     ///
@@ -124,7 +125,8 @@ impl Gradients {
             reason = "a factor of at most 1, applied in f32"
         )]
         let factor = (max_norm / (self.norm + 1e-6)).min(1.0) as f32;
-        (self.clip, self.max_norm) = (factor, Some(max_norm));
+        self.clip = self.clip.min(factor);
+        self.max_norm = Some(self.max_norm.map_or(max_norm, |least| least.min(max_norm)));
         self
     }
 

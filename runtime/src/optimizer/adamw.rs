@@ -17,7 +17,7 @@ pub struct AdamWOptions {
     pub learning_rate: f64,
     /// The decay of the first and of the second moment.
     pub betas: (f64, f64),
-    /// Added to the root of the corrected second moment.
+    /// Added to the root of the corrected second moment. It is above 0: without it an element that has had no gradient would become NaN.
     pub eps: f64,
     /// Before the update, the parameters shrink by learning rate x weight decay.
     pub weight_decay: f64,
@@ -41,7 +41,7 @@ impl OptimizerOptions for AdamWOptions {
         see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
         see("betas.0", Setting::Number(betas.0, Allowed::Fraction));
         see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
-        see("eps", Setting::Number(eps, Allowed::NotNegative));
+        see("eps", Setting::Number(eps, Allowed::Positive));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
     }
 }

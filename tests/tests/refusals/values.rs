@@ -36,10 +36,13 @@ fn options_that_would_destroy_the_parameters_are_refused_by_name() {
         (adamw(AdamWOptions { learning_rate: f64::NAN, ..on() }), "adamw learning_rate NaN"),
         (adamw(AdamWOptions { learning_rate: -1.0, ..on() }), "adamw learning_rate -1.0"),
         (adamw(AdamWOptions { learning_rate: f64::INFINITY, ..on() }), "adamw learning_rate inf"),
-        (adamw(AdamWOptions { eps: -1e-8, ..on() }), "adamw eps -1e-8"),
         (adamw(AdamWOptions { weight_decay: f64::NAN, ..on() }), "adamw weight_decay NaN"),
     ] {
         assert_eq!(told, format!("{expected}: it must be finite, and 0 or more"));
+    }
+    for eps in [-1e-8, 0.0, 1e-60] {
+        let told = adamw(AdamWOptions { eps, ..on() });
+        assert_eq!(told, format!("adamw eps {eps:?}: it must be finite, and above 0 in f32"));
     }
     for (betas, expected) in [((-0.5, 0.9), "betas.0 -0.5"), ((0.9, 1.0), "betas.1 1.0")] {
         let told = adamw(AdamWOptions { betas, ..on() });

@@ -61,6 +61,17 @@ fn a_norm_that_is_none_is_refused() {
     assert_eq!(gradients(&mut model()).clip(0.0).clip_factor(), 0.0);
 }
 
+#[test]
+fn gradients_that_are_clipped_twice_are_clipped_to_the_least_norm() {
+    let factor = |norms: &[f64]| {
+        let clipped = norms.iter().fold(gradients(&mut model()), |it, norm| it.clip(*norm));
+        clipped.clip_factor()
+    };
+    let least = factor(&[1e-3]);
+    assert!(least < 1.0);
+    assert_eq!([factor(&[1e-3, 1e9]), factor(&[1e9, 1e-3])], [least, least]);
+}
+
 fn adamw(model: &ShardedModel) -> Box<dyn Optimizer> {
     Box::new(AdamW::new(model, AdamWOptions::default()))
 }
