@@ -367,6 +367,7 @@ int ncclCommFinalize(void* handle) {
     comm->state = IN_PROGRESS;
     std::thread([comm] {
         while (comm->done < comm->issued && !comm->is_aborted) board().rest();
+        note_free();
         comm->state = SUCCESS;
     }).detach();
     return IN_PROGRESS;

@@ -153,11 +153,11 @@ impl Communicator {
         let raw = self.raw("close")?;
         self.device.make_current()?;
         self.patience.limit = limit;
+        let _frees_memory = Apart::begin();
         // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
         self.settle("close", status, Instant::now())?;
         self.raw = None;
-        let _frees_memory = Apart::begin();
         // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
         let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };
         match status {
