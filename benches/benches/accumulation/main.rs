@@ -50,10 +50,9 @@ fn main() -> ExitCode {
 /// this process.
 fn measure(options: &Options) -> Result<Option<Times>, String> {
     let bare = Bare::of(options)?;
-    let ran = ranks::launch(options, |world| rank(options, &world, bare.as_ref()))?;
-    let of_first = ran.into_iter().next().ok_or("no ranks")?;
-    let (rank, times) = of_first.map_err(|failure| failure.to_string())??;
-    Ok((rank.index() == 0).then_some(times))
+    let ran = ranks::launch(options, |world| rank(options, world, bare.as_ref()))?;
+    let mut ran = ran.into_iter();
+    Ok(ran.find(|(rank, _)| rank.index() == 0).map(|(_, times)| times))
 }
 
 fn rank(options: &Options, world: &World, bare: Option<&Bare>) -> Result<(Rank, Times), String> {

@@ -2,7 +2,6 @@
 //! Gradients are not packed. The reduced shard is added to the partial by the runtime's own kernel, as every step has to.
 
 use std::error::Error;
-use std::time::Duration;
 
 use hsdp::Rank;
 use hsdp_benches::steps::GRADIENT;
@@ -14,9 +13,7 @@ use hsdp_sharding::{Coordinate, DType};
 
 use crate::bare::OwnLoop;
 use crate::options::Options;
-
-/// Longer than a step takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::ranks::ON_A_DEVICE;
 
 /// The ranks of this process, before they have met.
 pub(crate) struct Meeting(UniqueId);
@@ -57,7 +54,7 @@ struct Unit {
 impl ByNccl {
     fn new(options: &Options, id: UniqueId, rank: Rank) -> Result<Self, Box<dyn Error>> {
         let (mesh, device) = (options.mesh, Device::new(0)?);
-        let (stream, patience) = (device.stream()?, Patience::until(PATIENCE, || false));
+        let (stream, patience) = (device.stream()?, Patience::until(ON_A_DEVICE, || false));
         let place = (rank.index(), mesh.world_size());
         let mut all = Communicator::join(&device, id, place, patience)?;
         let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
@@ -109,7 +106,7 @@ impl ByNccl {
             let transfer = Transfer::whole(None, partial);
             self.column.issue(Op::AllReduce, &self.stream, transfer)?;
         }
-        Ok(self.stream.wait("a step", PATIENCE)?)
+        Ok(self.stream.wait("a step", ON_A_DEVICE)?)
     }
 }
 
@@ -119,7 +116,7 @@ impl OwnLoop for ByNccl {
     }
 
     fn partials(&self) -> Result<Vec<f32>, String> {
-        let read = |unit: &Unit| unit.partial.read_back(&self.stream, PATIENCE);
+        let read = |unit: &Unit| unit.partial.read_back(&self.stream, ON_A_DEVICE);
         let all: Result<Vec<_>, _> = self.units.iter().map(read).collect();
         let all = all.map_err(|error| error.to_string())?;
         Ok(all.iter().flat_map(|partial| partial.values().to_f32()).collect())

@@ -1,21 +1,31 @@
 //! The ranks: threads of this process, or processes under MPI.
 
+use std::time::Duration;
+
 use hsdp::World;
 use hsdp_comm::{RankFailure, WorldOptions, launch as launch_threads};
 
 use crate::options::{Comm, Options};
 
-/// Runs the ranks of this process; what each of them returned.
+/// The deadline of a step on a device. It is longer than a step takes, and shorter than the time that a run on a card has for it.
+pub(crate) const ON_A_DEVICE: Duration = Duration::from_secs(30);
+
+/// Runs the ranks of this process; the results of all, or the first error.
 pub(crate) fn launch<T: Send>(
     options: &Options,
-    rank: impl Fn(World) -> T + Sync,
-) -> Result<Vec<Result<T, RankFailure>>, String> {
-    match options.comm {
-        Comm::Local | Comm::Nccl => {
-            Ok(launch_threads(options.ranks(), WorldOptions::default(), rank))
+    rank: impl Fn(&World) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
+    let rank = |world: World| rank(&world).inspect_err(|error| world.abort(error));
+    let of_world = WorldOptions::default();
+    let ended = match options.comm {
+        Comm::Local => launch_threads(options.ranks(), of_world, rank),
+        Comm::Nccl => {
+            let of_world = WorldOptions { deadline: ON_A_DEVICE, ..of_world };
+            launch_threads(options.ranks(), of_world, rank)
         }
-        Comm::Mpi => of_job(options, rank),
-    }
+        Comm::Mpi => of_job(options, rank)?,
+    };
+    ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())?).collect()
 }
 
 #[cfg(feature = "mpi")]

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// No operation of a case takes longer, on the slowest machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The place at which a case runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
