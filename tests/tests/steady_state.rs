@@ -28,7 +28,7 @@ const SMALL: usize = 500;
 
 /// Steps that are counted together; more of those that are quick, so that what is allocated now and then is seen, too.
 const COUNTED: usize = 4;
-const COUNTED_SMALL: usize = 60;
+const COUNTED_SMALL: usize = 24;
 
 /// How often the steps of the smaller model are counted: the least number counts.
 const TIMES: usize = 3;
