@@ -38,9 +38,8 @@ pub struct RankFailure {
 /// If the world ended early and [`WorldOptions::flight_dir`] is set, each rank writes its flight record there, when its
 /// closure has ended or when all closures have.
 ///
-/// Memory is counted for each rank separately, so at most [`memory::MAX_RANKS`] ranks can run: the others panic before
-/// they begin. [`World::local`] does not count, and has at most 4096. If `size` is more, the result is one failure, of the first rank
-/// beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options: each fails with that error.
+/// Memory is counted for each of the first [`memory::MAX_RANKS`] ranks separately. As in [`World::local`], there are at most 4096 ranks. If
+/// `size` is more, the result is one failure, of the first rank beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options: each fails with that error.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};

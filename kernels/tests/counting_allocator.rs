@@ -177,6 +177,13 @@ fn a_budget_is_kept_and_what_does_not_fit_is_an_error() {
         HostBuffer::zeros(DType::F32, 1000).expect_err("it does not fit beside the first");
     assert_eq!(refused.to_string(), "out of memory: cannot allocate 4000 bytes");
     assert_eq!(memory::usage(rank, Category::Full).live, ByteCount(4000));
+    let mut block = black_box(vec![0_u8; 900]);
+    memory::set_budget(rank, Category::Full, Some(ByteCount(0)));
+    block.truncate(100);
+    block.shrink_to_fit(); // takes nothing, though there is less room than is taken
+    assert_eq!(memory::usage(rank, Category::Full).live, ByteCount(4100));
+    drop(block);
+    memory::set_budget(rank, Category::Full, Some(ByteCount(5000)));
     drop(first);
     HostBuffer::zeros(DType::F32, 1000).expect("it fits again");
     memory::set_budget(rank, Category::Full, None);

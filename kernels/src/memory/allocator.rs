@@ -85,7 +85,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         let base = unsafe { padded.base(block) };
         // SAFETY: K-4, as above; read now, since the old allocation may be gone afterwards.
         let tag = unsafe { padded.tag(base) };
-        if tag.refuses(new_size.saturating_sub(layout.size())) {
+        // A block that shrinks takes nothing, also where more is in use than the budget allows.
+        if new_size > layout.size() && tag.refuses(new_size - layout.size()) {
             return ptr::null_mut();
         }
         // SAFETY: K-3, this is the allocation and its layout; the new size is not zero and does not overflow.

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use hsdp_sharding::Rank;
 
-use super::tally::{Category, DeviceCharge, MAX_RANKS, Tag};
+use super::tally::{Category, DeviceCharge, Tag};
 
 // The initial values are constant and nothing is dropped: the allocator reads these, so they must never allocate, and
 // must work before a thread's first line and after its last.
@@ -32,13 +32,8 @@ pub fn scope(category: Category) -> Scope {
 }
 
 /// Sets the rank for which this thread's scopes count from now on. Scopes that are open keep their rank. A new thread
-/// has rank 0.
-///
-/// # Panics
-///
-/// If `rank` is [`MAX_RANKS`] or more.
+/// has rank 0. The memory of ranks from [`MAX_RANKS`](super::MAX_RANKS) on is not counted.
 pub fn set_rank(rank: Rank) {
-    assert!(rank.index() < MAX_RANKS, "rank {rank}: memory is counted for {MAX_RANKS} ranks");
     RANK.set(rank.index());
 }
 

@@ -172,11 +172,12 @@ impl Tag {
     /// Not counted, but seen by the allocator: [`is_installed`](super::is_installed) uses it.
     pub(super) const PROBE: Self = Self(u32::MAX);
 
-    /// The counters of a rank, which is below [`MAX_RANKS`], and a category.
+    /// The counters of a rank and a category.
     #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 8, which fits")]
     pub(super) const fn new(rank: usize, category: Category) -> Self {
         match category {
             Category::Other => Self::NONE,
+            _ if rank >= MAX_RANKS => Self::NONE,
             counted => Self((rank * COUNTED + counted.index() + 1) as u32),
         }
     }

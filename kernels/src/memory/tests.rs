@@ -146,9 +146,16 @@ fn a_rank_beyond_the_table_has_no_memory() {
 }
 
 #[test]
-#[should_panic(expected = "rank 1024: memory is counted for 1024 ranks")]
-fn a_rank_beyond_the_table_cannot_be_set() {
-    set_rank(Rank::new(MAX_RANKS));
+fn the_memory_of_a_rank_beyond_the_table_is_not_counted() {
+    for rank in [MAX_RANKS, u32::MAX as usize] {
+        set_rank(Rank::new(rank));
+        let counted = scope(Category::Shard);
+        let layout = Layout::new::<u64>();
+        let block = allocate(layout, 0);
+        drop(counted);
+        assert_eq!(live(rank, Category::Shard), 0);
+        free(block, layout, 0);
+    }
 }
 
 #[test]
