@@ -53,8 +53,10 @@ impl EightBitMap {
 /// begin where a block begins.
 ///
 /// For each block: both moments are decoded, the update is that of [`adamw`](super::adamw()), and the new moments are encoded as
-/// [`encode_8bit`] does. The update itself uses the new moments before they are rounded. A second moment of less than about 1.6e-7 of the
-/// largest in its block becomes 0, and the denominator of its element's next update is then that of its next gradient alone.
+/// [`encode_8bit`] does. The update itself uses the new moments before they are rounded. A second moment above 0 is never rounded to 0, but
+/// to the number of code 1, about 3.3e-7 of the largest in its block: 0 would leave `epsilon` alone in the denominator of an element whose
+/// first moment is not 0 and whose next gradient is (Li et al., "Memory efficient optimizers with 4-bit states", arXiv 2309.01507,
+/// section 4.1, the zero-point problem).
 ///
 /// # Panics
 ///
@@ -187,10 +189,12 @@ impl AdamW8Bit<'_> {
         for ((parameter, &gradient), moments) in parameters.zip(first.iter_mut().zip(second)) {
             factors.update(parameter, gradient, moments.0, moments.1);
         }
-        for ((codes, scale), (map, moment)) in
-            self.state_at(start).into_iter().zip(maps.iter().zip(&moments))
-        {
-            encode(map, &moment[..codes.len()], (codes, scale));
+        let [first, second] = &moments;
+        let [(first_codes, first_scale), (codes, scale)] = self.state_at(start);
+        encode(maps[0], &first[..codes.len()], (first_codes, first_scale));
+        encode(maps[1], &second[..codes.len()], (&mut *codes, scale));
+        for (code, value) in codes.iter_mut().zip(second) {
+            *code = (*code).max(u8::from(*value > 0.0));
         }
     }
 }

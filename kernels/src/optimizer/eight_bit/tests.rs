@@ -151,11 +151,12 @@ fn zeros_are_kept_and_what_is_not_finite_is_seen() {
     }
 }
 
-/// The state of one moment in f64, quantized by the search through all numbers.
+/// The state of one moment in f64, quantized by the search through all numbers. A second moment above 0 is not rounded to 0.
 fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
     let block = |block: &[f64]| {
         let scale = block.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
-        let code = |value: &f64| nearest(map, value / scale);
+        let least = |value: &f64| u8::from(map == EightBitMap::Unsigned && *value > 0.0);
+        let code = |value: &f64| nearest(map, value / scale).max(least(value));
         let number = |value| f64::from(map.numbers()[usize::from(code(value))]) * scale;
         block.iter().map(number).collect::<Vec<f64>>()
     };
@@ -187,6 +188,19 @@ fn follows_the_definition_at_each_of_many_steps() {
         let decoded = second.decoded(EightBitMap::Unsigned);
         same_state(&decoded, &quantized(EightBitMap::Unsigned, &new_v));
     }
+}
+
+/// An element whose second moment is small in its block, and that has no gradient in the next step.
+#[test]
+fn an_element_without_another_gradient_moves_no_further_than_others() {
+    let (mut parameter, mut first, mut second) = (vec![0.0; 2], State::new(2), State::new(2));
+    let of = |step| AdamWStep { step, learning_rate: 1e-3, weight_decay: 0.0, ..STEP };
+    for (step, gradient) in [(1, [1.0, 3e-4]), (2, [1.0, 0.0])] {
+        adamw_8bit(&of(step), &mut parameter, &gradient, [first.borrow(), second.borrow()]);
+    }
+    assert!(parameter[1].abs() < 4e-3, "{parameter:?}");
+    let least = EightBitMap::Unsigned.numbers()[1];
+    assert_eq!(second.decoded(EightBitMap::Unsigned)[1], least * second.1[0]);
 }
 
 /// One update in f64 as the definition has it, by a clipped gradient; and the sum of the magnitudes of its terms.
