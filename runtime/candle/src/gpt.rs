@@ -84,9 +84,9 @@ impl Gpt {
 /// `[batch, length]` tokens to `[batch, length, width]`.
 fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
     let (batch, length) = tokens.dims2()?;
-    let token = p.get("wte.weight")?.index_select(&tokens.flatten_all()?, 0)?;
-    let position = p.get("wpe.weight")?.narrow(0, 0, length)?;
-    token.reshape((batch, length, ()))?.broadcast_add(&position)
+    let places: Vec<u32> = (0..batch).flat_map(|_| (0..).take(length)).collect();
+    let places = Tensor::from_vec(places, (batch, length), tokens.device())?;
+    nn::embedding(tokens, &p.get("wte.weight")?)? + nn::embedding(&places, &p.get("wpe.weight")?)?
 }
 
 /// `[batch, length, width]` to logits `[batch * length, vocab]`.

@@ -46,7 +46,7 @@ mod model;
 mod rotary;
 
 pub use self::attention::Attention;
-pub use self::block::{Block, Head, Mlp, RmsNorm, embed_tokens};
+pub use self::block::{Block, Embedding, Head, Mlp, RmsNorm};
 pub use self::config::{ConfigError, LlamaConfig};
 pub use self::linear::{Linear, Lora};
 pub use self::model::{Llama, Recomputation};

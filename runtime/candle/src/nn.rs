@@ -7,7 +7,7 @@
 //!
 //! | function | PyTorch |
 //! |---|---|
-//! | [`linear`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`linear`], [`embedding`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
 //! | [`softmax_of_scores`] | `torch.softmax(scores * scale + mask, dim=-1)` |
 //! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention` |
@@ -32,6 +32,7 @@ mod attention;
 pub mod composed;
 mod cross_entropy;
 mod element;
+mod embedding;
 mod exp;
 mod gated;
 mod gelu;
@@ -47,6 +48,7 @@ mod scores;
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
+pub use embedding::embedding;
 pub use gated::{gelu_mul, silu_mul};
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;

@@ -1,7 +1,7 @@
 //! A block, and the layers before and behind the blocks.
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Embedding, Init, Module, VarBuilder};
+use candle_nn::{Init, Module, VarBuilder};
 
 use super::attention::Attention;
 use super::config::LlamaConfig;
@@ -96,12 +96,26 @@ impl Block {
     }
 }
 
-/// Reads `model.embed_tokens` of the whole model's `vb`.
-///
-/// # Errors
-/// Those of `vb`.
-pub fn embed_tokens(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Embedding> {
-    Ok(Embedding::new(embedding_weight(vb, config)?, config.hidden_size))
+/// The vectors of tokens.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Tensor,
+}
+
+impl Embedding {
+    /// Reads `model.embed_tokens` of the whole model's `vb`.
+    ///
+    /// # Errors
+    /// Those of `vb`.
+    pub fn load(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
+        Ok(Self { weight: embedding_weight(vb, config)? })
+    }
+}
+
+impl Module for Embedding {
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        nn::embedding(tokens, &self.weight)
+    }
 }
 
 fn embedding_weight(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Tensor> {

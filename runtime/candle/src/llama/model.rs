@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use hsdp_sharding::{ModelSpec, Param};
 
-use super::block::{Block, Head, embed_tokens};
+use super::block::{Block, Embedding, Head};
 use super::config::LlamaConfig;
 use super::linear::{self, Lora};
 use super::rotary::Rotary;
@@ -107,7 +107,7 @@ impl Llama {
 
     fn load(&self, vb: &VarBuilder<'_>) -> Result<()> {
         let config = &self.config;
-        embed_tokens(vb, config)?;
+        Embedding::load(vb, config)?;
         for layer in 0..config.num_hidden_layers {
             Block::load(vb.pp(format!("{LAYERS}.{layer}")), config)?;
         }
@@ -124,7 +124,7 @@ impl Llama {
         let (_, length) = tokens.dims2()?;
         let rotary = Rotary::new(config, length, tokens.device())?;
         let mut x = units.unit(EMBED, tokens, &mut |p, tokens| {
-            embed_tokens(&var_builder(p), config)?.forward(tokens)
+            Embedding::load(&var_builder(p), config)?.forward(tokens)
         })?;
         for layer in 0..config.num_hidden_layers {
             x = self.block(units, &format!("{LAYERS}.{layer}"), &x, &rotary)?;

@@ -10,6 +10,7 @@ use candle_nn::ops::sigmoid;
 
 use super::Mask;
 use super::cross_entropy::{CrossEntropy, targets};
+use super::embedding::with_width;
 
 /// As [`linear`](super::linear()), but all is computed in the dtype of `x`.
 ///
@@ -25,6 +26,16 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
         None => y,
     };
     y.reshape(dims)
+}
+
+/// As [`embedding`](super::embedding()), but ids are not checked. The gradient of a weight of 16 bits needs a copy of it in f32.
+///
+/// # Errors
+/// Those of candle.
+pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let read = if weight.track_op() { weight.to_dtype(DType::F32)? } else { weight.clone() };
+    let rows = read.index_select(&ids.flatten_all()?, 0)?;
+    rows.reshape(with_width(ids, weight)?)?.to_dtype(weight.dtype())
 }
 
 /// As [`rms_norm`](super::rms_norm()).
@@ -69,7 +80,8 @@ pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<
     shares.to_dtype(scores.dtype())
 }
 
-/// As [`attention`](super::attention()), but the products are computed in the dtype of `q`.
+/// As [`attention`](super::attention()), but the products are computed in the dtype of `q`. In f16 a power of two of `scale` is taken into
+/// `q`, so that scores are not infinite before they are scaled.
 ///
 /// # Errors
 /// Those of candle.
@@ -79,14 +91,20 @@ pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
     // The heads of a group stand one below the other in one product, so keys and values are not repeated.
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
-    let (q, k, v) = (grouped(q)?, grouped(k)?, grouped(v)?);
+    let first = if q.dtype() == DType::F16 { power_of_two(scale) } else { 1.0 };
+    let (q, k, v) = (grouped(&(q * first)?)?, grouped(k)?, grouped(v)?);
     let scores = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
     let shares = match mask {
-        Mask::Additive(mask) => shares_or_zeros(&scores, scale, mask)?,
-        mask => softmax_of_scores(&scores, scale, mask)?,
+        Mask::Additive(mask) => shares_or_zeros(&scores, scale / first, mask)?,
+        mask => softmax_of_scores(&scores, scale / first, mask)?,
     };
     let shares = shares.reshape((batch * groups, (), keys))?;
     by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)
+}
+
+/// The power of two next below the magnitude of a scale, from 2^-8 to 1.
+fn power_of_two(scale: f64) -> f64 {
+    scale.abs().log2().floor().exp2().clamp(1.0 / 256.0, 1.0)
 }
 
 /// The shares, 0 in rows of which the mask leaves no key.

@@ -1,6 +1,7 @@
 //! The fused layers are those made of candle's ops, on more elements than the golden file has.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
+use hsdp_candle::nn::{Mask, composed};
 
 use crate::layers::{DTYPES, LAYERS, flat, largest, rounding};
 
@@ -29,6 +30,16 @@ fn compare(dtype: DType, what: &str) {
             assert_close(got, want, &format!("{} in {what}, tensor {index}", layer.name));
         }
     }
+}
+
+/// q k^T is 73728, above the largest number of f16, and 6517 when it is scaled.
+#[test]
+fn scores_that_are_finite_when_they_are_scaled_are_not_infinite_in_f16() {
+    let all = Tensor::full(24.0_f32, (1, 2, 1, 128), &Device::Cpu).expect("a tensor");
+    let all = all.to_dtype(DType::F16).expect("f16");
+    let scale = 1.0 / 128_f64.sqrt();
+    let got = composed::attention([&all, &all, &all], scale, Mask::Causal).expect("attended");
+    assert_eq!(flat(&got), flat(&all));
 }
 
 #[test]

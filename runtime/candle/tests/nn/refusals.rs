@@ -13,7 +13,7 @@ fn doubles(shape: &[usize]) -> Tensor {
     noise(0, shape, DType::F64)
 }
 
-fn says(result: Result<Tensor>, message: &str) {
+pub(crate) fn says(result: Result<Tensor>, message: &str) {
     let error = result.expect_err(message).to_string();
     let first = error.lines().next().unwrap_or_default();
     assert_eq!(first, message);

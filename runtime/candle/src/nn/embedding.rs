@@ -1,0 +1,93 @@
+//! Embeddings.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CustomOp1, DType, Error, Layout, Result, Shape, Tensor, WithDType, bail,
+};
+
+use super::composed;
+use super::element::{Lent, check_dtypes, elements, wide_gradient, with_element};
+
+const NAME: &str = "embedding";
+
+/// The rows of `weight` `[rows, width]` that `ids` (u32, u8 or i64, of any shape) name: the shape of `ids`, and `width`.
+///
+/// The gradient of a row is the sum over its ids, in their order.
+/// On a GPU this is [`composed::embedding`].
+///
+/// # Errors
+/// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the weight not f32, bf16 or f16.
+pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    check_dtypes(NAME, &[weight])?;
+    let rows = rows(ids, weight)?;
+    if !weight.device().is_cpu() {
+        return composed::embedding(ids, weight);
+    }
+    let of_all = weight.contiguous()?.apply_op1(Embedding { rows })?;
+    of_all.reshape(with_width(ids, weight)?)
+}
+
+/// The shape of `ids`, and the width of a row.
+pub(super) fn with_width(ids: &Tensor, weight: &Tensor) -> Result<Vec<usize>> {
+    let mut dims = ids.dims().to_vec();
+    dims.push(weight.dim(1)?);
+    Ok(dims)
+}
+
+/// The row of each id.
+fn rows(ids: &Tensor, weight: &Tensor) -> Result<Vec<usize>> {
+    let &[count, _] = weight.dims() else {
+        bail!("{NAME}: the weight has the shape {:?}, and needs [rows, width]", weight.dims())
+    };
+    if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+        return Err(Error::UnsupportedDTypeForOp(ids.dtype(), NAME));
+    }
+    let row = |id: i64| match usize::try_from(id) {
+        Ok(row) if row < count => Ok(row),
+        _ => bail!("{NAME}: id {id}, and the weight has {count} rows"),
+    };
+    let ids = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?;
+    ids.into_iter().map(row).collect()
+}
+
+/// The rows of each id, one below the other.
+struct Embedding {
+    rows: Vec<usize>,
+}
+
+impl Embedding {
+    /// The sums of the gradients of each row, in f32.
+    fn sums(&self, weight: &Tensor, g: &Tensor) -> Result<Vec<f32>> {
+        let (lent, (count, width)) = (Lent::of(g), weight.dims2()?);
+        let g = lent.wide(NAME)?;
+        let mut sums = vec![0.0; count * width];
+        for (row, g) in self.rows.iter().zip(g.chunks(width.max(1))) {
+            let sums = &mut sums[row * width..][..width];
+            sums.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
+        }
+        Ok(sums)
+    }
+}
+
+impl CustomOp1 for Embedding {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, weight: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let width = layout.dims()[1];
+        with_element!(weight.dtype(), NAME, T => {
+            let weight = elements::<T>(weight, layout)?;
+            let mut y = Vec::with_capacity(self.rows.len() * width);
+            for row in &self.rows {
+                y.extend_from_slice(&weight[row * width..][..width]);
+            }
+            Ok((T::to_cpu_storage_owned(y), (self.rows.len(), width).into()))
+        })
+    }
+
+    fn bwd(&self, weight: &Tensor, _y: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
+        let g = g.detach().contiguous()?;
+        wide_gradient(weight, || self.sums(weight, &g))
+    }
+}
