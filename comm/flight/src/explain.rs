@@ -44,7 +44,8 @@ pub struct Explanation {
     pub without_record: Vec<Rank>,
     /// Ranks that have overwritten entries, each with the number of these entries.
     pub overwritten: Vec<(Rank, u64)>,
-    /// Ranks with a record that was ignored: of a world of another size, or older than another record of the rank.
+    /// Ranks with a record that was ignored: of a world of another size, of one that was over before that of the newest record began, or
+    /// older than another record of the rank.
     pub left_out: Vec<Rank>,
 }
 
@@ -148,8 +149,9 @@ pub struct WorldEnd {
 /// and the slow ranks.
 ///
 /// Entries of different ranks belong to the same operation if group, epoch and sequence number are equal. Records may be lost
-/// and entries overwritten: the explanation says which parts are unknown. Do not mix records of different worlds; records of
-/// a world of another size than the latest are ignored.
+/// and entries overwritten: the explanation says which parts are unknown. Records of other worlds than that of the newest record are
+/// ignored, if they show it: their world has another size, or they were taken before that of the newest record began, as the
+/// records of an earlier attempt that wrote into the same folder.
 ///
 /// [`FlightRecord::read_from`] reads the records of a world that was launched with `hsdp_comm::WorldOptions::flight_dir`.
 #[must_use]

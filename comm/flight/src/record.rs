@@ -1,6 +1,7 @@
 //! The content of a record: a copy of a rank's ring, and the rank's present place.
 
 use std::fmt;
+use std::time::Duration;
 
 use hsdp_kernels::Scaling;
 use hsdp_sharding::{DType, Rank};
@@ -35,6 +36,27 @@ pub struct FlightRecord {
     pub groups: Vec<FlightGroup>,
     /// The operations of the rank, oldest first.
     pub entries: Vec<FlightEntry>,
+}
+
+impl FlightRecord {
+    /// A time of this record in nanoseconds since 1970, which can be compared with those of other processes.
+    #[must_use]
+    pub fn unix_ns(&self, ns: u64) -> u128 {
+        u128::from(self.began_unix_us) * 1000 + u128::from(ns)
+    }
+
+    /// The time from the moment when this record was taken until the world of `other` began; `None` if that began before.
+    ///
+    /// If there is such a time, the two are of different worlds: a rank may leave a record only when all ranks of its world have
+    /// begun. Between hosts this needs clocks that differ by less than the life of a world. Those of a cluster differ by
+    /// milliseconds, a rank of a world that ended early has taken longer to start, and a new attempt of a job begins when the
+    /// processes of the former one have ended.
+    #[must_use]
+    pub fn time_until_world_of(&self, other: &Self) -> Option<Duration> {
+        let until = other.unix_ns(0).checked_sub(self.unix_ns(self.taken_ns))?;
+        let until = Duration::from_nanos(u64::try_from(until).unwrap_or(u64::MAX));
+        Some(until).filter(|until| !until.is_zero())
+    }
 }
 
 /// The members of a group.

@@ -74,6 +74,35 @@ fn some_records_may_be_lost_and_a_world_may_have_been_well() {
     assert!(said.contains("no record of rank 0"), "{said}");
 }
 
+/// The records of a world of two ranks, which meet in this step.
+fn met_in(step: u64) -> Vec<FlightRecord> {
+    world(2, |world| {
+        let group = world.world_group(Channel::User);
+        group.barrier(Tag::default().step(step)).and_then(|it| it.wait()).expect("both");
+        world.flight_record()
+    })
+}
+
+/// The second attempt writes into the folder of the first, and its rank 1 is killed before it can.
+#[test]
+fn the_record_of_an_earlier_attempt_is_not_compared() {
+    let folder = TempDir::new().expect("a folder");
+    for record in met_in(3).iter().chain(met_in(9).first()) {
+        record.write_to(folder.path()).expect("written");
+    }
+    let (code, said, _) = hsdp(&["trace", &text(folder.path())]);
+    let expected = "all ranks agree; 0 operations of 2 ranks compared, and no rank waits in vain\n\
+        no record of rank 1\n\
+        ignored, as older or of another world: a record of rank 1\n\
+        not all members of 1 operation could be compared\n";
+    assert_eq!((code, &*said), (Some(0), expected));
+    let (code, said, told) = hsdp(&["check", &text(folder.path())]);
+    assert_eq!((code, &*said), (Some(2), ""));
+    let named = ": the record of rank 1 is of an earlier world: it was taken ";
+    let end = " before the world of rank 0's record began\n";
+    assert!(told.contains(named) && told.ends_with(end), "{told}");
+}
+
 #[test]
 fn what_cannot_be_read_is_one_line() {
     let folder = TempDir::new().expect("a folder");

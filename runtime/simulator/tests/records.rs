@@ -266,6 +266,26 @@ fn records_that_do_not_belong_together_are_refused() {
     assert_eq!(error_of(&[unknown]), format!("no record has the members of group {id}"));
 }
 
+/// Rank 1 was killed in this attempt, and its record is that of the attempt before, in another step.
+#[test]
+fn a_record_of_an_earlier_attempt_is_refused_by_name() {
+    let user = group(Channel::User, &ALL);
+    let of_step = |rank, step, began_unix_us| {
+        let tag = Tag::default().step(step);
+        let waits = FlightEntry { tag, ..waited(&user, 0, [1, 2]) };
+        FlightRecord { began_unix_us, ..record(rank, &[&user], vec![waits]) }
+    };
+    let earlier = of_step(1, 3, 7_000_000);
+    let refused = error_of(&[of_step(0, 9, 8_500_001), earlier, of_step(2, 9, 8_500_000)]);
+    let expected = "the record of rank 1 is of an earlier world: \
+        it was taken 1.5000009s before the world of rank 0's record began";
+    assert_eq!(refused, expected);
+    // The processes of one world begin one after another, and leave their records after that.
+    let taken = |record| FlightRecord { taken_ns: 2_000, ..record };
+    let of_one_world = [of_step(0, 3, 7_000_001), of_step(1, 3, 7_000_000)].map(taken);
+    assert!(said(&of_one_world).starts_with("deadlock"));
+}
+
 /// Each rank waits for another operation of the world, of which all others are members without an issue: as many as the ranks times the ranks.
 #[test]
 fn a_large_world_in_which_all_wait_for_each_other() {

@@ -62,7 +62,7 @@ impl Operation<'_> {
     pub(super) fn last(&self) -> Option<(Rank, &FlightEntry, Duration)> {
         let issued = self.issued.iter();
         let mut times: Vec<(UnixTime, Rank, &FlightEntry)> = issued
-            .map(|(rank, (record, entry))| (unix_time(record, entry.issued_ns), *rank, *entry))
+            .map(|(rank, (record, entry))| (record.unix_ns(entry.issued_ns), *rank, *entry))
             .collect();
         times.sort_unstable_by_key(|(time, rank, _)| (*time, *rank));
         let (last, rank, entry) = times.pop()?;
@@ -82,14 +82,14 @@ impl Operation<'_> {
     /// The time from the first wait for the operation until its issuers gave up; `None` if no rank waits.
     pub(super) fn waited(&self) -> Option<Duration> {
         let waits = self.issued.values().filter(|(_, entry)| entry.is_waited_for());
-        let began = waits.filter_map(|(record, entry)| Some(unix_time(record, entry.waited_ns?)));
+        let began = waits.filter_map(|(record, entry)| Some(record.unix_ns(entry.waited_ns?)));
         Some(since(began.min()?, self.end()))
     }
 
     /// The time at which the issuers gave up, or at which the last of their records was taken.
     fn end(&self) -> UnixTime {
         let ends = self.issued.values();
-        let ends = ends.map(|(it, entry)| unix_time(it, entry.settled_ns.unwrap_or(it.taken_ns)));
+        let ends = ends.map(|(it, entry)| it.unix_ns(entry.settled_ns.unwrap_or(it.taken_ns)));
         ends.max().unwrap_or(0)
     }
 }
@@ -97,11 +97,14 @@ impl Operation<'_> {
 impl<'a> Operations<'a> {
     pub(super) fn of(records: &'a [FlightRecord]) -> Self {
         let mut newest_first: Vec<&FlightRecord> = records.iter().collect();
-        newest_first.sort_by_key(|it| (Reverse(unix_time(it, it.taken_ns)), it.rank));
-        let size = newest_first.first().map_or(0, |record| record.size);
+        newest_first.sort_by_key(|it| (Reverse(it.unix_ns(it.taken_ns)), it.rank));
+        let newest = newest_first.first().copied();
+        let size = newest.map_or(0, |record| record.size);
+        let is_older = |it: &FlightRecord| newest.and_then(|newest| it.time_until_world_of(newest));
         let (mut records, mut left_out) = (BTreeMap::new(), Vec::new());
         for record in newest_first {
-            if record.size == size && !records.contains_key(&record.rank) {
+            let is_of_the_world = record.size == size && is_older(record).is_none();
+            if is_of_the_world && !records.contains_key(&record.rank) {
                 records.insert(record.rank, record);
             } else {
                 left_out.push(record.rank);
@@ -142,7 +145,7 @@ impl<'a> Operations<'a> {
         let (group, epoch, sequence) = operation.key;
         let may_be_older = match (self.lowest.get(&(rank, group, epoch)), record.entries.first()) {
             (Some(lowest), _) => sequence < *lowest,
-            (None, Some(oldest)) => operation.began < unix_time(record, oldest.issued_ns),
+            (None, Some(oldest)) => operation.began < record.unix_ns(oldest.issued_ns),
             (None, None) => true,
         };
         (record.overwritten > 0 && may_be_older).then_some(Presence::Overwritten)
@@ -176,14 +179,10 @@ impl<'a> Operations<'a> {
         };
         Some(LastIssued {
             operation: Box::new(*last),
-            ago: since(unix_time(record, last.issued_ns), end),
+            ago: since(record.unix_ns(last.issued_ns), end),
             waits_in: record.entries.iter().find(waits).copied().map(Box::new),
         })
     }
-}
-
-fn unix_time(record: &FlightRecord, ns: u64) -> UnixTime {
-    u128::from(record.began_unix_us) * 1000 + u128::from(ns)
 }
 
 /// The time from `earlier` until `later`.
@@ -209,7 +208,7 @@ fn by_operation<'a>(
             if !meets_others(entry, &members) {
                 continue;
             }
-            let (key, began) = (key_of(entry), unix_time(record, entry.issued_ns));
+            let (key, began) = (key_of(entry), record.unix_ns(entry.issued_ns));
             let (members, issued) = (Vec::new(), BTreeMap::new());
             let new = Operation { key, members, issued, began };
             let operation = operations.entry(key).or_insert(new);

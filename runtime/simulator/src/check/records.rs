@@ -17,8 +17,9 @@ impl Schedules {
     /// A list ends where its record ends, though the rank might have gone on. A rank without a record has an empty list.
     ///
     /// # Errors
-    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different sizes, if they do not agree about the members of
-    /// a group, if one has two entries of an operation, or if a rank has overwritten entries that matter. [`Error::Schedules`] as for any schedules.
+    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different sizes, if one was taken before the world of
+    /// the newest one began, if they do not agree about the members of a group, if one has two entries of an operation, or if a rank has
+    /// overwritten entries that matter. [`Error::Schedules`] as for any schedules.
     pub fn from_records(records: &[FlightRecord]) -> Result<Self, Error> {
         let world = World::of(records)?;
         world.check_overwritten()?;
@@ -65,6 +66,7 @@ enum Event {
 impl<'a> World<'a> {
     fn of(records: &'a [FlightRecord]) -> Result<Self, Error> {
         let size = records.first().ok_or_else(|| refused("there is no record"))?.size;
+        let newest = records.iter().max_by_key(|record| record.unix_ns(record.taken_ns));
         let (mut by_rank, mut groups) = (BTreeMap::new(), BTreeMap::new());
         for record in records {
             let rank = record.rank;
@@ -74,6 +76,7 @@ impl<'a> World<'a> {
                     "a record of rank {rank} is of a world of {other} ranks, another of a world of {size}"
                 )));
             }
+            newest.map_or(Ok(()), |newest| check_world(record, newest))?;
             if by_rank.insert(rank, record).is_some() {
                 return Err(refused(format!("there are two records of rank {rank}")));
             }
@@ -174,7 +177,7 @@ impl<'a> World<'a> {
         let mut lowest: HashMap<(Rank, GroupId), u64> = HashMap::new();
         for (rank, record) in &self.records {
             for entry in self.pending(record) {
-                let (number, began) = (entry.sequence, unix_time(record, entry.issued_ns));
+                let (number, began) = (entry.sequence, record.unix_ns(entry.issued_ns));
                 let known = first.entry(entry.group).or_insert((number, began));
                 *known = (known.0.min(number), known.1.min(began));
             }
@@ -188,7 +191,7 @@ impl<'a> World<'a> {
                 let Some(record) = self.records.get(rank) else { continue };
                 let may_be_older = match (lowest.get(&(*rank, id)), record.entries.first()) {
                     (Some(lowest), _) => number < *lowest,
-                    (None, Some(oldest)) => began < unix_time(record, oldest.issued_ns),
+                    (None, Some(oldest)) => began < record.unix_ns(oldest.issued_ns),
                     (None, None) => true,
                 };
                 if record.overwritten > 0 && may_be_older {
@@ -205,12 +208,17 @@ impl<'a> World<'a> {
     }
 }
 
-fn key(entry: &FlightEntry) -> Key {
-    (entry.group, entry.sequence)
+/// Refuses the record of an earlier world, as an earlier attempt of the job leaves it in its folder.
+fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error> {
+    let Some(before) = record.time_until_world_of(newest) else { return Ok(()) };
+    let (rank, newest) = (record.rank, newest.rank);
+    Err(refused(format!(
+        "the record of rank {rank} is of an earlier world: it was taken {before:?} before the world of rank {newest}'s record began"
+    )))
 }
 
-fn unix_time(record: &FlightRecord, ns: u64) -> UnixTime {
-    UnixTime::from(record.began_unix_us) * 1000 + UnixTime::from(ns)
+fn key(entry: &FlightEntry) -> Key {
+    (entry.group, entry.sequence)
 }
 
 /// The name of a group: `channel gather of ranks 0-3`.
