@@ -13,8 +13,9 @@
 //! and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
-//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `claims` and `peer` (the checks of an attendant
-//! that connects), `attendant`, `replace`, `terminal` and `lines` (output and logs), `threads`.
+//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `claims` and
+//! `peer` (the checks of an attendant that connects), `attendant`, `pipes`, `replace`, `terminal` and `lines` (output and logs),
+//! `threads`.
 
 mod attempt;
 pub(crate) mod attendant;
@@ -25,6 +26,7 @@ mod frame;
 mod job;
 mod lines;
 mod peer;
+mod pipes;
 mod ranks;
 pub(crate) mod replace;
 mod signals;

@@ -4,7 +4,7 @@ use std::env;
 use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::end::End;
-use super::frame::{Frame, Order, Stream};
+use super::frame::{Frame, Order};
+use super::pipes::Pipes;
 use super::replace::{self, split};
-use super::{environment, lines, peer, threads};
+use super::{environment, peer, threads};
 use crate::outcome::Outcome;
 
 /// The options of `hsdp launch-rank`.
@@ -33,9 +34,6 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// How long the pipes of a command that has ended may stay open: a process that left the command's group may still hold them.
-const DRAINING: Duration = Duration::from_secs(2);
-
 /// How long the launcher may take to answer a claim.
 const ANSWER: Duration = Duration::from_secs(120);
 
@@ -43,7 +41,7 @@ const ANSWER: Duration = Duration::from_secs(120);
 type Group = Arc<Mutex<Option<Pid>>>;
 
 /// The socket to the launcher. The lock keeps frames whole.
-type Words = Arc<Mutex<UnixStream>>;
+pub(super) type Words = Arc<Mutex<UnixStream>>;
 
 /// Runs the command to its end. After it, this process stays until the launcher lets it end, so that the launcher knows the end of
 /// the rank before that of mpirun, and acts on it before mpirun does.
@@ -59,10 +57,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     pass_on_signals(&group)?;
     let dismissed = obey((launcher.try_clone()?, socket), &group)?;
     let words: Words = Arc::new(Mutex::new(launcher));
-    let drained = pump(&mut child, &words)?;
+    let pipes = Pipes::of(&mut child, &words)?;
     let end = bury(&mut child, &group)?;
-    // Nothing is sent on this channel: it closes when the threads of the pipes end.
-    let _ = drained.recv_timeout(DRAINING);
+    pipes.drain();
     // If the launcher has died, the frame cannot be sent, and nothing is waited for.
     if say(&words, &Frame::Ended(end)).is_ok() {
         let _ = dismissed.recv();
@@ -107,25 +104,8 @@ fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
     Ok(command.spawn()?)
 }
 
-/// Sends all lines that the command writes. The channel closes after the last one.
-fn pump(child: &mut Child, words: &Words) -> io::Result<Receiver<()>> {
-    let (open, drained) = mpsc::channel();
-    let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
-    let stdout = child.stdout.take().map(|it| Box::new(it) as _);
-    let stderr = child.stderr.take().map(|it| Box::new(it) as _);
-    let pipes = [pipe(Stream::Stdout, stdout), pipe(Stream::Stderr, stderr)];
-    for (stream, from) in pipes.into_iter().flatten() {
-        let (words, open) = (Arc::clone(words), open.clone());
-        threads::start(move || {
-            // If the launcher has died, the group is killed.
-            let _ = lines::each(from, |line| say(&words, &Frame::Line(stream, line)));
-            drop(open);
-        })?;
-    }
-    Ok(drained)
-}
-
-fn say(words: &Words, frame: &Frame) -> io::Result<()> {
+/// Sends a frame, as soon as the launcher takes it.
+pub(super) fn say(words: &Words, frame: &Frame) -> io::Result<()> {
     frame.write_to(&*words.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

@@ -1,6 +1,7 @@
 //! The output of ranks.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -90,18 +91,74 @@ fn a_reader_that_stands_still_does_not_keep_a_signal_from_the_ranks() {
     );
     let mut job = Job::start(&[&NCCL[..], &["-n", "1"]].concat(), &script);
     let pid = job.lines(1).remove(0)[4..].trim().to_owned();
+    until_still(&count);
+    job.signal(Signal::SIGTERM);
+    until_gone(&[pid]);
+    let (code, _, told) = job.ended();
+    assert_eq!(code, Some(128 + 15), "{told}");
+}
+
+/// Waits until a file is there, and no longer changes.
+fn until_still(file: &Path) {
     let (mut last, mut since) = (Vec::new(), Instant::now());
     while last.is_empty() || since.elapsed() < Duration::from_millis(300) {
-        let now = fs::read(&count).unwrap_or_default();
+        let now = fs::read(file).unwrap_or_default();
         if now != last {
             (last, since) = (now, Instant::now());
         }
         std::thread::yield_now();
     }
-    job.signal(Signal::SIGTERM);
+}
+
+/// A process of the rank fills stdout up to the test, which reads nothing, and ends with the rank. The last lines of the rank fit into
+/// the pipe of its stderr, so the rank ends with success while they are there.
+#[test]
+fn the_last_lines_of_a_rank_wait_for_a_reader_that_stands_still() {
+    const LINES: usize = 40;
+    let folder = TempDir::new().expect("a folder");
+    let [count, go] = ["count", "go"].map(|name| folder.path().join(name));
+    let script = format!(
+        "echo $$; (i=0; while :; do i=$((i + 1)); printf '%09000d\\n' $i; echo $i > {}; done) &
+         until [ -e {} ]; do sleep 0.02; done
+         i=0; while [ $i -lt {LINES} ]; do printf '%01000d\\n' $i; i=$((i + 1)); done >&2",
+        count.display(),
+        go.display()
+    );
+    let mut job = Job::start(&[&NCCL[..], &["-n", "1"]].concat(), &script);
+    let pid = job.lines(1).remove(0)[4..].trim().to_owned();
+    until_still(&count);
+    fs::write(&go, "").expect("written");
     until_gone(&[pid]);
+    // Longer than the pipes of a rank that has ended may be empty.
+    let paused = Instant::now();
+    while paused.elapsed() < Duration::from_secs(3) {
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
     let (code, _, told) = job.ended();
-    assert_eq!(code, Some(128 + 15), "{told}");
+    let expected: String = (0..LINES).map(|line| format!("[0] {line:01000}\n")).collect();
+    assert_eq!(code, Some(0), "{} lines", told.lines().count());
+    assert!(told == expected, "{} of {LINES} lines", told.lines().count());
+}
+
+/// It has left the rank's group, and holds its pipes.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_a_rank_leaves_behind_does_not_keep_the_job() {
+    let folder = TempDir::new().expect("a folder");
+    let up = folder.path().join("up").display().to_string();
+    let script = format!(
+        "setsid sh -c 'while :; do echo; : > {up}; sleep 0.3; done' &
+         until [ -e {up} ]; do sleep 0.02; done; echo $!"
+    );
+    let mut job = Job::start(&[&NCCL[..], &["-n", "1"]].concat(), &script);
+    let mut line = String::new();
+    while line.is_empty() || line == "[0] \n" {
+        line = job.lines(1).remove(0);
+    }
+    let (code, _, told) = job.ended();
+    let left = line[4..].trim().parse().expect("a number of a process");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(left), Signal::SIGKILL).expect("it is there");
+    assert_eq!((code, &*told), (Some(0), ""));
 }
 
 #[test]

@@ -1,0 +1,69 @@
+//! The pipes of a command, whose lines an attendant sends to the launcher.
+
+use std::io::{self, Read};
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use super::attendant::{Words, say};
+use super::frame::{Frame, Stream};
+use super::{lines, threads};
+
+/// How long the pipes of a command that has ended may be open and empty: a process that left the command's group may still hold them.
+const DRAINING: Duration = Duration::from_secs(2);
+
+/// The time between two looks at the pipes of a command that has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The threads that read the pipes of a command.
+pub(super) struct Pipes {
+    /// Nothing is sent on this channel: it closes when the threads end.
+    drained: Receiver<()>,
+    /// The threads that send a line now. The others read.
+    sending: Arc<AtomicUsize>,
+}
+
+impl Pipes {
+    /// Sends all lines that the command writes.
+    pub(super) fn of(child: &mut Child, words: &Words) -> io::Result<Self> {
+        let (open, drained) = mpsc::channel::<()>();
+        let sending = Arc::<AtomicUsize>::default();
+        let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
+        let stdout = child.stdout.take().map(|it| Box::new(it) as _);
+        let stderr = child.stderr.take().map(|it| Box::new(it) as _);
+        let pipes = [pipe(Stream::Stdout, stdout), pipe(Stream::Stderr, stderr)];
+        for (stream, from) in pipes.into_iter().flatten() {
+            let (words, open, sending) = (Arc::clone(words), open.clone(), Arc::clone(&sending));
+            threads::start(move || {
+                // If the launcher has died, the group is killed.
+                let _ = lines::each(from, |line| {
+                    sending.fetch_add(1, Ordering::Relaxed);
+                    let sent = say(&words, &Frame::Line(stream, line));
+                    sending.fetch_sub(1, Ordering::Relaxed);
+                    sent
+                });
+                drop(open);
+            })?;
+        }
+        Ok(Self { drained, sending })
+    }
+
+    /// Waits until all lines of a command that has ended are sent.
+    ///
+    /// While a thread sends, lines of the command may still be in its pipe, however long the reader of the launcher's output stands
+    /// still. So only the time counts in which all threads wait for bytes that no one but a process left behind could write.
+    pub(super) fn drain(self) {
+        let mut empty = Duration::ZERO;
+        while empty < DRAINING {
+            match self.drained.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if self.sending.load(Ordering::Relaxed) == 0 => {
+                    empty += LOOK;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
