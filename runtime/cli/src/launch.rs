@@ -13,7 +13,7 @@
 //! and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
-//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `claims` and
+//! processes to start), `files` (the limit of open files), `ranks` (messages from attendants), `frame` (their encoding), `claims` and
 //! `peer` (the checks of an attendant that connects), `attendant`, `pipes`, `replace`, `terminal` and `lines` (output and logs),
 //! `threads`.
 
@@ -22,6 +22,7 @@ pub(crate) mod attendant;
 mod claims;
 mod end;
 mod environment;
+mod files;
 mod frame;
 mod job;
 mod lines;
@@ -94,6 +95,7 @@ impl Options {
 /// Starts the ranks, and starts them again after a failure as often as the options say. The exit code is that of the last attempt.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
+    files::allow(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal);
     terminal.finish();

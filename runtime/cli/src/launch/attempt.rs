@@ -75,7 +75,7 @@ impl Ended {
 struct Running<'a> {
     attempt: &'a Attempt<'a>,
     supervisor: Supervisor,
-    orders: HashMap<u32, UnixStream>,
+    orders: HashMap<u32, Arc<UnixStream>>,
     /// mpirun, or the attendants by rank; `None` for each that has ended.
     started: Vec<Option<Child>>,
 }
@@ -188,7 +188,7 @@ impl Running<'_> {
 
     /// Lets the attendant of the rank end. One that cannot receive the order is ending.
     fn dismiss(&self, rank: u32) {
-        let _ = self.orders.get(&rank).map(|orders| Order::Leave.write_to(orders));
+        let _ = self.orders.get(&rank).map(|orders| Order::Leave.write_to(&**orders));
     }
 
     fn hear(&mut self, news: News) -> Vec<Action> {
@@ -241,7 +241,7 @@ impl Running<'_> {
                 Action::Signal(rank, signal) => {
                     // An attendant that cannot receive the order is ending, and its end is another event.
                     let orders = self.orders.get(&rank);
-                    let _ = orders.map(|orders| Order::Signal(signal).write_to(orders));
+                    let _ = orders.map(|orders| Order::Signal(signal).write_to(&**orders));
                 }
                 Action::KillStarted => self.kill_started(),
                 Action::Say(line) => self.attempt.terminal.say(&line),

@@ -23,7 +23,7 @@ use super::threads;
 #[derive(Debug)]
 pub(super) enum Event {
     /// A rank's attendant has connected, and takes orders.
-    Joined { rank: u32, orders: UnixStream },
+    Joined { rank: u32, orders: Arc<UnixStream> },
     /// A rank's command has ended. All lines that it wrote were shown.
     Ended { rank: u32, end: End },
     /// A process that the launcher started has ended, and must be reaped. `place` is its index among those processes.
@@ -49,7 +49,7 @@ pub(super) struct Ranks {
 /// How long an attendant may take to name its rank, or to read an order.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The pause after a connection that could not be accepted, for example because too many files are open.
+/// The pause after a connection that could not be accepted, for example because other processes have all files of the system open.
 const PAUSE: Duration = Duration::from_millis(20);
 
 const SOCKET: &str = "ranks.sock";
@@ -97,10 +97,19 @@ struct Reception {
 
 impl Reception {
     fn accept(&self, listener: &UnixListener) {
+        let mut has_told = false;
         for stream in listener.incoming() {
-            let Ok(stream) = stream else {
-                thread::park_timeout(PAUSE);
-                continue;
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    if !has_told {
+                        let text = "a connection to the launcher cannot be accepted";
+                        self.terminal.say(&format!("{text}: {error}"));
+                    }
+                    has_told = true;
+                    thread::park_timeout(PAUSE);
+                    continue;
+                }
             };
             let reception = self.clone();
             // If the system has no thread for it, the connection ends, and the attendant with it.
@@ -119,21 +128,23 @@ impl Reception {
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut from = BufReader::new(stream.try_clone()?);
+        // No clone of the stream: it would be a second open file for each rank.
+        let stream = Arc::new(stream);
+        let mut from = BufReader::new(&*stream);
         let Frame::Hello { attempt, rank } = Frame::read_from(&mut from)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let claimed = locked(&self.claims).take(attempt, rank);
         if let Err(refused) = claimed {
             self.terminal.say(&format!("a process that claims rank {rank} is refused: {refused}"));
-            return Order::Refuse.write_to(&stream);
+            return Order::Refuse.write_to(&*stream);
         }
-        Order::Begin.write_to(&stream)?;
+        Order::Begin.write_to(&*stream)?;
         stream.set_read_timeout(None)?;
         let tell = |event| {
             let _ = self.events.send(News { attempt: Some(attempt), event });
         };
-        tell(Event::Joined { rank, orders: stream });
+        tell(Event::Joined { rank, orders: Arc::clone(&stream) });
         let end = self.show(&rank.to_string(), from);
         tell(Event::Ended { rank, end });
         Ok(())

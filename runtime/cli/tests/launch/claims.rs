@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Instant;
 
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, command};
+use crate::job::{Job, NCCL, PATIENCE, command};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -24,6 +25,11 @@ struct Waiting {
 
 impl Waiting {
     fn start() -> Self {
+        Self::within("umask 000; exec \"$@\"")
+    }
+
+    /// As `start`, by a script of `sh` in the job's folder.
+    fn within(shell: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("set");
         let script = format!(
@@ -32,8 +38,8 @@ impl Waiting {
         );
         let launch = command(&[&NCCL[..], &["-n", "2", "--", "sh", "-c", &script]].concat());
         let mut open = Command::new("sh");
-        open.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(launch.get_program());
-        open.args(launch.get_args()).env("TMPDIR", folder.path());
+        open.args(["-c", shell, "sh"]).arg(launch.get_program()).args(launch.get_args());
+        open.env("TMPDIR", folder.path()).current_dir(folder.path());
         let mut job = Job::spawn(open);
         assert_eq!(job.lines(2), ["[0] up\n", "[1] up\n"]);
         Self { folder, job }
@@ -162,5 +168,28 @@ fn junk_on_the_socket_disturbs_no_rank() {
     }
     let (code, said, told) = waiting.end();
     assert_eq!((code, &*told), (Some(0), ""));
+    is_well(&said);
+}
+
+/// Idle connections take all files that the launcher may open.
+#[test]
+fn a_connection_that_cannot_be_accepted_is_told_once_and_the_job_goes_on() {
+    const FILES: usize = 40;
+    let waiting = Waiting::within(&format!("ulimit -n {FILES}; exec \"$@\" 2> told"));
+    let told = waiting.folder.path().join("told");
+    let socket = waiting.socket();
+    let idle = (0..FILES).map(|_| UnixStream::connect(&socket).expect("it listens"));
+    let idle: Vec<UnixStream> = idle.collect();
+    let began = Instant::now();
+    while !fs::read_to_string(&told).expect("there").ends_with('\n') {
+        assert!(began.elapsed() < PATIENCE, "nothing is told");
+        std::thread::yield_now();
+    }
+    drop(idle);
+    let told = fs::read_to_string(told).expect("there");
+    let expected = "hsdp: a connection to the launcher cannot be accepted: Too many open files (os error 24)\n";
+    assert_eq!(told, expected);
+    let (code, said, _) = waiting.end();
+    assert_eq!(code, Some(0));
     is_well(&said);
 }

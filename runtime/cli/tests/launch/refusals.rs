@@ -80,6 +80,26 @@ fn root_has_to_allow_itself() {
     assert_eq!(refused, (Some(2), expected.to_owned()));
 }
 
+/// A job of 40 ranks under limits of open files.
+fn limited(limits: &str) -> (Option<i32>, String, String) {
+    let job = command(&["launch", "--comm", "nccl", "-n", "40", "--", "sh", "-c", "ulimit -Sn"]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", &format!("{limits}; exec \"$@\""), "sh"]);
+    let output = limited.arg(job.get_program()).args(job.get_args()).output().expect("it starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn more_ranks_than_open_files_raise_the_limit_or_are_refused() {
+    let (code, said, told) = limited("ulimit -Sn 40");
+    assert_eq!((code, &*told), (Some(0), ""));
+    assert_eq!(said.matches("] 72\n").count(), 40, "{said}");
+    let expected = "hsdp: 40 ranks need 72 open files of this process, and its hard limit is 40 (ulimit -Hn): \
+                    raise it, or start fewer ranks\n";
+    assert_eq!(limited("ulimit -n 40"), (Some(2), String::new(), expected.to_owned()));
+}
+
 /// Where a thread has no memory, the launcher or an attendant of it is the first to notice. No job hangs, and none panics.
 #[test]
 fn a_limit_of_memory_is_an_error_and_no_panic() {
