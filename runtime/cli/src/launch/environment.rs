@@ -1,6 +1,7 @@
 //! The environment variables that name ranks, and those that ranks get.
 
 use std::env;
+use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -18,6 +19,23 @@ pub(super) const RANKS: [&str; 4] = [LAUNCHED, "OMPI_COMM_WORLD_RANK", "PMI_RANK
 
 /// The variables that torchrun sets.
 pub(super) const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
+
+/// The variables of another job that contradict those of [`meeting`]: a second secret, another port.
+const OTHER_MEETING: [&str; 3] =
+    ["HSDP_JOB_SECRET_FILE", "HSDP_CONTROL_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+
+/// The beginnings of the names in which MPI and `srun` tell a process its place. Those of a whole job of Slurm are not among them:
+/// programs find their folders by its number.
+const OTHER_PLACE: [&str; 8] = [
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "MPI_LOCAL",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_STEP",
+];
 
 const SECRET_BYTES: usize = 32;
 
@@ -61,4 +79,13 @@ pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
 /// The further variables of one rank.
 pub(super) fn of_rank(rank: u32) -> [(&'static str, String); 3] {
     [LAUNCHED, "RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string()))
+}
+
+/// The variables of this process, as another launcher or another job has set them, that ranks must not have beside [`meeting`] and
+/// [`of_rank`].
+pub(super) fn contrary() -> impl Iterator<Item = OsString> {
+    env::vars_os().map(|(name, _)| name).filter(|name| {
+        let name = name.to_string_lossy();
+        OTHER_MEETING.contains(&&*name) || OTHER_PLACE.iter().any(|it| name.starts_with(it))
+    })
 }

@@ -105,6 +105,9 @@ impl Job {
         let attendant = |rank| {
             let mut command = Command::new(&program);
             command.args(["launch-rank", "--"]).args(&self.command).stdout(Stdio::null());
+            environment::contrary().for_each(|name| {
+                command.env_remove(name);
+            });
             command.envs(meeting.iter().cloned()).envs(environment::of_rank(rank));
             command
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::job::{NCCL, ran};
+use crate::job::{NCCL, command, ran};
 
 #[test]
 fn each_rank_has_its_place_and_all_the_same_meeting() {
@@ -22,6 +22,40 @@ fn each_rank_has_its_place_and_all_the_same_meeting() {
     }
     let meetings: BTreeSet<_> = lines.iter().map(|line| (line[7], line[8])).collect();
     assert_eq!(meetings.len(), 1);
+}
+
+/// The launcher runs in a step of Slurm, beside the settings of another job.
+#[test]
+fn the_place_and_the_meeting_of_another_job_do_not_reach_the_ranks() {
+    const OTHER: [&str; 15] = [
+        "HSDP_JOB_SECRET_FILE",
+        "HSDP_CONTROL_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALNRANKS",
+        "MPI_LOCALRANKID",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_LOCALID",
+    ];
+    let mut job = command(&["launch", "--comm", "nccl", "-n", "1", "--", "env"]);
+    job.envs(OTHER.map(|name| (name, "1"))).env("SLURM_JOB_ID", "7").env("WORLD_SIZE", "5");
+    let output = job.output().expect("the program starts");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let names: Vec<&str> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("[0] ")?.split_once('='))
+        .map(|it| it.0)
+        .collect();
+    let left: Vec<&str> = OTHER.into_iter().filter(|name| names.contains(name)).collect();
+    assert_eq!((output.status.code(), left), (Some(0), Vec::new()));
+    assert!(names.contains(&"SLURM_JOB_ID") && said.contains("[0] WORLD_SIZE=1\n"), "{said}");
 }
 
 /// Every user of the machine could read a secret in a command line.
