@@ -84,19 +84,27 @@ fn the_variable_of_nccl_is_taken_at_its_word() {
 #[cfg(unix)]
 #[test]
 fn mpirun_is_asked_who_it_is() {
-    use std::os::unix::fs::PermissionsExt as _;
-
     let folder = TempDir::new().expect("a folder");
     let said = examined(&[("PATH", folder.path())]);
     let mpi = finding(&said, "mpi");
     assert_eq!((&mpi["state"], &mpi["says"]), (&"missing".into(), &"no mpirun in PATH".into()));
     assert!(mpi["advice"].as_str().is_some_and(|advice| advice.contains("openmpi-bin")), "{mpi}");
-    let mpirun = folder.path().join("mpirun");
-    fs::write(&mpirun, "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n")
-        .expect("written");
-    fs::set_permissions(&mpirun, fs::Permissions::from_mode(0o755)).expect("set");
+    mpirun_is(folder.path(), "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n");
     let said = examined(&[("PATH", folder.path())]);
     assert_eq!(finding(&said, "mpi")["version"], "MPICH 4.2.1");
+}
+
+/// Makes this program the `mpirun` of a folder.
+#[cfg(unix)]
+fn mpirun_is(folder: &Path, program: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let text = folder.join("text");
+    fs::write(&text, program).expect("written");
+    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).expect("set");
+    // By another process: a child of another test could hold the file open for writing while it is started.
+    let copied = Command::new("cp").arg(&text).arg(folder.join("mpirun")).status();
+    assert!(copied.expect("it starts").success());
 }
 
 #[cfg(target_os = "linux")]

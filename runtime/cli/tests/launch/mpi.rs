@@ -125,13 +125,22 @@ fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
     until_gone(&pids);
 }
 
+/// A folder with a program `mpirun`, and the PATH in which it is the first.
+fn with_mpirun(program: &str) -> (TempDir, String) {
+    let folder = TempDir::new().expect("a folder");
+    let [text, file] = ["text", "mpirun"].map(|name| folder.path().join(name));
+    fs::write(&text, program).expect("written");
+    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).expect("set");
+    // By another process: a child of another test could hold the file open for writing while it is started.
+    let copied = Command::new("cp").arg(&text).arg(&file).status();
+    assert!(copied.expect("it starts").success());
+    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
+    (folder, path)
+}
+
 /// Exit code, stdout and stderr of a job of two ranks, with a script in place of mpirun.
 fn by(mpirun: &str, script: &str) -> Said {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("mpirun");
-    fs::write(&file, format!("#!/bin/sh\n{mpirun}\n")).expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("set");
-    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
+    let (_folder, path) = with_mpirun(&format!("#!/bin/sh\n{mpirun}\n"));
     let mut command = command(&["launch", "-n", "2", "--grace", "1", "--", "sh", "-c", script]);
     let output = command.env("PATH", path).output().expect("the program starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
