@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// The time that a program has to write its output and close stdout.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a program has to write its output and close stdout. The first start of a program from a network's disk is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The most bytes that are read from its stdout.
 const MOST: u64 = 4 << 20;

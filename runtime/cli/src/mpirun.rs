@@ -28,12 +28,16 @@ pub(crate) enum Family {
 }
 
 impl Mpirun {
-    /// The first in PATH.
-    pub(crate) fn find() -> Option<Self> {
-        let path = which::which("mpirun").ok()?;
-        let said = output(&path, &["--version"]).unwrap_or_default();
+    /// The first in PATH; `None` if there is none.
+    ///
+    /// # Errors
+    /// In words, if it does not print its version: options and checks depend on its MPI.
+    pub(crate) fn find() -> Result<Option<Self>, String> {
+        let Ok(path) = which::which("mpirun") else { return Ok(None) };
+        let said = output(&path, &["--version"])
+            .map_err(|error| format!("cannot ask mpirun for its version: {error}"))?;
         let (family, version) = read(&said);
-        Some(Self { path, family, version })
+        Ok(Some(Self { path, family, version }))
     }
 }
 

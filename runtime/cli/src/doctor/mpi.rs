@@ -8,9 +8,13 @@ const WHAT: &str = "MPI";
 
 /// The `mpirun` of PATH.
 pub(super) fn find() -> Finding {
-    let Some(Mpirun { path, family, version }) = Mpirun::find() else {
-        let said = "no mpirun in PATH".to_owned();
-        return Finding::missing(KEY, WHAT, said, &format!("{ADVICE}, for the feature mpi"));
+    let Mpirun { path, family, version } = match Mpirun::find() {
+        Ok(Some(mpirun)) => mpirun,
+        Ok(None) => {
+            let said = "no mpirun in PATH".to_owned();
+            return Finding::missing(KEY, WHAT, said, &format!("{ADVICE}, for the feature mpi"));
+        }
+        Err(said) => return Finding { said: Some(said), ..Finding::note(KEY, WHAT) },
     };
     let version = version.map(|version| match family {
         Family::Other => version,

@@ -123,7 +123,7 @@ fn mpirun(options: &Options) -> Result<Mpirun, String> {
             options.ranks
         ));
     }
-    let mpirun = Mpirun::find().ok_or_else(|| format!("no mpirun in PATH: {ADVICE}"))?;
+    let mpirun = Mpirun::find()?.ok_or_else(|| format!("no mpirun in PATH: {ADVICE}"))?;
     let is_allowed = ALLOWED.into_iter().all(|name| env::var_os(name).is_some());
     if mpirun.family == Family::OpenMpi && Uid::effective().is_root() && !is_allowed {
         let [allow, confirm] = ALLOWED;

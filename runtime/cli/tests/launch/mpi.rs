@@ -183,6 +183,31 @@ fn an_mpirun_that_starts_nothing_is_told() {
     assert_eq!(lines, expected);
 }
 
+/// It loads its libraries from a busy network, for example.
+#[test]
+fn an_mpirun_that_is_slow_to_tell_its_version_gets_the_options_of_its_mpi() {
+    let slow = r#"
+        if [ "$1" = --version ]; then sleep 6; echo "mpirun (Open MPI) 4.1.4"; exit; fi
+        [ "$OMPI_MCA_odls_base_sigkill_timeout" = 0 ] || exit 9
+        while [ "${1#-}" != "$1" ] || [ "$1" = 2 ]; do shift; done
+        OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=1 "$@"; wait"#;
+    let (code, _, told) = by(slow, "echo here");
+    assert_eq!((code, &*told), (Some(0), ""));
+}
+
+#[test]
+fn an_mpirun_that_tells_no_version_is_one_line() {
+    let (folder, path) = with_mpirun("#!/there/is/no/such\n");
+    let mut command = command(&["launch", "-n", "2", "--", "sh", "-c", "echo here"]);
+    let output = command.env("PATH", path).output().expect("the program starts");
+    let told = String::from_utf8(output.stderr).expect("UTF-8");
+    let expected = format!(
+        "hsdp: cannot ask mpirun for its version: {}/mpirun: No such file or directory (os error 2)\n",
+        folder.path().display()
+    );
+    assert_eq!((output.status.code(), told), (Some(2), expected));
+}
+
 /// This happens where variables of another job hide those of this one. The second process fails, and mpirun ends with it, as mpirun
 /// does.
 #[test]
