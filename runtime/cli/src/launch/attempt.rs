@@ -108,6 +108,11 @@ impl Attempt<'_> {
         drop(open);
         // Nothing is sent on this channel: it closes when the threads that show lines have ended.
         let _ = drained.recv_timeout(DRAINING);
+        // A signal that came meanwhile is for this attempt: the next one would start its ranks to end them.
+        received.try_iter().for_each(|news| {
+            let actions = running.hear(news);
+            running.act(actions);
+        });
         Ok(Ended { first: running.supervisor.first(), signal: running.supervisor.signalled() })
     }
 

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -206,6 +207,24 @@ fn an_mpirun_that_tells_no_version_is_one_line() {
         folder.path().display()
     );
     assert_eq!((output.status.code(), told), (Some(2), expected));
+}
+
+/// A process of mpirun holds its stdout, so the launcher waits for further lines.
+#[test]
+fn a_signal_after_the_end_of_an_attempt_starts_no_other() {
+    let fails = r#"
+        if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
+        sleep 4 & echo gone; exit 4"#;
+    let (_folder, path) = with_mpirun(&format!("#!/bin/sh\n{fails}\n"));
+    let mut launch = command(&["launch", "-n", "2", "--restarts", "3", "--", "true"]);
+    launch.env("PATH", path);
+    let mut job = Job::spawn(launch);
+    assert_eq!(job.lines(1), ["[mpirun] gone\n"]);
+    thread::park_timeout(Duration::from_millis(500));
+    job.signal(Signal::SIGTERM);
+    let (code, _, told) = job.ended();
+    assert_eq!(code, Some(4), "{told}");
+    assert!(told.ends_with("hsdp: attempt 0 failed: mpirun ended with exit code 4\n"), "{told}");
 }
 
 /// This happens where variables of another job hide those of this one. The second process fails, and mpirun ends with it, as mpirun
