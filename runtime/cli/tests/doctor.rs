@@ -92,6 +92,14 @@ fn mpirun_is_asked_who_it_is() {
     mpirun_is(folder.path(), "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n");
     let said = examined(&[("PATH", folder.path())]);
     assert_eq!(finding(&said, "mpi")["version"], "MPICH 4.2.1");
+    mpirun_is(folder.path(), "#!/there/is/no/such\n");
+    let said = examined(&[("PATH", folder.path())]);
+    let mpi = finding(&said, "mpi");
+    let says = mpi["says"].as_str().expect("a reason");
+    assert!(
+        mpi["state"] == "note" && says.starts_with("cannot ask mpirun for its version: "),
+        "{mpi}"
+    );
 }
 
 /// Makes this program the `mpirun` of a folder.
