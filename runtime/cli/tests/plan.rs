@@ -42,12 +42,13 @@ fn bundled_models_have_the_published_sizes() {
     }
 }
 
+/// A plan that went through elements, and not through parameters, would take minutes.
 #[test]
-fn a_large_model_on_many_ranks_is_planned_in_well_under_a_second() {
+fn a_large_model_on_many_ranks_is_planned_in_seconds_whatever_else_runs() {
     let began = Instant::now();
     planned(&["llama3-70b", "--mesh", "2x64"]);
     let took = began.elapsed();
-    assert!(took < Duration::from_millis(700), "{took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
 }
 
 const MODEL: &str = r#"{"units": [
