@@ -15,6 +15,10 @@ pub const MOST_RANKS: u32 = 4096;
 /// Bytes of a frame: a message with its header, its MAC and the encoding of protobuf.
 pub(crate) const MOST_FRAME: usize = 66 << 10;
 
+/// Receivers of a message in one frame. Each takes at most 7 bytes, 2 for its rank (below `MOST_RANKS`) and 5 for its number:
+/// 1792 of the 2048 bytes that a frame has besides the longest message. MAC, lengths and tags take 50 at most.
+pub(crate) const MOST_RECEIVERS: usize = 256;
+
 /// Bytes of a string.
 pub(crate) const MOST_STRING: usize = 256;
 

@@ -8,9 +8,9 @@ use hsdp_sharding::Rank;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::limits::{MOST_MESSAGE, most_passed};
+use crate::limits::{MOST_MESSAGE, MOST_RECEIVERS, most_passed};
 use crate::status::{Passed, Shared};
-use crate::wire::FromMember;
+use crate::wire::{Body, FromMember};
 use crate::{ControlError, Ends, Status};
 
 /// This process as a member of a world whose ranks have all joined.
@@ -56,7 +56,9 @@ impl Membership {
         if bytes > MOST_MESSAGE {
             return Err(ControlError::TooLong { what: "the message", bytes, most: MOST_MESSAGE });
         }
-        self.send(FromMember::Pass(to.to_vec(), message.into()))
+        let body = Body::from(message);
+        let mut parts = to.chunks(MOST_RECEIVERS);
+        parts.try_for_each(|to| self.send(FromMember::Pass(to.to_vec(), body.clone())))
     }
 
     /// The number of messages that one member may have on the way to another.
@@ -130,3 +132,6 @@ impl Drop for Membership {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
