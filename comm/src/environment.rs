@@ -48,11 +48,15 @@ const LAUNCHERS: [Names; 4] = [
     (Launcher::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"]),
 ];
 
+/// Variables that torchrun and `hsdp launch` set beside `RANK`, and no script does. `hsdp launch` sets its own under `mpirun`, too.
+const OF_TORCHRUN: [&str; 2] = ["TORCHELASTIC_RUN_ID", "HSDP_RESTART"];
+
 /// A variable of the environment, if it is set.
 type Variable<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, Error>;
 
 impl Launched {
-    /// Reads the environment; `None` if no launcher has started this process.
+    /// Reads the environment; `None` if no launcher has started this process. If torchrun or `hsdp launch` runs under `srun`,
+    /// their variables count.
     ///
     /// # Errors
     /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of the two is missing, or two
@@ -62,28 +66,41 @@ impl Launched {
     }
 
     fn told(variable: Variable<'_>) -> Result<Option<Self>, Error> {
-        let mut first: Option<(Self, &str)> = None;
+        let mut places = Vec::new();
         for names in &LAUNCHERS {
-            let Some(other) = Self::by(names, variable)? else { continue };
-            let (launcher, [rank_name, ..]) = *names;
-            match &mut first {
-                None => first = Some((other, rank_name)),
-                // A server of PMI that Slurm has says nothing of the machine.
-                Some((one, _)) if (one.rank, one.size) == (other.rank, other.size) => {
-                    one.size_here = one.size_here.or(other.size_here);
-                    one.rank_here = one.rank_here.or(other.rank_here);
-                }
-                // In a process that `mpirun` has started, the variables of Slurm are those of the script that called it.
-                Some(_) if launcher == Launcher::Slurm => {}
-                Some((one, by)) => {
-                    let (rank, size) = (other.rank, other.size);
-                    let other = format!("{rank_name} says rank {rank} of {size}");
-                    let problem = format!("rank {} of {}, and {other}", one.rank, one.size);
-                    return Err(refused(by, one.rank, problem));
-                }
+            places.extend(Self::by(names, variable)?);
+        }
+        for name in OF_TORCHRUN {
+            if variable(name)?.is_some() {
+                leave_out_agents(&mut places);
             }
         }
-        Ok(first.map(|(told, _)| told))
+        let mut places = places.into_iter();
+        let Some(mut first) = places.next() else { return Ok(None) };
+        places.try_for_each(|other| first.add(&other))?;
+        Ok(Some(first))
+    }
+
+    fn rank_and_size(&self) -> (Rank, usize) {
+        (self.rank, self.size)
+    }
+
+    /// Adds the knowledge of a later launcher, if it does not contradict.
+    fn add(&mut self, other: &Self) -> Result<(), Error> {
+        if self.rank_and_size() == other.rank_and_size() {
+            // A server of PMI that Slurm has says nothing of the machine.
+            self.size_here = self.size_here.or(other.size_here);
+            self.rank_here = self.rank_here.or(other.rank_here);
+            return Ok(());
+        }
+        // In a process that `mpirun` has started, the variables of Slurm are those of the script that called it.
+        if other.launcher == Launcher::Slurm {
+            return Ok(());
+        }
+        let [[by, _], [rank_name, _]] = [self, other].map(|it| it.launcher.names());
+        let said = format!("{rank_name} says rank {} of {}", other.rank, other.size);
+        let problem = format!("rank {} of {}, and {said}", self.rank, self.size);
+        Err(refused(by, self.rank, problem))
     }
 
     /// The place of this process according to one launcher, if it has set the variables.
@@ -125,6 +142,33 @@ impl Launched {
     }
 }
 
+impl Launcher {
+    /// The variables of rank and size.
+    fn names(self) -> [&'static str; 2] {
+        let mut all = LAUNCHERS.iter();
+        let names = all.find(|(launcher, _)| *launcher == self);
+        let (_, [rank, size, ..]) = names.expect("each launcher has variables");
+        [rank, size]
+    }
+}
+
+/// Under `srun`, a task may be torchrun's agent or `hsdp launch`, which has started this process: then the variables of Slurm, and
+/// those of its server of PMI, say which task that is.
+fn leave_out_agents(places: &mut Vec<Launched>) {
+    let place_by = |launcher| places.iter().find(|place| place.launcher == launcher);
+    let (Some(slurm), Some(torchrun)) = (place_by(Launcher::Slurm), place_by(Launcher::Torchrun))
+    else {
+        return;
+    };
+    let (task, own) = (slurm.rank_and_size(), torchrun.rank_and_size());
+    let is_agents = |place: &Launched| {
+        matches!(place.launcher, Launcher::Slurm | Launcher::Pmi) && place.rank_and_size() == task
+    };
+    if task != own {
+        places.retain(|place| !is_agents(place));
+    }
+}
+
 impl World {
     /// Makes the world that the environment describes, as launchers set it: see [`Launched::from_env`].
     ///
@@ -147,9 +191,7 @@ impl World {
 }
 
 fn of_processes(launched: &Launched) -> Result<World, Error> {
-    let mut launchers = LAUNCHERS.iter();
-    let names = launchers.find(|(launcher, _)| *launcher == launched.launcher);
-    let variable = names.map_or("WORLD_SIZE", |(_, [_, size, ..])| *size);
+    let [_, variable] = launched.launcher.names();
     let refused = |problem| refused(variable, launched.size, problem);
     let world = match launched.launcher {
         Launcher::Torchrun => by_control(launched, refused)?,

@@ -61,6 +61,26 @@ fn the_script_of_a_job_is_not_its_tasks() {
 }
 
 #[test]
+fn an_agent_of_torchrun_in_a_task_of_slurm_is_not_its_ranks() {
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "0")];
+    let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
+    let ranks =
+        [("RANK", "9"), ("WORLD_SIZE", "32"), ("LOCAL_WORLD_SIZE", "8"), ("LOCAL_RANK", "1")];
+    let expected = Ok(Some(launched(Launcher::Torchrun, 9, 32, [Some(8), Some(1)])));
+    for marker in [("TORCHELASTIC_RUN_ID", "none"), ("HSDP_RESTART", "0")] {
+        assert_eq!(told(&[&slurm[..], &ranks, &[marker]].concat()), expected);
+        assert_eq!(told(&[&slurm[..], &pmi, &ranks, &[marker]].concat()), expected);
+        // That `mpirun` is inside the task, so its ranks are not those of `RANK`.
+        let mpirun = [("PMI_RANK", "3"), ("PMI_SIZE", "8")];
+        let refused = "PMI_RANK=3: rank 3 of 8, and RANK says rank 9 of 32";
+        let all = [&slurm[..], &mpirun, &ranks, &[marker]].concat();
+        assert_eq!(told(&all), Err(refused.to_owned()));
+    }
+    let refused = "SLURM_PROCID=1: rank 1 of 4, and RANK says rank 9 of 32";
+    assert_eq!(told(&[&slurm[..], &ranks].concat()), Err(refused.to_owned()));
+}
+
+#[test]
 fn contradictions_are_refused_with_both_sides() {
     let two = [
         ("OMPI_COMM_WORLD_RANK", "1"),
