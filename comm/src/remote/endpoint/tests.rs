@@ -1,4 +1,5 @@
 mod beyond;
+mod greeting;
 mod stalls;
 
 use std::panic;
