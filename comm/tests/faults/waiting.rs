@@ -1,5 +1,6 @@
 //! Faults that hold a rank up: delay, freeze.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Error, Fault, FaultKind, Stage, World, WorldOptions};
@@ -39,13 +40,18 @@ fn a_delay_ends_with_the_world() {
 
 #[test]
 fn freeze() {
-    let deadline = Duration::from_millis(300);
+    let deadline = Duration::from_secs(1);
     let fault = Fault::at(CULPRIT, 1, (UnitId::new(1), Stage::Reduce), FaultKind::Freeze);
     let options = WorldOptions { deadline, ..options([fault]) };
-    let end = common_end(promptly(options, |world| steps(&world)));
+    // The deadline does not include the start of the threads, which a busy machine delays.
+    let all = Barrier::new(3);
+    let end = common_end(promptly(options, move |world| {
+        all.wait();
+        steps(&world)
+    }));
     let expected = [
         "world aborted: rank 1, step 1, last in all_gather f32 4 elements, unit 1, gather",
-        "deadline of 300ms missed in all_reduce sum f32 5 elements, unit 1, reduce",
+        "deadline of 1s missed in all_reduce sum f32 5 elements, unit 1, reduce",
         "arrived: ranks [0, 2], missing: ranks [1]",
     ];
     assert_names(&end, &expected);

@@ -1,5 +1,6 @@
 //! The explanations where records are lost, or rings too short.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use hsdp_comm::{
@@ -9,9 +10,12 @@ use hsdp_sharding::Rank;
 
 use super::{gather, reduce, settled, until};
 
+/// The ranks begin together, so all wait before the deadline has passed, also on a busy machine.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
-    let options = WorldOptions { deadline: Duration::from_millis(300), ..options };
+    let (options, all) =
+        (WorldOptions { deadline: Duration::from_secs(1), ..options }, Barrier::new(3));
     let records = launch(3, options, |world| {
+        all.wait();
         act(&world);
         world.flight_record()
     });
