@@ -75,9 +75,12 @@ fn it_is_complete_in_time_though_nobody_waits() {
 
 #[test]
 fn a_link_carries_one_operation_at_a_time_and_each_group_has_its_own() {
-    const EACH: u32 = 3;
-    let channels = [Channel::Gather, Channel::Reduce];
-    let ends = on_two(&channels.map(slow), |world| {
+    const EACH: u32 = 2;
+    // So many groups that a busy machine, which delays all, does not make them look like one after the other.
+    let channels = [Channel::Gather, Channel::Reduce, Channel::AllReduce, Channel::User];
+    let latency = 2 * LATENCY;
+    let slow = channels.map(|channel| SlowChannel { latency, ..slow(channel) });
+    let ends = on_two(&slow, |world| {
         let groups = channels.map(|channel| world.world_group(channel));
         timed(|| {
             let rounds = (0..EACH).flat_map(|_| &groups);
@@ -87,8 +90,8 @@ fn a_link_carries_one_operation_at_a_time_and_each_group_has_its_own() {
     });
     for end in ends {
         let (took, ()) = end.expect("summed");
-        assert!(took >= EACH * LATENCY, "one after the other in a group: {took:?}");
-        assert!(took < (2 * EACH - 1) * LATENCY, "two groups at a time: {took:?}");
+        assert!(took >= EACH * latency, "one after the other in a group: {took:?}");
+        assert!(took < (4 * EACH - 1) * latency, "four groups at a time: {took:?}");
     }
 }
 
@@ -108,24 +111,19 @@ fn bytes_take_their_time() {
 
 #[test]
 fn the_only_worker_goes_on_with_other_channels() {
-    let ends = on_two(&[slow(Channel::User)], |world| {
+    let slow = SlowChannel { latency: Duration::from_secs(60), ..slow(Channel::User) };
+    let ends = on_two(&[slow], |world| {
         let (slow, fast) = (world.world_group(Channel::User), world.world_group(Channel::Gather));
         let held = sum(&slow, 1 << 16)?;
         // Large enough for the worker, and not waited for: nobody else can do it.
         let pending = sum(&fast, 1 << 16)?;
-        let (took, ()) = timed(|| {
-            while !pending.is_complete() {
-                thread::yield_now();
-            }
-            Ok(())
-        })?;
-        Ok((took, held.wait()?))
+        while !pending.is_complete() {
+            thread::yield_now();
+        }
+        assert!(!held.is_complete(), "the worker has waited for the slow channel");
+        pending.wait()
     });
-    for end in ends {
-        let (took, output) = end.expect("summed");
-        assert!(took < LATENCY, "it took {took:?}");
-        assert_eq!(output, vec![2.0; 1 << 16]);
-    }
+    assert_eq!(ends, vec![Ok(vec![2.0; 1 << 16]); 2]);
 }
 
 #[test]
