@@ -12,7 +12,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::{sum, tag};
 
-/// The lines at level INFO or WARN of the threads whose default it is.
+/// The lines at level INFO or WARN about lateness, of the threads whose default it is. On a busy machine there may be others: that the
+/// process was stopped.
 #[derive(Clone)]
 struct Said(Arc<Mutex<Vec<(Level, String)>>>);
 
@@ -47,7 +48,9 @@ impl Subscriber for Said {
         event.record(&mut |field: &Field, value: &dyn Debug| {
             fields.push_str(&format!("{field}={value:?} "));
         });
-        self.0.lock().expect("not poisoned").push((*event.metadata().level(), fields));
+        if fields.contains("lateness=") {
+            self.0.lock().expect("not poisoned").push((*event.metadata().level(), fields));
+        }
     }
 
     fn enter(&self, _: &Id) {}
