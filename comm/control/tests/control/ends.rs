@@ -1,11 +1,11 @@
 //! The ends of a member and of a coordinator, and the errors that the others get.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hsdp_control::{ControlError, Deadlines, Loss, Options, Rank, Server, State};
 
 use crate::exchange::{Exchange, finished, lost, wait_for};
-use crate::world::{LONG, World, each, options, quick};
+use crate::world::{LONG, Ticks, World, each, options, quick};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ fn all_who_leave_at_once_are_answered_while_they_beat() {
 fn finished_is_told_from_lost() {
     let world = World::of(3, quick());
     let mut members = world.join();
-    let started = Instant::now();
+    let started = Ticks::start();
     drop(members.pop());
     members.pop().expect("rank 1").leave().expect("heard");
     let done = |status: &hsdp_control::Status| {
@@ -43,7 +43,7 @@ fn who_loses_the_coordinator_is_told_so_at_the_next_call() {
     let world = World::of(3, quick());
     let members = world.join();
     let address = world.server.address();
-    let started = Instant::now();
+    let started = Ticks::start();
     drop(world);
     for (rank, member) in members.into_iter().enumerate() {
         let lost = Exchange::of(&member).round(b"").expect_err("there is no coordinator");

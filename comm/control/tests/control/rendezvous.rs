@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hsdp_control::{ControlError, Job, Membership, Options, Rank, Secret, Server, Subject, Terms};
 
 use crate::exchange::Exchange;
-use crate::world::{LONG, World, each, options, quick, terms};
+use crate::world::{LONG, Ticks, World, each, options, quick, terms};
 
 /// The errors of all ranks, in words.
 fn errors(joined: Vec<Result<Membership, ControlError>>) -> Vec<String> {
@@ -57,7 +57,7 @@ fn members_may_come_before_their_coordinator() {
 #[test]
 fn all_are_told_alike_who_is_missing() {
     let world = World::of(4, quick());
-    let started = Instant::now();
+    let started = Ticks::start();
     let said = errors(each(vec![0, 1, 3], |rank| world.join_as(rank)));
     assert_eq!(said, [(); 3].map(|()| "after 2s ranks [2] have not joined; ranks [0, 1, 3] have"));
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
@@ -86,7 +86,7 @@ fn all_are_told_though_the_coordinator_ends_when_the_first_is() {
 fn a_second_claimant_is_refused_at_once_and_the_first_stays() {
     let world = World::of(2, quick());
     let options = world.options();
-    let started = Instant::now();
+    let started = Ticks::start();
     let claimants = std::thread::spawn(move || {
         each(vec![(); 3], |()| Membership::join(Rank::new(0), options.clone()))
     });
@@ -123,7 +123,7 @@ fn who_differs_ends_it_for_all_at_once_and_alike() {
         let server = Server::start(ours.clone()).expect("a coordinator");
         let ours = Options { address: server.address(), ..ours };
         let differing = Options { terms: differing, ..ours.clone() };
-        let started = Instant::now();
+        let started = Ticks::start();
         let said = errors(each(vec![(0, ours), (1, differing)], |(rank, options)| {
             Membership::join(Rank::new(rank), options)
         }));
@@ -141,7 +141,7 @@ fn another_secret_is_found_out_by_its_owner_and_by_nobody_else() {
     let first = world.options();
     let first = std::thread::spawn(move || Membership::join(Rank::new(0), first));
     let stranger = Options { secret: Secret::from_bytes([1; 32]), ..world.options() };
-    let started = Instant::now();
+    let started = Ticks::start();
     let refused = Membership::join(Rank::new(1), stranger).expect_err("another secret").to_string();
     let address = world.server.address();
     assert_eq!(
@@ -224,7 +224,7 @@ fn where_nobody_listens_there_is_nobody() {
 
 /// The error of rank 1 for an address without a coordinator.
 fn unreachable(address: SocketAddr) -> String {
-    let started = Instant::now();
+    let started = Ticks::start();
     let options = Options { address, ..options(2) };
     let refused = Membership::join(Rank::new(1), options).expect_err("no coordinator");
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());

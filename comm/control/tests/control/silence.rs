@@ -1,12 +1,12 @@
 //! Silent members: they come back, or are lost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
 
 use crate::exchange::{Exchange, in_one_world, lost, pause, wait_for};
 use crate::way::{Direction, Way};
-use crate::world::{LONG, World, quick};
+use crate::world::{LONG, Ticks, World, quick};
 
 #[test]
 fn a_silent_member_that_comes_back_in_time_is_not_lost() {
@@ -31,7 +31,7 @@ fn who_stays_silent_is_lost_and_is_told_so() {
     let world = World::of(2, quick());
     let (way, members) = Way::in_world(&world);
     way.cut(&[Direction::ToCoordinator]);
-    let started = Instant::now();
+    let started = Ticks::start();
     let status = wait_for(&members[0], LONG, |status| !lost(status).is_empty());
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let lost = State::Lost { loss: Loss::Silent, why: "silent for 1.05s".into() };

@@ -21,7 +21,8 @@ pub(crate) fn row_12_a_killed_coordinator_is_lost_to_all() {
         world[rank].wait_until_says(&lost);
     }
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(1), "{took:?} until it was known");
+    // Half of the time for which it would have to be silent.
+    assert!(took < Duration::from_secs(10), "{took:?} until it was known");
 }
 
 /// A world in the middle of its rounds, with rank 0 waiting; the output of its ranks, and the states that they must keep.

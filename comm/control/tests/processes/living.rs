@@ -24,7 +24,8 @@ pub(crate) fn a_killed_member_is_lost() {
     world[0].wait_until_says(lost);
     world[2].wait_until_says(lost);
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(1), "{took:?} until it was known");
+    // Half of the time for which it would have to be silent.
+    assert!(took < Duration::from_secs(10), "{took:?} until it was known");
 }
 
 pub(crate) fn row_4_a_stopped_member_comes_back() {
