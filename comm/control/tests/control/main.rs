@@ -1,5 +1,6 @@
 //! The control plane from its users' side: members are threads, the network is loopback.
 
+mod address;
 mod changes;
 mod cuts;
 mod ends;

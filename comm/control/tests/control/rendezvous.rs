@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{ControlError, Job, Membership, Options, Rank, Secret, Server, Subject, Terms};
 
+use crate::address::free_address;
 use crate::exchange::Exchange;
 use crate::world::{LONG, Ticks, World, each, options, quick, terms};
 
@@ -38,10 +39,7 @@ fn worlds_of_any_size_come_together_and_part() {
 
 #[test]
 fn members_may_come_before_their_coordinator() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("an address");
-    drop(free);
-    let options = Options { address, ..options(1) };
+    let options = Options { address: free_address(), ..options(1) };
     let joining = options.clone();
     let member = std::thread::spawn(move || Membership::join(Rank::new(0), joining));
     let started = Instant::now();
@@ -214,9 +212,7 @@ fn a_web_server_is_no_coordinator() {
 
 #[test]
 fn where_nobody_listens_there_is_nobody() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("an address");
-    drop(free);
+    let address = free_address();
     let said = unreachable(address);
     let expected = format!("after 3s rank 1 has found no coordinator at {address}: ");
     assert!(said.starts_with(&expected) && said.contains("onnection refused"), "{said}");

@@ -4,6 +4,8 @@
 //! The test program is also the program of the members: with `HSDP_TEST_PART` in its environment it joins, and plays
 //! that part.
 
+#[path = "../control/address.rs"]
+mod address;
 mod coming;
 mod coordinators;
 mod crowd;

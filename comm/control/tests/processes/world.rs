@@ -1,12 +1,13 @@
 //! Processes of a world, with the test as their launcher.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::address::free_address;
 
 /// The options with which processes are started.
 #[derive(Clone, Debug)]
@@ -77,16 +78,6 @@ impl Launch {
             assert!(started.elapsed() < Duration::from_secs(20), "{}: {error}", self.address);
         }
     }
-}
-
-/// A port that is free now. Connections begin at 127.0.0.1, so none of them takes this port meanwhile.
-fn free_address() -> SocketAddr {
-    static COUNT: AtomicU16 = AtomicU16::new(1);
-    let [first, second] = COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
-    let own = std::process::id().to_le_bytes()[0];
-    let ip = Ipv4Addr::new(127, own.max(1), first, second);
-    let free = TcpListener::bind((ip, 0)).expect("a port");
-    free.local_addr().expect("an address")
 }
 
 /// A process. It is killed when it is dropped.
