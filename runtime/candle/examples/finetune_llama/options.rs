@@ -76,7 +76,8 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
 
     /// Folder for the trained model, which transformers and candle read: config.json, model.safetensors in f32, and the other files
-    /// of --model; with --lora the model as it was, and adapters.safetensors; files of these names are replaced
+    /// of --model; with --lora the model as it was (on the CPU rounded to --param-dtype, if that has 16 bits), and
+    /// adapters.safetensors; files of these names are replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) export: Option<PathBuf>,
 }
