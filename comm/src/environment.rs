@@ -156,17 +156,14 @@ impl Launcher {
 /// those of its server of PMI, say which task that is.
 fn leave_out_agents(places: &mut Vec<Launched>) {
     let place_by = |launcher| places.iter().find(|place| place.launcher == launcher);
-    let (Some(slurm), Some(torchrun)) = (place_by(Launcher::Slurm), place_by(Launcher::Torchrun))
-    else {
+    let (Some(slurm), Some(_)) = (place_by(Launcher::Slurm), place_by(Launcher::Torchrun)) else {
         return;
     };
-    let (task, own) = (slurm.rank_and_size(), torchrun.rank_and_size());
-    let is_agents = |place: &Launched| {
-        matches!(place.launcher, Launcher::Slurm | Launcher::Pmi) && place.rank_and_size() == task
-    };
-    if task != own {
-        places.retain(|place| !is_agents(place));
-    }
+    let task = slurm.rank_and_size();
+    places.retain(|place| {
+        let is_of_srun = matches!(place.launcher, Launcher::Slurm | Launcher::Pmi);
+        !is_of_srun || place.rank_and_size() != task
+    });
 }
 
 impl World {

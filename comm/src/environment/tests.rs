@@ -76,6 +76,10 @@ fn an_agent_of_torchrun_in_a_task_of_slurm_is_not_its_ranks() {
         let all = [&slurm[..], &mpirun, &ranks, &[marker]].concat();
         assert_eq!(told(&all), Err(refused.to_owned()));
     }
+    // One process on each machine has the numbers of its task.
+    let alone = [("RANK", "1"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "none")];
+    let expected = Ok(Some(launched(Launcher::Torchrun, 1, 4, [None, None])));
+    assert_eq!(told(&[&slurm[..], &pmi, &alone].concat()), expected);
     let refused = "SLURM_PROCID=1: rank 1 of 4, and RANK says rank 9 of 32";
     assert_eq!(told(&[&slurm[..], &ranks].concat()), Err(refused.to_owned()));
 }
