@@ -48,9 +48,8 @@ impl FlightRecord {
     /// The time from the moment when this record was taken until the world of `other` began; `None` if that began before.
     ///
     /// If there is such a time, the two are of different worlds: a rank may leave a record only when all ranks of its world have
-    /// begun. Between hosts this needs clocks that differ by less than the life of a world. Those of a cluster differ by
-    /// milliseconds, a rank of a world that ended early has taken longer to start, and a new attempt of a job begins when the
-    /// processes of the former one have ended.
+    /// begun. Between hosts this needs clocks that differ by less than the time from the moment when the last rank of a world began
+    /// until the first one left its record.
     #[must_use]
     pub fn time_until_world_of(&self, other: &Self) -> Option<Duration> {
         let until = other.unix_ns(0).checked_sub(self.unix_ns(self.taken_ns))?;
