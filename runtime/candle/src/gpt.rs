@@ -13,7 +13,7 @@ mod layers;
 mod memory;
 mod sample;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 pub use self::config::{ConfigError, GptConfig};
 pub use self::init::init;
@@ -84,6 +84,10 @@ impl Gpt {
 /// `[batch, length]` tokens to `[batch, length, width]`.
 fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
     let (batch, length) = tokens.dims2()?;
+    let context = p.get("wpe.weight")?.dim(0)?;
+    if length > context {
+        bail!("a sequence of {length} tokens is longer than the context, {context}");
+    }
     let places: Vec<u32> = (0..batch).flat_map(|_| (0..).take(length)).collect();
     let places = Tensor::from_vec(places, (batch, length), tokens.device())?;
     nn::embedding(tokens, &p.get("wte.weight")?)? + nn::embedding(&places, &p.get("wpe.weight")?)?

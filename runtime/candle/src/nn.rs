@@ -16,10 +16,10 @@
 //! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
 //!
-//! **Dtypes.** Inputs are f32, bf16 or f16. Arithmetic and sums are in f32, and each result is rounded once. A gradient has the dtype of
+//! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums are in f32, and each result is rounded once. A gradient has the dtype of
 //! its input. Weights and tables may have another dtype than the input.
 //!
-//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is. The results do not depend on the
+//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is, but those of [`embedding`] are not. The results do not depend on the
 //! number of threads, and exponentials do not depend on the system's mathematical library. Products use the widest vectors that the
 //! processor has ([`hsdp_kernels::matmul`]), and so do candle's: on one machine each run gives the same bits, and on processors with other
 //! vectors the last bits differ.

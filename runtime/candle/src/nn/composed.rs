@@ -91,12 +91,15 @@ pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
     // The heads of a group stand one below the other in one product, so keys and values are not repeated.
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
-    let first = if q.dtype() == DType::F16 { power_of_two(scale) } else { 1.0 };
-    let (q, k, v) = (grouped(&(q * first)?)?, grouped(k)?, grouped(v)?);
+    let (q, scale) = match q.dtype() {
+        DType::F16 => ((q * power_of_two(scale))?, scale / power_of_two(scale)),
+        _ => (q.clone(), scale),
+    };
+    let (q, k, v) = (grouped(&q)?, grouped(k)?, grouped(v)?);
     let scores = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
     let shares = match mask {
-        Mask::Additive(mask) => shares_or_zeros(&scores, scale / first, mask)?,
-        mask => softmax_of_scores(&scores, scale / first, mask)?,
+        Mask::Additive(mask) => shares_or_zeros(&scores, scale, mask)?,
+        mask => softmax_of_scores(&scores, scale, mask)?,
     };
     let shares = shares.reshape((batch * groups, (), keys))?;
     by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)

@@ -13,18 +13,17 @@ const NAME: &str = "embedding";
 /// The rows of `weight` `[rows, width]` that `ids` (u32, u8 or i64, of any shape) name: the shape of `ids`, and `width`.
 ///
 /// The gradient of a row is the sum over its ids, in their order.
-/// On a GPU this is [`composed::embedding`].
+/// On a GPU this is [`composed::embedding`], where ids are not checked: the host would wait for the device to read them.
 ///
 /// # Errors
 /// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the weight not f32, bf16 or f16.
 pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    check_dtypes(NAME, &[weight])?;
-    let rows = rows(ids, weight)?;
+    let count = check(ids, weight)?;
     if !weight.device().is_cpu() {
         return composed::embedding(ids, weight);
     }
-    let of_all = weight.contiguous()?.apply_op1(Embedding { rows })?;
-    of_all.reshape(with_width(ids, weight)?)
+    let op = Embedding { rows: rows(ids, count)? };
+    weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
 }
 
 /// The shape of `ids`, and the width of a row.
@@ -34,14 +33,20 @@ pub(super) fn with_width(ids: &Tensor, weight: &Tensor) -> Result<Vec<usize>> {
     Ok(dims)
 }
 
-/// The row of each id.
-fn rows(ids: &Tensor, weight: &Tensor) -> Result<Vec<usize>> {
+/// The number of rows of a weight that fits.
+fn check(ids: &Tensor, weight: &Tensor) -> Result<usize> {
+    check_dtypes(NAME, &[weight])?;
     let &[count, _] = weight.dims() else {
         bail!("{NAME}: the weight has the shape {:?}, and needs [rows, width]", weight.dims())
     };
-    if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
-        return Err(Error::UnsupportedDTypeForOp(ids.dtype(), NAME));
+    match ids.dtype() {
+        DType::U8 | DType::U32 | DType::I64 => Ok(count),
+        other => Err(Error::UnsupportedDTypeForOp(other, NAME)),
     }
+}
+
+/// The row of each id.
+fn rows(ids: &Tensor, count: usize) -> Result<Vec<usize>> {
     let row = |id: i64| match usize::try_from(id) {
         Ok(row) if row < count => Ok(row),
         _ => bail!("{NAME}: id {id}, and the weight has {count} rows"),
