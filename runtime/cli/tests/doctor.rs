@@ -1,5 +1,8 @@
 //! `hsdp doctor`: it finds the files of a test's own folder, and never fails.
 
+#[cfg(unix)]
+#[path = "program/mpirun.rs"]
+mod mpirun;
 mod program;
 
 use std::fs;
@@ -89,10 +92,13 @@ fn mpirun_is_asked_who_it_is() {
     let mpi = finding(&said, "mpi");
     assert_eq!((&mpi["state"], &mpi["says"]), (&"missing".into(), &"no mpirun in PATH".into()));
     assert!(mpi["advice"].as_str().is_some_and(|advice| advice.contains("openmpi-bin")), "{mpi}");
-    mpirun_is(folder.path(), "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n");
+    mpirun::replace_mpirun(
+        folder.path(),
+        "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n",
+    );
     let said = examined(&[("PATH", folder.path())]);
     assert_eq!(finding(&said, "mpi")["version"], "MPICH 4.2.1");
-    mpirun_is(folder.path(), "#!/there/is/no/such\n");
+    mpirun::replace_mpirun(folder.path(), "#!/there/is/no/such\n");
     let said = examined(&[("PATH", folder.path())]);
     let mpi = finding(&said, "mpi");
     let says = mpi["says"].as_str().expect("a reason");
@@ -100,19 +106,6 @@ fn mpirun_is_asked_who_it_is() {
         mpi["state"] == "note" && says.starts_with("cannot ask mpirun for its version: "),
         "{mpi}"
     );
-}
-
-/// Makes this program the `mpirun` of a folder.
-#[cfg(unix)]
-fn mpirun_is(folder: &Path, program: &str) {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    let text = folder.join("text");
-    fs::write(&text, program).expect("written");
-    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).expect("set");
-    // By another process: a child of another test could hold the file open for writing while it is started.
-    let copied = Command::new("cp").arg(&text).arg(folder.join("mpirun")).status();
-    assert!(copied.expect("it starts").success());
 }
 
 #[cfg(target_os = "linux")]

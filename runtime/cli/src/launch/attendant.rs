@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let words: Words = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words)?;
     let end = bury(&mut child, &group)?;
-    pipes.drain();
+    pipes.wait_for_lines();
     // If the launcher has died, the frame cannot be sent, and nothing is waited for.
     if say(&words, &Frame::Ended(end)).is_ok() {
         let _ = dismissed.recv();

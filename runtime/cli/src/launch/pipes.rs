@@ -54,7 +54,7 @@ impl Pipes {
     ///
     /// While a thread sends, lines of the command may still be in its pipe, however long the reader of the launcher's output stands
     /// still. So only the time counts in which all threads wait for bytes that no one but a process left behind could write.
-    pub(super) fn drain(self) {
+    pub(super) fn wait_for_lines(self) {
         let mut empty = Duration::ZERO;
         while empty < DRAINING {
             match self.drained.recv_timeout(LOOK) {

@@ -1,6 +1,8 @@
 //! `hsdp launch`: the environment of ranks, their output and logs, and the end of a job.
 #![cfg(unix)]
 
+#[path = "../program/mpirun.rs"]
+mod mpirun;
 #[path = "../program/mod.rs"]
 mod program;
 

@@ -3,15 +3,16 @@
 use std::env;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, command, meeting, ran, until_gone};
+use crate::job::{Job, PATIENCE, command, meeting, ran, until_gone};
+use crate::mpirun::replace_mpirun;
 use crate::program::Said;
 
 /// Whether there is an mpirun of Open MPI.
@@ -127,14 +128,9 @@ fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
 }
 
 /// A folder with a program `mpirun`, and the PATH in which it is the first.
-fn with_mpirun(program: &str) -> (TempDir, String) {
+fn with_mpirun(script: &str) -> (TempDir, String) {
     let folder = TempDir::new().expect("a folder");
-    let [text, file] = ["text", "mpirun"].map(|name| folder.path().join(name));
-    fs::write(&text, program).expect("written");
-    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).expect("set");
-    // By another process: a child of another test could hold the file open for writing while it is started.
-    let copied = Command::new("cp").arg(&text).arg(&file).status();
-    assert!(copied.expect("it starts").success());
+    replace_mpirun(folder.path(), script);
     let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
     (folder, path)
 }
@@ -214,13 +210,18 @@ fn an_mpirun_that_tells_no_version_is_one_line() {
 fn a_signal_after_the_end_of_an_attempt_starts_no_other() {
     let fails = r#"
         if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
-        sleep 4 & echo gone; exit 4"#;
+        sleep 4 & echo $$; exit 4"#;
     let (_folder, path) = with_mpirun(&format!("#!/bin/sh\n{fails}\n"));
     let mut launch = command(&["launch", "-n", "2", "--restarts", "3", "--", "true"]);
     launch.env("PATH", path);
     let mut job = Job::spawn(launch);
-    assert_eq!(job.lines(1), ["[mpirun] gone\n"]);
-    thread::park_timeout(Duration::from_millis(500));
+    let line = job.lines(1).remove(0);
+    let pid = line.strip_prefix("[mpirun] ").expect("a line of mpirun").trim().to_owned();
+    let (pid, began) = (Path::new("/proc").join(pid), Instant::now());
+    while pid.exists() {
+        assert!(began.elapsed() < PATIENCE, "mpirun is not reaped");
+        thread::yield_now();
+    }
     job.signal(Signal::SIGTERM);
     let (code, _, told) = job.ended();
     assert_eq!(code, Some(4), "{told}");

@@ -147,7 +147,7 @@ fn a_process_that_a_rank_leaves_behind_does_not_keep_the_job() {
     let folder = TempDir::new().expect("a folder");
     let up = folder.path().join("up").display().to_string();
     let script = format!(
-        "setsid sh -c 'while :; do echo; : > {up}; sleep 0.3; done' &
+        "setsid sh -c 'trap \"\" PIPE; while :; do echo; : > {up}; sleep 0.3; done' &
          until [ -e {up} ]; do sleep 0.02; done; echo $!"
     );
     let mut job = Job::start(&[&NCCL[..], &["-n", "1"]].concat(), &script);
