@@ -63,6 +63,6 @@ fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<Strin
         return None;
     }
     Some(format!(
-        "{kind} has state of {updated} of {trainable} trainable parameters: a checkpoint needs all optimizers of the update, as a pair"
+        "{kind} has updated {updated} of {trainable} trainable parameters: a checkpoint needs all optimizers of the update, as a pair"
     ))
 }

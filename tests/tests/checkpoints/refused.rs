@@ -220,7 +220,7 @@ fn state_that_could_not_be_loaded_is_not_saved() {
         Ok([of_one, of_two])
     });
     let [of_one, of_two] = &told[0];
-    let problem = "adamw has state of 1 of 2 trainable parameters: a checkpoint needs all optimizers of the update, as a pair";
+    let problem = "adamw has updated 1 of 2 trainable parameters: a checkpoint needs all optimizers of the update, as a pair";
     assert_eq!(*of_one, format!("saving on rank 0, step 1: {problem}"));
     let problem = "state of kind `exp_avg`: a checkpoint needs a name of letters, digits and `_` that no other optimizer of the update has";
     assert_eq!(*of_two, format!("saving on rank 0, step 1: {problem}"));
