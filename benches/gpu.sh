@@ -97,8 +97,12 @@ run() {
     local plain=(env -u CUDA_MODULE_LOADING -u NCCL_MAX_CTAS -u CUDA_DEVICE_MAX_CONNECTIONS)
     # Tests beside each other on one card wait for each other. Those of NCCL, of which one may wait long, do not take the others' time.
     local suite=("$unpacked/gpu" --ignored --test-threads 1)
-    part suite "${suite[@]}" --skip nccl "$@"
-    most=90 part suite-nccl "${suite[@]}" nccl "$@"
+    if (($# > 0)); then
+        part suite "${suite[@]}" "$@"
+    else
+        part suite "${suite[@]}" --skip nccl
+        most=90 part suite-nccl "${suite[@]}" nccl
+    fi
     part conformance "$unpacked/conformance" --device cuda "$root"/tests/cases/*/
     most=60 part conformance-nccl "$unpacked/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
     for mesh in 1x1 1x2 2x2; do
