@@ -153,6 +153,7 @@ impl Communicator {
         let raw = self.raw("close")?;
         self.device.make_current()?;
         self.patience.limit = limit;
+        // NCCL waits for what this rank has issued, and not until the other ranks close, too.
         let _frees_memory = Apart::begin();
         // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };

@@ -256,7 +256,7 @@ impl Communicators {
         self.all.lock().give_up();
     }
 
-    /// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
+    /// Closing waits for operations, and so for their other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
     /// until what it has issued is done, as it stays until its messages are sent. Calls of a step that was given up may never be done:
     /// then the communicators are aborted, and a watchdog in the midst of a call is told by `over` to stop.
     fn close(self, over: &AtomicBool) {

@@ -133,7 +133,7 @@ const BLOCK: Duration = Duration::from_secs(2);
 /// Seconds of a stop that can only be that block: a busy machine may give the process no time for half a second, which is a stop.
 const STOP: f64 = 1.5;
 
-/// Counts how often somebody believes that the process was stopped while it ran the block.
+/// Counts the warnings of a stop of the process that is as long as the block.
 #[derive(Clone, Default)]
 struct Stops(Arc<AtomicUsize>);
 

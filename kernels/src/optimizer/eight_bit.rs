@@ -53,8 +53,8 @@ impl EightBitMap {
 /// begin where a block begins.
 ///
 /// For each block: both moments are decoded, the update is that of [`adamw`](super::adamw()), and the new moments are encoded as
-/// [`encode_8bit`] does. The update itself uses the new moments before they are rounded. A second moment above 0 is never rounded to 0, but
-/// to the number of code 1, about 3.3e-7 of the largest in its block: 0 would leave `epsilon` alone in the denominator of an element whose
+/// [`encode_8bit`] does. The update itself uses the new moments before they are rounded. A second moment above 0 never gets the code of 0, but
+/// at least code 1, about 3.3e-7 of the largest in its block: 0 would leave `epsilon` alone in the denominator of an element whose
 /// first moment is not 0 and whose next gradient is (Li et al., "Memory efficient optimizers with 4-bit states", arXiv 2309.01507,
 /// section 4.1, the zero-point problem).
 ///
