@@ -48,15 +48,15 @@ const LAUNCHERS: [Names; 4] = [
     (Launcher::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"]),
 ];
 
-/// Variables that torchrun and `hsdp launch` set beside `RANK`, and no script does. `hsdp launch` sets its own under `mpirun`, too.
-const OF_TORCHRUN: [&str; 2] = ["TORCHELASTIC_RUN_ID", "HSDP_RESTART"];
+/// A variable that torchrun sets beside `RANK`, and no script does.
+const OF_TORCHRUN: &str = "TORCHELASTIC_RUN_ID";
 
 /// A variable of the environment, if it is set.
 type Variable<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, Error>;
 
 impl Launched {
-    /// Reads the environment; `None` if no launcher has started this process. If torchrun or `hsdp launch` runs under `srun`,
-    /// their variables count.
+    /// Reads the environment; `None` if no launcher has started this process. If torchrun runs under `srun`, its
+    /// variables count.
     ///
     /// # Errors
     /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of the two is missing, or two
@@ -70,10 +70,8 @@ impl Launched {
         for names in &LAUNCHERS {
             places.extend(Self::by(names, variable)?);
         }
-        for name in OF_TORCHRUN {
-            if variable(name)?.is_some() {
-                leave_out_agents(&mut places);
-            }
+        if variable(OF_TORCHRUN)?.is_some() {
+            leave_out_agents(&mut places);
         }
         let mut places = places.into_iter();
         let Some(mut first) = places.next() else { return Ok(None) };
@@ -152,8 +150,8 @@ impl Launcher {
     }
 }
 
-/// Under `srun`, a task may be torchrun's agent or `hsdp launch`, which has started this process: then the variables of Slurm, and
-/// those of its server of PMI, say which task that is.
+/// Under `srun`, a task may be torchrun's agent, which has started this process: then the variables of Slurm, and those of its server of
+/// PMI, say which task that is. (`hsdp launch` takes these variables from its ranks.)
 fn leave_out_agents(places: &mut Vec<Launched>) {
     let place_by = |launcher| places.iter().find(|place| place.launcher == launcher);
     let (Some(slurm), Some(_)) = (place_by(Launcher::Slurm), place_by(Launcher::Torchrun)) else {
