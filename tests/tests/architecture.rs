@@ -1,7 +1,6 @@
 //! The rules that hold between the crates of the project, for its files and folders, and for the index of its tests.
 //! docs/architecture.md gives the reasons.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cargo_metadata::{Metadata, MetadataCommand, Package};
@@ -33,23 +32,8 @@ const HOMES: [(&str, &[&str]); 5] = [
 const FEATURES: [(&str, Option<&str>); 4] =
     [("cuda", None), ("nccl", None), ("mpi", None), ("candle-cuda", Some("hsdp-candle"))];
 
-/// Lists of functions in docs/architecture.md, file by file, with the most functions and files that each may have.
-const WAYS: [(&str, usize, usize); 2] =
-    [("## A gradient's way", 30, 15), ("## The partial's way back", 12, 9)];
-
-/// Lines of code that a file of a crate may have, without blank lines and comments; and one of tests.
-const LONG: usize = 300;
-const LONG_TESTS: usize = 500;
-
-/// Files that a folder may hold.
-const MANY: usize = 60;
-
-/// Files that the repository may hold, without conformance cases, which have the format of other software.
-const FILES: usize = 1500;
-
-/// Words that a page may have, code and tables included: a reader has five minutes for the first, and ten for each other.
-const PAGES: [(&str, usize); 3] =
-    [("README.md", 900), ("docs/guide.md", 3000), ("docs/performance.md", 2000)];
+/// Lists of functions in docs/architecture.md, file by file.
+const WAYS: [&str; 2] = ["## A gradient's way", "## The partial's way back"];
 
 /// The index of the tests: its tables have a row for each.
 const INDEX: &str = "tests/README.md";
@@ -111,17 +95,13 @@ fn no_modules_of_comm_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn the_ways_of_a_gradient_are_short_and_as_the_page_says() {
+fn the_ways_of_a_gradient_are_as_the_page_says() {
     let texts = sources::texts();
     let text = |path: &str| texts.iter().find(|it| it.path == path).map(|it| it.text.as_str());
     let page = text("docs/architecture.md").expect("the page is there");
-    for (heading, most_functions, most_files) in WAYS {
+    for heading in WAYS {
         let steps = steps_below(page, heading);
-        let functions = steps.iter().map(|(_, functions)| functions.len()).sum::<usize>();
-        assert!((10..=most_functions).contains(&functions), "{heading}: {functions} functions");
-        let files: BTreeSet<&str> = steps.iter().map(|(file, _)| *file).collect();
-        assert!(files.len() <= most_files, "{heading}: {} files", files.len());
-        assert_eq!(files.len(), steps.len(), "{heading}: a file comes twice");
+        assert!(steps.len() > 5, "{heading}: its list is found");
         for (file, functions) in steps {
             let code = text(file).unwrap_or_else(|| panic!("{heading}: {file} is gone"));
             for function in functions {
@@ -193,55 +173,6 @@ fn the_geometry_the_control_plane_and_the_recorder_have_no_unsafe_code() {
         let front_page = sources::rust().into_iter().find(|source| source.path == path);
         let front_page = front_page.expect("a crate has a front page");
         assert!(front_page.text.contains("#![forbid(unsafe_code)]"), "{path}");
-    }
-}
-
-#[test]
-fn no_file_is_too_long() {
-    let said = |source: &Source| {
-        let lines = source.lines_of_code();
-        let most = if is_of_a_crate(source) { LONG } else { LONG_TESTS };
-        let question = format!("at most {most}: what is the second subject in it?");
-        (lines > most).then(|| format!("{} has {lines} lines of code, {question}", source.path))
-    };
-    let long: Vec<String> = sources::rust().iter().filter_map(said).collect();
-    assert!(long.is_empty(), "{}", long.join("\n"));
-}
-
-/// Whether a file is neither an integration test nor declared by its parent under `#[cfg(test)]`; all of the latter have one name.
-fn is_of_a_crate(source: &Source) -> bool {
-    source.path.contains("src/") && !source.path.ends_with("/tests.rs")
-}
-
-#[test]
-fn no_folder_holds_too_many_files() {
-    let mut files: BTreeMap<String, usize> = BTreeMap::new();
-    for path in sources::in_git() {
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        *files.entry(folder.to_owned()).or_default() += 1;
-    }
-    for (folder, count) in files {
-        let most = format!("at most {MANY}: which of them belong together, or were left behind?");
-        assert!(count <= MANY, "{folder} holds {count} files, {most}");
-    }
-}
-
-#[test]
-fn the_repository_holds_few_files() {
-    let is_case = |path: &String| path.starts_with("tests/cases/");
-    let files = sources::in_git().iter().filter(|path| !is_case(path)).count();
-    assert!(
-        files < FILES,
-        "{files} files, fewer than {FILES} are allowed: which were left behind?"
-    );
-}
-
-#[test]
-fn the_pages_are_short() {
-    for (path, most) in PAGES {
-        let page = sources::texts().into_iter().find(|source| source.path == path);
-        let words = page.expect("the page is there").text.split_whitespace().count();
-        assert!(words <= most, "{path} has {words} words, at most {most}: move a part elsewhere");
     }
 }
 

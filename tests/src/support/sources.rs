@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// A file of the project.
 #[derive(Clone, Debug)]
@@ -17,13 +16,6 @@ impl Source {
     /// Its lines with their numbers, counted from 1.
     pub fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
-    }
-
-    /// Lines that are neither blank nor comments.
-    #[must_use]
-    pub fn lines_of_code(&self) -> usize {
-        let code = |line: &str| !line.is_empty() && !line.starts_with("//");
-        self.lines().filter(|(_, line)| code(line.trim_start())).count()
     }
 }
 
@@ -63,20 +55,6 @@ pub fn paths() -> Vec<String> {
     collect(&root, &root, &mut paths);
     paths.sort();
     paths
-}
-
-/// The path of every file that git has or would take with the next `git add`, as [`paths`] writes them. Without git, as in an
-/// unpacked archive, those of [`paths`].
-///
-/// # Panics
-/// If a path is not UTF-8, or a folder cannot be read.
-#[must_use]
-pub fn in_git() -> Vec<String> {
-    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    let git = Command::new("git").args(list).current_dir(root()).output();
-    let Some(listed) = git.ok().filter(|git| git.status.success()) else { return paths() };
-    let listed = String::from_utf8(listed.stdout).expect("paths of the project are UTF-8");
-    listed.split_terminator('\0').map(str::to_owned).collect()
 }
 
 /// Every file of Rust.
