@@ -13,6 +13,7 @@ use crate::lease::Lease;
 use crate::manifest::{Chunk, FileEntry, Head, MOST_BYTES, Manifest, TensorEntry};
 use crate::name::{LATEST, MANIFEST, RESERVED, deleted, generation};
 use crate::part::{Part, PartOfTensor, Slice, Writer};
+use crate::store::Store;
 
 /// The directory in which writers write their parts of a generation.
 #[derive(Clone, Debug)]
@@ -131,8 +132,10 @@ impl<'a> Draft<'a> {
     pub fn commit(self, head: Head, writers: usize) -> Result<Committed, Error> {
         match self.publish(head, writers) {
             Ok(path) => {
+                let unlinked =
+                    link_latest(self.lease.store(), self.place.step, self.place.nonce).err();
                 let old = self.lease.remove_old(self.place.step);
-                let left_undone = self.link_latest().err().into_iter().chain(old).collect();
+                let left_undone = unlinked.into_iter().chain(old).collect();
                 Ok(Committed { path, left_undone })
             }
             Err(error) => {
@@ -201,16 +204,15 @@ impl<'a> Draft<'a> {
         sink.write(bytes).map_err(Error::io("write", path))?;
         sink.sync().map_err(Error::io("sync", path))
     }
+}
 
-    /// W9.
-    fn link_latest(&self) -> Result<(), Error> {
-        let (files, root) = (self.files(), self.lease.store().root());
-        let (latest, new) =
-            (root.join(LATEST), root.join(deleted(self.place.step, self.place.nonce)));
-        let target = generation(self.place.step);
-        files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
-        files.rename(&new, &latest).map_err(Error::io("replace", &latest))
-    }
+/// Has the link `latest` point to the generation of a step (W9).
+pub(crate) fn link_latest(store: &Store, step: u64, nonce: u64) -> Result<(), Error> {
+    let (files, root) = (store.files(), store.root());
+    let (latest, new) = (root.join(LATEST), root.join(deleted(step, nonce)));
+    let target = generation(step);
+    files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
+    files.rename(&new, &latest).map_err(Error::io("replace", &latest))
 }
 
 /// The files of all parts, and their tensors with the chunks in order.

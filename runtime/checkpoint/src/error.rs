@@ -43,6 +43,15 @@ pub enum Error {
         /// The steps of the store's generations, ascending.
         has: Vec<u64>,
     },
+    /// The generation was there when a reader looked, and has been removed or replaced since. It is no damage.
+    #[error(
+        "{} was removed while it was read: the job that writes there keeps its newest checkpoints only",
+        path.display()
+    )]
+    Removed {
+        /// Its directory.
+        path: PathBuf,
+    },
     /// A manifest, note, index or header is invalid, or the files do not match it.
     #[error("{}: {problem}", path.display())]
     Manifest {
@@ -127,6 +136,12 @@ impl Error {
             }
             _ => false,
         }
+    }
+
+    /// Whether the store has no such generation, or has it no longer: a writer may have removed it since a reader listed it.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::NoSuchStep { .. } | Self::Removed { .. })
     }
 
     /// Whether the generation itself is damaged, so that an older one may be readable. False for problems that every generation

@@ -20,6 +20,7 @@ pub struct Generation {
     files: Arc<dyn Files>,
     path: PathBuf,
     manifest: Manifest,
+    hash: Hash,
 }
 
 impl Generation {
@@ -31,11 +32,28 @@ impl Generation {
     pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
         let at = path.join(MANIFEST);
         let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
-        let manifest = Manifest::decode(&at, &bytes)?;
-        let generation = Self { files, path: path.to_owned(), manifest };
+        let (manifest, hash) = (Manifest::decode(&at, &bytes)?, Hash::of(&bytes));
+        let generation = Self { files, path: path.to_owned(), manifest, hash };
         (0..generation.manifest.files.len())
             .try_for_each(|file| generation.source(file).map(drop))?;
         Ok(generation)
+    }
+
+    /// Replaces an error by [`Error::Removed`] if this generation is not in its place any more.
+    fn looked_at_again(&self, error: Error) -> Error {
+        if error.is_damage() && !self.is_in_place() {
+            return Error::Removed { path: self.path.clone() };
+        }
+        error
+    }
+
+    /// Whether the directory is still there, and no other generation has taken its place.
+    fn is_in_place(&self) -> bool {
+        let at = self.path.join(MANIFEST);
+        match read_whole(&*self.files, &at, MOST_BYTES) {
+            Ok(bytes) => Hash::of(&bytes) == self.hash || Manifest::decode(&at, &bytes).is_err(),
+            Err(_) => is_listed(&*self.files, &self.path),
+        }
     }
 
     /// Opens a file for one use. Many ranks of a process may read a generation of many files, so no file stays open.
@@ -59,13 +77,24 @@ impl Generation {
         &self.manifest
     }
 
+    /// The hash of the file of its manifest. The manifest has the hashes of all other bytes, so generations of one hash have the
+    /// same content.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        self.hash
+    }
+
     /// Fills `values` with f32 elements of a tensor, beginning at element `offset` in row-major order. Reads the chunks that overlap
     /// them, and compares their hashes (R3).
     ///
     /// # Errors
     /// [`Error::Tensor`] if there is no such tensor, its elements are not f32, or it ends before `values` is full;
-    /// [`Error::Corrupt`] if a hash differs; [`Error::Io`]. After an error, the content of `values` is unspecified.
+    /// [`Error::Corrupt`] if a hash differs; [`Error::Removed`] if a writer has removed the generation; [`Error::Io`]. After an error, the content of `values` is unspecified.
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
+        self.read_part(tensor, offset, values).map_err(|error| self.looked_at_again(error))
+    }
+
+    fn read_part(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
         let entry = self.tensor(tensor)?;
         if entry.dtype != Dtype::F32 {
             return Err(Error::tensor(
@@ -99,7 +128,8 @@ impl Generation {
     /// Calls `act` with the bytes of each chunk of a tensor, in order of offset, for any dtype. Each hash is compared before the call.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`] if a hash differs; [`Error::Io`]; the error of `act`.
+    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`] if a hash differs; [`Error::Removed`] if a writer has removed
+    /// the generation; [`Error::Io`]; the error of `act`.
     pub fn for_each_chunk<E: From<Error>>(
         &self,
         tensor: &str,
@@ -108,19 +138,34 @@ impl Generation {
         let mut bytes = Vec::new();
         for chunk in &self.tensor(tensor)?.chunks {
             bytes.resize(within(&(chunk.begin..chunk.end), chunk.begin).len(), 0);
-            self.read_chunk(tensor, chunk, &mut bytes)?;
+            let read = self.read_chunk(tensor, chunk, &mut bytes);
+            read.map_err(|error| self.looked_at_again(error))?;
             act(&bytes)?;
         }
         Ok(())
     }
 
     /// Reads all files and compares all hashes. Returns at most one error for each tensor; if no tensor has one, an error for each
-    /// file whose hash differs or which cannot be read. Empty if the generation is intact.
+    /// file whose hash differs or which cannot be read. Empty if the generation is intact. [`Error::Removed`] alone if a writer has
+    /// removed the generation meanwhile.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
-        let of_tensor = |name| self.for_each_chunk(name, |_| Ok::<_, Error>(())).err();
-        let mut wrong: Vec<Error> =
-            self.manifest.tensors.keys().filter_map(|name| of_tensor(name)).collect();
+        let wrong = self.damages();
+        if wrong.iter().any(Error::is_damage) && !self.is_in_place() {
+            return vec![Error::Removed { path: self.path.clone() }];
+        }
+        wrong
+    }
+
+    fn damages(&self) -> Vec<Error> {
+        let of_chunk = |name: &str, chunk: &Chunk| {
+            let mut bytes = vec![0; within(&(chunk.begin..chunk.end), chunk.begin).len()];
+            self.read_chunk(name, chunk, &mut bytes).err()
+        };
+        let of_tensor = |(name, entry): (&String, &TensorEntry)| {
+            entry.chunks.iter().find_map(|chunk| of_chunk(name, chunk))
+        };
+        let mut wrong: Vec<Error> = self.manifest.tensors.iter().filter_map(of_tensor).collect();
         if wrong.is_empty() {
             // The hashes of files cover headers, and bytes between chunks.
             wrong.extend(
@@ -166,6 +211,15 @@ impl Generation {
         }
         let (offset, end) = (chunk.offset, chunk.offset + chunk.len);
         Err(Error::Corrupt { path: path(), tensor: tensor.into(), offset, end })
+    }
+}
+
+/// Whether the directory above lists a path.
+fn is_listed(files: &dyn Files, path: &Path) -> bool {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    match files.list(above.unwrap_or(Path::new("."))) {
+        Ok(entries) => entries.iter().any(|entry| entry.file_name() == path.file_name()),
+        Err(_) => true,
     }
 }
 

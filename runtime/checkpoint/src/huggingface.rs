@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds;
 use crate::error::Error;
-use crate::files::{Files, read_whole};
+use crate::files::{Files, Source, read_whole};
 use crate::generation::Generation;
+use crate::hash::Hash;
 use crate::header;
 use crate::lease::nonce;
 use crate::manifest::TensorEntry;
-use crate::name::{STATE, is_plain, state_tensor};
+use crate::name::{STATE, is_plain, state_tensor, unfinished};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -78,7 +79,7 @@ pub fn export(
 ) -> Result<Exported, Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     // An export that was killed leaves its folder behind: the next one has another name for its own.
-    let writing = folder.with_file_name(format!(".{name}.writing-{:016x}", nonce()));
+    let writing = folder.with_file_name(unfinished(&name, nonce()));
     if folder.exists() {
         let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
         return Err(Error::io("make", folder)(exists));
@@ -222,6 +223,26 @@ struct Place {
     begin: u64,
 }
 
+/// Bytes of each part of a sample.
+const SAMPLE: usize = 1024;
+
+impl Place {
+    /// The hash of the first, the middle and the last bytes of the tensor.
+    fn sample(&self, source: &dyn Source) -> Result<Hash, Error> {
+        let bytes = self.shape.iter().product::<u64>() * self.dtype.bitsize() as u64 / 8;
+        let part = bytes.min(SAMPLE as u64);
+        let mut hasher = blake3::Hasher::new();
+        let mut block = [0; SAMPLE];
+        let block = &mut block[..usize::try_from(part).unwrap_or(SAMPLE)];
+        for from in [0, (bytes - part) / 2, bytes - part] {
+            let read = source.read_at(self.begin + from, block);
+            read.map_err(Error::io("read", &self.path))?;
+            hasher.update(block);
+        }
+        Ok(Hash::finish(&hasher))
+    }
+}
+
 impl Folder {
     /// Reads the index and the headers of a folder: `model.safetensors.index.json` with its files, or `model.safetensors` alone.
     ///
@@ -243,6 +264,34 @@ impl Folder {
     /// The names of all tensors, with their shapes.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[u64])> {
         self.tensors.iter().map(|(name, place)| (&**name, &*place.shape))
+    }
+
+    /// Describes the content of the folder: a line for each tensor, with its dtype, its shape, its place in its file, and a hash of
+    /// a sample of its elements: the first, the middle and the last 1,024 bytes. Folders of one model and version have the same
+    /// lines, wherever they are. Other values of a tensor are seen if they differ in the sample.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn contents(&self) -> Result<Vec<String>, Error> {
+        let mut places: Vec<(&String, &Place)> = self.tensors.iter().collect();
+        places.sort_by(|(_, one), (_, other)| {
+            (&one.path, one.begin).cmp(&(&other.path, other.begin))
+        });
+        let mut lines = Vec::with_capacity(places.len());
+        for of_file in places.chunk_by(|(_, one), (_, next)| one.path == next.path) {
+            let path = &of_file[0].1.path;
+            let source = self.files.open(path).map_err(Error::io("open", path))?;
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            for (name, place) in of_file {
+                let Place { dtype, shape, begin, .. } = place;
+                let sample = place.sample(&*source)?;
+                let (name, file) = (name.escape_debug(), file.escape_debug());
+                lines.push(format!(
+                    "tensor `{name}`, {dtype} {shape:?} at byte {begin} of {file}, with a sample of hash {sample}"
+                ));
+            }
+        }
+        Ok(lines)
     }
 
     /// Fills `values` with elements of a tensor as f32, beginning at element `offset` in row-major order. Reads only those bytes of

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use crate::draft::{Draft, Place};
+use crate::draft::{Draft, Place, link_latest};
 use crate::error::Error;
 use crate::name::{LEASE, is_left_behind};
 use crate::store::Store;
@@ -84,6 +84,36 @@ impl Lease {
         Ok(Draft::new(self, place))
     }
 
+    /// Removes all generations of later steps than `step`, so that a run may go on from there. If the call ends early, the
+    /// generations that are left are the oldest of these, whole, and the same call removes them.
+    ///
+    /// Returns the steps of the removed generations, ascending.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchStep`] and the errors of [`Store::open`] if the generation of `step` cannot be opened: then nothing is removed.
+    /// [`Error::Io`].
+    pub fn discard_after(&mut self, step: u64) -> Result<Vec<u64>, Error> {
+        let (store, files) = (self.store.clone(), self.store.files());
+        store.open(step)?;
+        let later: Vec<u64> = store.steps()?.into_iter().filter(|it| *it > step).collect();
+        if later.is_empty() {
+            return Ok(later);
+        }
+        link_latest(&store, step, nonce())?;
+        // The newest first: as long as one is left, it is the one that was saved after all others that are left.
+        let hidden = later.iter().rev().map(|step| store.hide(*step));
+        let hidden = hidden.collect::<Result<Vec<PathBuf>, _>>()?;
+        files.sync_dir(store.root()).map_err(Error::io("sync", store.root()))?;
+        self.broken.split_off(&(step + 1));
+        for path in &hidden {
+            // No reader looks at it: it only takes space, and the next writer removes it.
+            if let Err(error) = files.remove(path) {
+                tracing::warn!(path = %path.display(), %error, "a discarded checkpoint cannot be removed yet");
+            }
+        }
+        Ok(later)
+    }
+
     /// Notes that a load has found the generation of a step broken: it takes the place of no readable one.
     pub fn note_broken(&mut self, step: u64) {
         self.broken.insert(step);
@@ -102,6 +132,9 @@ impl Lease {
             Err(error) => Some(error),
         };
         let Some(error) = broken else { return Err(Error::Exists { path }) };
+        if error.is_absence() {
+            return Ok(());
+        }
         if !error.is_loss() {
             return Err(error);
         }

@@ -37,6 +37,17 @@ pub(crate) fn writing(step: u64, nonce: u64) -> String {
     format!("{WRITING}{}-{nonce:016x}", generation(step))
 }
 
+/// The bytes that every file system allows in a name.
+const SHORT: usize = 40;
+
+/// The name of a folder `name` while it is written. It begins with that name, which is cut so that a name of the same length is
+/// allowed too, wherever `name` is.
+pub(crate) fn unfinished(name: &str, nonce: u64) -> String {
+    let end = format!(".writing-{nonce:016x}");
+    let room = name.len().max(SHORT) - ".".len() - end.len();
+    format!(".{}{end}", &name[..name.floor_char_boundary(room)])
+}
+
 /// The name of a generation's directory while it is removed.
 pub(crate) fn deleted(step: u64, nonce: u64) -> String {
     format!("{DELETED}{}-{nonce:016x}", generation(step))
@@ -67,6 +78,16 @@ mod tests {
             ["step-120", "step-+0000120", "step-", "step-00000120.old", ".writing-step-00000120-0"]
         {
             assert_eq!(step_of(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_unfinished_folder_has_a_name_that_is_allowed_where_its_own_is() {
+        assert_eq!(unfinished("model", 7), ".model.writing-0000000000000007");
+        for name in ["m".repeat(14), "m".repeat(15), "m".repeat(255), "ü".repeat(127)] {
+            let unfinished = unfinished(&name, u64::MAX);
+            assert!(unfinished.len() <= name.len().max(SHORT), "{unfinished}");
+            assert!(unfinished.starts_with(".m") || unfinished.starts_with(".ü"), "{unfinished}");
         }
     }
 

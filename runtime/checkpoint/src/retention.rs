@@ -15,6 +15,8 @@ impl Lease {
         for step in steps.into_iter().rev().filter(|step| *step < newest) {
             match self.store().open(step) {
                 Err(Error::Version { .. }) => {}
+                // A person has removed it.
+                Err(error) if error.is_absence() => {}
                 Err(error) if !error.is_loss() => left_undone.push(error),
                 _ if readable == self.store().kept() => {
                     left_undone.extend(self.store().delete(step).err());

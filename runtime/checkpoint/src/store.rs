@@ -14,6 +14,9 @@ use crate::name::{deleted, generation, step_of, writing};
 /// The least number of generations that are kept, so that a save does not disturb a job that reads the one before the last.
 const KEPT_AT_LEAST: usize = 2;
 
+/// How often a search begins again because a writer has removed a generation meanwhile.
+const MOST_LOOKS: usize = 16;
+
 /// A directory of generations. Reading needs only this; writing needs a [`Lease`].
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -73,15 +76,25 @@ impl Store {
         Ok(steps)
     }
 
-    /// Opens the generation of a step.
+    /// Opens the generation of a step. Looks again before it calls one broken: a writer may be removing it, or may have just replaced it.
     ///
     /// # Errors
-    /// [`Error::NoSuchStep`]; [`Error::Manifest`] if the manifest is of another step; the errors of [`Generation::open`].
+    /// [`Error::NoSuchStep`]; [`Error::Removed`] if a writer has removed the generation meanwhile; [`Error::Manifest`] if the manifest is of another step; the errors of [`Generation::open`].
     pub fn open(&self, step: u64) -> Result<Generation, Error> {
         let has = self.steps()?;
         if !has.contains(&step) {
             return Err(Error::NoSuchStep { store: self.root.clone(), step, has });
         }
+        match self.open_listed(step) {
+            Err(error) if error.is_damage() => match self.steps()?.contains(&step) {
+                true => self.open_listed(step),
+                false => Err(Error::Removed { path: self.generation_path(step) }),
+            },
+            opened => opened,
+        }
+    }
+
+    fn open_listed(&self, step: u64) -> Result<Generation, Error> {
         let opened = Generation::open(Arc::clone(&self.files), &self.generation_path(step))?;
         let found = opened.manifest().step;
         if found == step {
@@ -91,12 +104,24 @@ impl Store {
         Err(Error::manifest(opened.path(), problem))
     }
 
-    /// The newest generation whose manifest and file sizes are intact. With `before`, only generations of earlier steps count.
+    /// The newest generation whose manifest and file sizes are intact. With `before`, only generations of earlier steps count. If a
+    /// writer removes a generation meanwhile, the search begins again.
     ///
     /// # Errors
     /// [`Error::Version`] if a newer version wrote a generation that is newer than all intact ones; [`Error::Io`] if the directory
     /// exists and cannot be read, or for a problem that every generation would have.
     pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
+        let mut looks = 1;
+        loop {
+            match self.newest_listed(before) {
+                Err(error) if error.is_absence() && looks < MOST_LOOKS => looks += 1,
+                found => return found,
+            }
+        }
+    }
+
+    /// As [`newest`](Self::newest), of the generations that are listed now.
+    fn newest_listed(&self, before: Option<u64>) -> Result<Fallback, Error> {
         let mut broken = Vec::new();
         let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
         for step in self.steps()?.into_iter().rev().filter(is_meant) {
@@ -134,10 +159,16 @@ impl Store {
 
     /// Removes a generation. Renames it first to a name that no reader looks at, so that no reader finds a part of it.
     pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
+        let hidden = self.hide(step)?;
+        self.files.remove(&hidden).map_err(Error::io("remove", &hidden))
+    }
+
+    /// Renames a generation to a name that no reader looks at. Returns its path.
+    pub(crate) fn hide(&self, step: u64) -> Result<PathBuf, Error> {
         let path = self.generation_path(step);
         let hidden = self.root.join(deleted(step, nonce()));
         self.files.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
-        self.files.remove(&hidden).map_err(Error::io("remove", &hidden))
+        Ok(hidden)
     }
 
     pub(crate) fn files(&self) -> &dyn Files {
