@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::{Axis, Rank};
+use hsdp_kernels::Wire;
+use hsdp_sharding::{Axis, Param, Rank};
 
 use crate::description;
 use crate::digest;
@@ -32,6 +33,7 @@ pub(crate) struct LastUpdate<'a> {
     pub(crate) finished: u64,
 }
 
+const VALUES: &str = "the initial value of a parameter";
 const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
 const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
 
@@ -54,19 +56,44 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
     Some([odd, place_of(usual)?])
 }
 
-/// Compares options, plan and initial shards with the other ranks. Collective over the world.
+/// Digests of the full values that a program gave to parameters, rounded where a parameter is stored so.
+#[derive(Debug, Default)]
+pub(crate) struct InitialValues(Vec<String>);
+
+impl InitialValues {
+    /// Notes the full values of the next parameter.
+    pub(crate) fn note(&mut self, parameter: &Param, values: &[f32]) {
+        let dtype = parameter.stored.map_or(Ok(Wire::F32), Wire::try_from).unwrap_or_default();
+        let digest = digest::of_rounded(values, dtype);
+        self.0.push(format!("`{}` with digest {digest:#018x}", parameter.name));
+    }
+}
+
+/// Compares options, plan, the program's initial values and initial shards with the other ranks. Collective over the world.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
-pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
-    let mine = [fabric.options_digest, fabric.plan.fingerprint(), of_shards(fabric, shards, 0)?];
+pub(crate) fn of_models(
+    fabric: &Fabric,
+    shards: &[Shard],
+    values: &InitialValues,
+) -> Result<(), Error> {
+    let shards = of_shards(fabric, shards, 0)?;
+    let values_digest = digest::of_lines(&values.0);
+    let mine = [fabric.options_digest, fabric.plan.fingerprint(), values_digest, shards];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
-    let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
-    let compared = compare(fabric, &said, &[options, plan, INITIAL]);
+    let [options, plan, given] = [OPTIONS, PLAN, VALUES].map(|what| Field { what, peers: all });
+    let compared = compare(fabric, &said, &[options, plan, given, INITIAL]);
     let last = LastUpdate { updated: &Updated::default(), finished: 0 };
-    compared.map_err(|error| in_detail(fabric, last, error))
+    compared.map_err(|error| match &error {
+        Error::Disagreement { what, rank, other, .. } if what == VALUES => {
+            let detailed = by_lines(fabric, (VALUES.into(), &values.0), [*rank, *other]);
+            detailed.unwrap_or_else(Some).unwrap_or(error)
+        }
+        _ => in_detail(fabric, last, error),
+    })
 }
 
 /// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
@@ -116,14 +143,24 @@ pub(crate) fn in_detail(fabric: &Fabric, last: LastUpdate<'_>, error: Error) -> 
     let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
     let (rank, other) = (*rank, *other);
     for (what, lines) in texts_behind(digest, (fabric, last)) {
-        match first_difference(fabric, [rank, other], &lines) {
-            Ok(Some([got, want])) => return Error::Disagreement { what, rank, got, other, want },
+        match by_lines(fabric, (what, &lines), [rank, other]) {
+            Ok(Some(detailed)) | Err(detailed) => return detailed,
             Ok(None) => {}
-            Err(failed) => return failed,
         }
     }
     // The planners have different versions, say.
     error
+}
+
+/// The disagreement of two ranks about a text, with the first line that differs; `None` if no line differs.
+fn by_lines(
+    fabric: &Fabric,
+    (what, lines): (Cow<'static, str>, &[String]),
+    ranks: [Rank; 2],
+) -> Result<Option<Error>, Error> {
+    let [rank, other] = ranks;
+    let differing = first_difference(fabric, ranks, lines)?;
+    Ok(differing.map(|[got, want]| Error::Disagreement { what, rank, got, other, want }))
 }
 
 /// The texts of which a digest was made, each with the name of one of its lines.
@@ -147,8 +184,8 @@ fn texts_behind(
     }
 }
 
-/// The first line that differs between two ranks: the line of each.
-fn first_difference(
+/// The first line that differs between two ranks: the line of each. Collective over the world.
+pub(crate) fn first_difference(
     fabric: &Fabric,
     ranks: [Rank; 2],
     lines: &[String],

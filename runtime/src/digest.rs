@@ -1,6 +1,10 @@
 //! Digests of values that must be the same on all ranks.
 
+use hsdp_kernels::Wire;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Elements that are rounded at a time.
+const BLOCK: usize = 1024;
 
 /// The digest of lines of text.
 pub(crate) fn of_lines(lines: &[String]) -> u64 {
@@ -20,6 +24,20 @@ pub(crate) fn of_words<const N: usize>(words: [u64; N]) -> u64 {
 /// The digest of numbers, of this rank alone or of ranks with the same order of bytes.
 pub(crate) fn of_numbers(numbers: &[u16]) -> u64 {
     xxh3_64(bytemuck::cast_slice(numbers))
+}
+
+/// The digest of the bits of values, each rounded to a dtype.
+pub(crate) fn of_rounded(values: &[f32], dtype: Wire) -> u64 {
+    if dtype == Wire::F32 {
+        return xxh3_64(bytemuck::cast_slice(values));
+    }
+    let (mut hasher, mut block) = (Xxh3::new(), [0.0; BLOCK]);
+    for values in values.chunks(BLOCK) {
+        let block = &mut block[..values.len()];
+        block.iter_mut().zip(values).for_each(|(rounded, value)| *rounded = dtype.round(*value));
+        hasher.update(bytemuck::cast_slice(block));
+    }
+    hasher.digest()
 }
 
 /// The digest of the bits of parameters, unit after unit, or the first error in `shards`.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_comm::{Error as CommError, Fault, FaultPlace, World};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
-use crate::comparison;
+use crate::comparison::{self, InitialValues};
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::joint;
@@ -47,8 +47,8 @@ impl ShardedModel {
     /// Plans the model, keeps this rank's shard of each parameter, and compares plan, options and shards with all other ranks.
     ///
     /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called once for each parameter, in the
-    /// order of the spec, and must return the same values on all ranks. Ranks that hold the same shard compare
-    /// its bits, so replicas with different initial values are found here. Parameters that are [stored](Param::stored_in) in the compute
+    /// order of the spec, and must return the same values on all ranks, which compare digests of them: ranks that seed their random
+    /// numbers differently are found here. Parameters that are [stored](Param::stored_in) in the compute
     /// dtype are rounded once, to nearest, ties to even.
     ///
     /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
@@ -67,8 +67,8 @@ impl ShardedModel {
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
         let fabric = Self::fabric(world, spec, options)?;
-        let shards = joint::run(&fabric.world, 0, || cut(&fabric, init))?;
-        Self::of(fabric, shards)
+        let (shards, values) = joint::run(&fabric.world, 0, || cut(&fabric, init))?;
+        Self::of(fabric, shards, &values)
     }
 
     /// The constant parts of a model: plan, options and groups. A failure is told to the other ranks.
@@ -111,9 +111,13 @@ impl ShardedModel {
         Fabric::new(world, plan, options)
     }
 
-    /// Makes the model from this rank's shards, after a comparison with all other ranks.
-    pub(crate) fn of(fabric: Fabric, shards: Vec<Shard>) -> Result<Self, Error> {
-        comparison::of_models(&fabric, &shards)?;
+    /// Makes the model from this rank's shards, after a comparison with all other ranks. The program has given some `values`.
+    pub(crate) fn of(
+        fabric: Fabric,
+        shards: Vec<Shard>,
+        values: &InitialValues,
+    ) -> Result<Self, Error> {
+        comparison::of_models(&fabric, &shards, values)?;
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
 
@@ -283,10 +287,13 @@ fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     Err(error.into())
 }
 
-/// Keeps this rank's pieces of every parameter, also in the compute dtype.
-fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<Shard>, Error> {
+/// Keeps this rank's pieces of every parameter, also in the compute dtype, and digests of the full values.
+fn cut(
+    fabric: &Fabric,
+    mut init: impl FnMut(&Param) -> Vec<f32>,
+) -> Result<(Vec<Shard>, InitialValues), Error> {
     let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
-    let mut shards = Vec::new();
+    let (mut shards, mut values) = (Vec::new(), InitialValues::default());
     for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
         let unit = UnitId::new(unit);
         let layout = fabric.plan.layout(unit);
@@ -300,6 +307,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         for (index, parameter) in spec.params.iter().enumerate() {
             let full = init(parameter);
             check_size(fabric, parameter, &full)?;
+            values.note(parameter, &full);
             while let Some(piece) = pieces.next_if(|piece| piece.param == index) {
                 shard[piece.shard_start..][..piece.len]
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
@@ -307,7 +315,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         }
         shards.push(Shard::new(fabric, (unit, shard))?);
     }
-    Ok(shards)
+    Ok((shards, values))
 }
 
 /// # Errors

@@ -1,5 +1,6 @@
 //! Models from folders in the layout of Hugging Face: each rank reads its own part of each tensor.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,13 +8,12 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{Folder, LinkedDisk};
 use hsdp_comm::World;
-use hsdp_sharding::{ModelSpec, Param, Rank, UnitId};
+use hsdp_sharding::{ModelSpec, Param, UnitId};
 
 use super::load::shards_of;
 use super::portions::Portion;
-use super::together::{Failed, Kind, Problem, Together};
-use crate::comparison;
-use crate::digest;
+use super::together::{Kind, Opened, Problem, Together};
+use crate::comparison::InitialValues;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
@@ -76,13 +76,16 @@ impl ShardedModel {
     /// f32. Beside its shards it holds one block of a file in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in
     /// the compute dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
     ///
+    /// The ranks may have copies of the folder in different places. Before they read values, they compare which tensors the folder has,
+    /// where they lie in its files, [a sample of each](hsdp_checkpoint::Folder::contents), and the tensor of each parameter.
+    ///
     /// Collective over the world.
     ///
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
-    /// [`Import::or_init`], all of which it names, if that returns another number of elements, if tensors are missing on some ranks
-    /// only, or if the folder cannot be read. [`Error::Disagreement`] also if
-    /// ranks that hold the same shard have read different values for it.
+    /// [`Import::or_init`], all of which it names, if that returns another number of elements, or if the folder cannot be read.
+    /// [`Error::Disagreement`] also if the folders of two ranks differ, `or_init` returns different values on different ranks, or ranks
+    /// that hold the same shard have read different values for it.
     pub fn import(
         world: World,
         spec: ModelSpec,
@@ -91,23 +94,44 @@ impl ShardedModel {
     ) -> Result<Imported, Error> {
         let fabric = Self::fabric(world, spec, options)?;
         let together = Together::new(&fabric, ("importing", 0));
-        let (shards, Found { left_over, missing }) = together.run(|| {
+        let (folder, found, opened) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
             let found = compare(&fabric, &folder, import)?;
+            let opened = opened(&fabric, (&folder, &found), import)?;
+            Ok((folder, found, opened))
+        })?;
+        together.compare(&opened)??;
+        let (shards, values) = together.run(|| {
+            let values = RefCell::new(InitialValues::default());
             let shards = shards_of(&fabric, |unit, portions, parameters| {
                 let (missing, held) =
                     portions.iter().partition(|it| found.missing.contains(&it.name));
-                init((&fabric, unit), (import, &found), (missing, parameters))?;
+                let given = &mut *values.borrow_mut();
+                init((&fabric, unit), (import, &found), (missing, parameters), given)?;
                 read(&folder, import, (held, parameters))
             })?;
-            Ok((shards, found))
+            Ok((shards, values.into_inner()))
         })?;
+        let Found { left_over, missing } = found;
         let params = fabric.plan.spec().params().map(|(_, param)| &param.name);
         let initialised: Vec<String> =
             params.filter(|name| missing.contains(*name)).cloned().collect();
-        check_same(together, &initialised)?;
-        Ok(Imported { model: Self::of(fabric, shards)?, left_over, initialised })
+        Ok(Imported { model: Self::of(fabric, shards, &values)?, left_over, initialised })
     }
+}
+
+/// The folder that this rank has opened: its tensors, and the one of each parameter.
+fn opened(
+    fabric: &Fabric,
+    (folder, found): (&Folder, &Found),
+    import: &Import<'_>,
+) -> Result<Opened, Problem> {
+    let mut lines = folder.contents()?;
+    lines.extend(fabric.plan.spec().params().map(|(_, param)| match &param.name {
+        name if found.missing.contains(name) => format!("no tensor for `{name}`"),
+        name => format!("tensor `{}` for `{name}`", (import.names)(name).escape_debug()),
+    }));
+    Ok(Opened { path: import.folder.display().to_string(), lines })
 }
 
 /// The differences between a folder and a model.
@@ -123,12 +147,14 @@ fn init(
     (fabric, unit): (&Fabric, UnitId),
     (import, found): (&Import<'_>, &Found),
     (portions, parameters): (Vec<&Portion>, &mut [f32]),
+    values: &mut InitialValues,
 ) -> Result<(), Problem> {
     let Some(init) = &import.init else { return Ok(()) };
     let params = fabric.plan.spec()[unit].params.iter();
     for param in params.filter(|param| found.missing.contains(&param.name)) {
         let full = init(param);
         model::check_size(fabric, param, &full)?;
+        values.note(param, &full);
         for portion in portions.iter().filter(|portion| portion.name == param.name) {
             let from = usize::try_from(portion.offset).expect("it is within the parameter");
             let into = &mut parameters[portion.range.clone()];
@@ -148,17 +174,6 @@ fn read(
         folder.read(&(import.names)(name), *offset, &mut parameters[range.clone()])?;
     }
     Ok(())
-}
-
-/// # Errors
-/// [`Error::Checkpoint`] if the same parameters are not missing on all ranks.
-fn check_same(together: Together<'_>, missing: &[String]) -> Result<(), Error> {
-    let said = together.tell([digest::of_lines(missing)])?;
-    let said: Vec<u64> = said.into_iter().map(|[digest]| digest).collect();
-    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
-    let what = format!("other parameters are missing in its folder than on rank {other}");
-    let problem = Problem { kind: Kind::Lasting, what };
-    Err(together.error(Failed { rank: Rank::new(rank), problem }))
 }
 
 /// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing without a value in its place.

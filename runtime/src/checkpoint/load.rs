@@ -1,6 +1,8 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use hsdp_checkpoint::{Generation, Manifest, Training};
 use hsdp_sharding::{Role, UnitId, UnitLayout};
@@ -8,7 +10,7 @@ use serde_json::Value;
 
 use super::checkpointed::Whose;
 use super::portions::{self, Portion};
-use super::together::{Failed, Kind, Problem, Together};
+use super::together::{Failed, Kind, Opened, Problem, Together};
 use super::{Checkpointed, Checkpoints, Content, SavedState, differences, frozen};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
@@ -30,6 +32,17 @@ pub struct Resumed {
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
 
+/// The pauses before ranks look again for the newest checkpoint, where two of them have found different ones.
+const PAUSES: [Duration; 4] = [
+    Duration::ZERO,
+    Duration::from_millis(20),
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+];
+
+/// How often a load begins again with the newest checkpoint, because another job has removed the one that was read.
+const MOST_LOOKS: usize = 16;
+
 impl Checkpoints {
     /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
     /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and rank 0 logs each
@@ -49,12 +62,31 @@ impl Checkpoints {
         optimizer: &mut O,
     ) -> Result<Option<Resumed>, Error> {
         self.begin_load(model, optimizer)?;
+        self.load_newest(model, |this, model, step| this.load_step(model, optimizer, step))
+    }
+
+    /// Loads the newest intact checkpoint by `load_step`.
+    fn load_newest(
+        &mut self,
+        model: &mut ShardedModel,
+        mut load_step: impl FnMut(
+            &mut Self,
+            &mut ShardedModel,
+            u64,
+        ) -> Result<Result<Resumed, Failed>, Error>,
+    ) -> Result<Option<Resumed>, Error> {
         let mut broken: Vec<Failed> = Vec::new();
-        let mut before = NONE;
+        let (mut before, mut looks) = (NONE, 1);
         while let Some(step) = self.newest_before(model, before)? {
-            match self.load_step(model, optimizer, step)? {
+            match load_step(self, model, step)? {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
                 Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
+                // The job that writes there has newer ones by now.
+                Err(failed) if failed.problem.kind == Kind::Removed && looks < MOST_LOOKS => {
+                    (before, looks) = (NONE, looks + 1);
+                    broken.clear();
+                    continue;
+                }
                 Err(failed) => return Err(loading(model, step).error(failed)),
             }
             before = step;
@@ -105,16 +137,50 @@ impl Checkpoints {
         }
     }
 
-    /// The newest generation before a step, by its name, as rank 0 sees it.
+    /// The newest generation before a step, by its name, which all ranks must see. Another job may save one between the looks of two
+    /// ranks, so they look again before they call that a difference.
     fn newest_before(&self, model: &ShardedModel, before: u64) -> Result<Option<u64>, Error> {
         let together = loading(model, model.committed_steps());
-        let is_first = model.rank().index() == 0;
-        let newest = together.run(|| {
-            let steps = if is_first { self.store.steps()? } else { Vec::new() };
-            Ok(steps.into_iter().rev().find(|step| *step < before))
-        })?;
-        let said = together.tell([newest.unwrap_or(NONE)])?;
-        Ok(Some(said[0][0]).filter(|step| *step != NONE))
+        let mut pauses = PAUSES.into_iter();
+        let mut pause = Duration::ZERO;
+        loop {
+            let newest = together.run(|| {
+                thread::sleep(pause);
+                let steps = self.store.steps()?;
+                Ok(steps.into_iter().rev().find(|step| *step < before))
+            })?;
+            let found = match newest {
+                Some(step) => format!("step {step} as its newest checkpoint"),
+                None => "no checkpoint".to_owned(),
+            };
+            let line = match before {
+                NONE => found,
+                before => format!("{found} before step {before}"),
+            };
+            let path = self.store.root().display().to_string();
+            match (together.compare(&Opened { path, lines: vec![line] })?, pauses.next()) {
+                (Ok(()), _) => return Ok(newest),
+                (Err(differ), None) => return Err(together.error(differ.into())),
+                (Err(_), Some(next)) => pause = next,
+            }
+        }
+    }
+
+    /// Opens the generation of a step on all ranks, which compare what they have found.
+    fn open_step(
+        &self,
+        model: &ShardedModel,
+        step: u64,
+    ) -> Result<Result<Generation, Failed>, Error> {
+        let together = loading(model, step);
+        let generation = match together.attempt(|| Ok(self.store.open(step)?))? {
+            Ok(generation) => generation,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let path = generation.path().join("manifest.json").display().to_string();
+        let lines = vec![format!("the hash {}", generation.hash())];
+        let compared = together.compare(&Opened { path, lines })?;
+        Ok(compared.map(|()| generation).map_err(Failed::from))
     }
 
     /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was read.
@@ -124,8 +190,13 @@ impl Checkpoints {
         optimizer: &mut O,
         step: u64,
     ) -> Result<Result<Resumed, Failed>, Error> {
+        let generation = self.open_step(model, step)?;
+        let generation = match generation.inspect_err(|failed| self.note_broken(step, failed)) {
+            Ok(generation) => generation,
+            Err(failed) => return Ok(Err(failed)),
+        };
         let read = loading(model, step).attempt(|| {
-            let (fabric, generation) = (&model.engine.fabric, self.store.open(step)?);
+            let fabric = &model.engine.fabric;
             let saved = SavedState { fabric, generation: &generation, whose: Whose::One };
             differences::check(&saved, optimizer, self.content)?;
             Ok((read(&saved)?, optimizer.restored(model, &saved)?))

@@ -11,6 +11,8 @@ use hsdp_comm::{Stage, Tag};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 
+use crate::comparison;
+use crate::digest;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
@@ -25,18 +27,79 @@ pub struct Problem {
     pub(super) what: String,
 }
 
+/// The content that a rank has found under a path of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Opened {
+    pub(super) path: String,
+    /// The content in words, without the path.
+    pub(super) lines: Vec<String>,
+}
+
+/// The first difference between what two ranks have opened: the first rank that differs, and one with which it was compared.
+#[derive(Clone, Debug)]
+pub(super) struct Difference {
+    pub(super) ranks: [Rank; 2],
+    pub(super) paths: [String; 2],
+    pub(super) lines: [String; 2],
+}
+
+impl From<Difference> for Failed {
+    fn from(Difference { ranks, paths, lines }: Difference) -> Self {
+        let ([rank, other], [here, there], [got, want]) = (ranks, paths, lines);
+        let what = format!(
+            "{here} has {got}, and on rank {other} {there} has {want}: all ranks must read the same"
+        );
+        Self { rank, problem: Problem::lasting(what) }
+    }
+}
+
+impl From<Difference> for Error {
+    fn from(Difference { ranks, paths, lines }: Difference) -> Self {
+        let [rank, other] = ranks;
+        let [got, want] = [0, 1].map(|it| format!("{} in {}", lines[it], paths[it]));
+        Self::Disagreement { what: "the content of a folder".into(), rank, got, other, want }
+    }
+}
+
 /// Whether another generation could help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Another generation may be intact.
     Damage,
+    /// It was removed while it was read: a newer one may be there.
+    Removed,
     /// No other generation would help.
     Lasting,
 }
 
+impl Kind {
+    /// The word that ranks exchange: the worst is the greatest.
+    fn code(self) -> u64 {
+        match self {
+            Self::Damage => 1,
+            Self::Removed => 2,
+            Self::Lasting => 3,
+        }
+    }
+
+    fn of_code(code: u64) -> Self {
+        match code {
+            1 => Self::Damage,
+            2 => Self::Removed,
+            _ => Self::Lasting,
+        }
+    }
+}
+
 impl From<hsdp_checkpoint::Error> for Problem {
     fn from(error: hsdp_checkpoint::Error) -> Self {
-        let kind = if error.is_damage() { Kind::Damage } else { Kind::Lasting };
+        let kind = match &error {
+            hsdp_checkpoint::Error::NoSuchStep { .. } | hsdp_checkpoint::Error::Removed { .. } => {
+                Kind::Removed
+            }
+            error if error.is_damage() => Kind::Damage,
+            _ => Kind::Lasting,
+        };
         Self { kind, what: error.to_string() }
     }
 }
@@ -72,7 +135,8 @@ fn at_work(said: &[u64]) -> Vec<usize> {
     said.iter().enumerate().filter(|(_, is_alive)| **is_alive != 0).map(|(rank, _)| rank).collect()
 }
 
-/// The rank whose problem all ranks report, and the code of its kind: the first lasting one, or else the first damage.
+/// The rank whose problem all ranks report, and the code of its kind: the first lasting one, or else the first removal, or else the
+/// first damage.
 /// Another generation would not help where one rank says so.
 fn worst(said: &[u64]) -> Option<(usize, u64)> {
     let failed = said.iter().copied().enumerate().filter(|(_, code)| *code != 0);
@@ -189,19 +253,31 @@ impl<'a> Together<'a> {
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
-        let code = match &mine {
-            Ok(_) => 0,
-            Err(Problem { kind: Kind::Damage, .. }) => 1,
-            Err(Problem { kind: Kind::Lasting, .. }) => 2,
-        };
+        let code = mine.as_ref().err().map_or(0, |problem| problem.kind.code());
         let Some((rank, code)) = self.fabric.control.exchange(self.tag(), [code], worst)? else {
             return Ok(mine.map_err(|_| unreachable!("this rank has said that it succeeded")));
         };
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
         let what = self.fabric.control.text_of(self.tag(), rank, &what)?;
-        let kind = if code == 1 { Kind::Damage } else { Kind::Lasting };
-        Ok(Err(Failed { rank, problem: Problem { kind, what } }))
+        Ok(Err(Failed { rank, problem: Problem { kind: Kind::of_code(code), what } }))
+    }
+
+    /// Compares what ranks have opened, each for itself: their folders may hold different versions. If two differ, all ranks get the
+    /// first difference. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn compare(&self, opened: &Opened) -> Result<Result<(), Difference>, Error> {
+        let said = self.tell([digest::of_lines(&opened.lines)])?;
+        let said: Vec<u64> = said.into_iter().map(|[digest]| digest).collect();
+        let Some(places) = comparison::odd_one(&said) else { return Ok(Ok(())) };
+        let ranks = places.map(Rank::new);
+        let lines = comparison::first_difference(self.fabric, ranks, &opened.lines)?;
+        let digests = || places.map(|place| format!("the digest {:#018x}", said[place]));
+        let text_of = |rank| self.fabric.control.text_of(self.tag(), rank, &opened.path);
+        let paths = [text_of(ranks[0])?, text_of(ranks[1])?];
+        Ok(Err(Difference { ranks, paths, lines: lines.unwrap_or_else(digests) }))
     }
 
     /// Exchanges `WORDS` words with all ranks. Returns them in rank order. Collective over the world.
@@ -230,13 +306,15 @@ impl<'a> Together<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::worst;
+    use super::{Kind, worst};
 
     #[test]
-    fn a_lasting_problem_is_reported_before_damage_and_the_first_of_each() {
+    fn the_worst_kind_of_problem_is_reported_and_the_first_of_it() {
+        let codes = [Kind::Damage, Kind::Removed, Kind::Lasting].map(Kind::code);
+        assert!(codes.is_sorted() && codes.map(|code| Kind::of_code(code).code()) == codes);
         assert_eq!(worst(&[0, 0]), None);
         assert_eq!(worst(&[0, 1, 1]), Some((1, 1)));
         assert_eq!(worst(&[1, 2, 2]), Some((1, 2)));
-        assert_eq!(worst(&[2, 1]), Some((0, 2)));
+        assert_eq!(worst(&[3, 2, 1]), Some((0, 3)));
     }
 }

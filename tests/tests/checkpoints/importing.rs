@@ -202,8 +202,39 @@ fn a_parameter_that_is_missing_on_some_ranks_only_is_refused() {
         named.naming(move |name| if rank == 1 { format!("{name}!") } else { name.into() })
     };
     let told = refused(folder.path(), &from);
-    let expected = "on rank 1: other parameters are missing in its folder than on rank 0";
-    assert!(told.contains(expected), "{told}");
+    let expected = "the content of a folder differs between ranks: rank 1 has no tensor for `first.weight` in ";
+    assert!(told.starts_with(expected), "{told}");
+    assert!(told.contains(", rank 0 has tensor `first.weight` for `first.weight` in "), "{told}");
+}
+
+/// Values between the samples that the ranks compare at first.
+#[test]
+fn replicas_whose_folders_differ_in_a_bit_are_named() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let wide = || ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [2000])));
+    for folder in &folders {
+        let store = folder.path().join("store");
+        on_ranks(1, |world| {
+            let options = ModelOptions::on(mesh(1, 1));
+            let model = ShardedModel::new(world, wide(), options, springs::initial)?;
+            let training = Training::of(model);
+            training.save(&mut training.checkpoints(&store)?)
+        });
+        let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
+        let to = folder.path().join("model");
+        export((&generation, &Disk), &to, Weights::Trained, u64::MAX).expect("exported");
+    }
+    let file = folders[1].path().join("model").join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("a file");
+    let at = bytes.len() - 2000;
+    bytes[at] ^= 1;
+    std::fs::write(&file, bytes).expect("written");
+    let told = common_error(outcomes(2, |world| {
+        let from = Import::of(&folders[world.rank().index()].path().join("model"));
+        ShardedModel::import(world, wide(), ModelOptions::on(mesh(2, 1)), &from).map(drop)
+    }));
+    let told = told.to_string();
+    assert!(told.starts_with("the initial value of a shard differs between ranks: "), "{told}");
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`, `half_updated`; `faulty` (a file system with a fault),
 //! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `trainable` (checkpoints without frozen parameters).
+//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `apart` (ranks whose folders differ),
+//! `trainable` (checkpoints without frozen parameters).
 
+mod apart;
 mod background;
 mod broken;
 mod crashes;

@@ -250,7 +250,7 @@ fn replicas_compare_their_bits() {
     };
     assert!(made(1.0 + f32::EPSILON).into_iter().all(|made| made.is_ok()));
     let told = common_error(made(1.01)).to_string();
-    assert!(told.contains("the initial value of a shard differs"), "{told}");
+    assert!(told.contains("the initial value of a parameter differs"), "{told}");
 }
 
 #[test]

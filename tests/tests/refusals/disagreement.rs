@@ -119,10 +119,27 @@ fn replicas_that_start_from_different_values_are_named() {
     }));
     let message = error.to_string();
     assert!(
-        message.starts_with("the initial value of a shard differs between ranks: rank 3 has"),
+        message.starts_with("the initial value of a parameter differs between ranks: rank 3 has `"),
         "{message}"
     );
-    assert!(message.contains("rank 1 has"), "rank 1 holds the same shard: {message}");
+    assert!(message.contains(", rank 0 has `"), "{message}");
+}
+
+/// No two of the ranks hold the same shard: the model would have parts of two.
+#[test]
+fn ranks_of_a_shard_group_that_start_from_different_values_are_named() {
+    let error = common_error(outcomes(3, |world| {
+        let rank = world.rank().index();
+        ShardedModel::new(world, three_units(), ModelOptions::on(mesh(1, 3)), |param| {
+            let mut values = springs::initial(param);
+            values[0] += if rank == 1 && param.name == "second.bias" { 0.125 } else { 0.0 };
+            values
+        })
+    }));
+    let message = error.to_string();
+    let expected = "the initial value of a parameter differs between ranks: rank 1 has `second.bias` with digest 0x";
+    assert!(message.starts_with(expected), "{message}");
+    assert!(message.contains(", rank 0 has `second.bias` with digest 0x"), "{message}");
 }
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {

@@ -309,8 +309,10 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
     let telling = world.clone();
     let imported = ShardedModel::import(world, spec, options, &import);
     let Imported { model, left_over, .. } = imported.map_err(|error| match error {
-        // The folder cannot be read, or is of another model.
-        hsdp::Error::Checkpoint { .. } => told_once(&telling, error.to_string()),
+        // The folder cannot be read, or is of another model, or those of two ranks differ.
+        hsdp::Error::Checkpoint { .. } | hsdp::Error::Disagreement { .. } => {
+            told_once(&telling, error.to_string())
+        }
         error => error.into(),
     })?;
     if !left_over.is_empty() && model.rank().index() == 0 {
