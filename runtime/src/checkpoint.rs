@@ -33,8 +33,10 @@
 //! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
 //! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
-//! goes on); `import` (folders that other programs wrote).
+//! goes on); `import` (folders that other programs wrote); `access` (openings for reading alone, and the removal of later checkpoints),
+//! `weights` (loads of parameters alone).
 
+mod access;
 mod background;
 mod checkpointed;
 mod differences;
@@ -48,6 +50,7 @@ mod portions;
 mod save;
 mod snapshot;
 mod together;
+mod weights;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -62,11 +65,13 @@ use hsdp_sharding::{Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
+pub(crate) use optimizer::ONE_OF_EACH_KIND;
 use parking_lot::Mutex;
 pub use save::Saved;
 pub use together::Problem;
 use together::{Failed, Together};
 
+use self::access::Access;
 use self::background::InFlight;
 use self::optimizer::check_optimizer;
 use self::snapshot::Snapshot;
@@ -81,7 +86,7 @@ use crate::model::{ModelId, ShardedModel};
 /// The next call after a save in the background has failed returns its error, whichever call it is, and does nothing else: a save
 /// is not begun, nothing is loaded. Call it again. Each error is returned once, by the same call on all ranks.
 ///
-/// No other job can write to the directory while this value exists. If it is dropped during a save in the background, the directory
+/// No other job can write to the directory while this value exists, unless it was opened by [`read_only`](Self::read_only). If it is dropped during a save in the background, the directory
 /// stays locked until that save has ended, and a warning says that the save is given up.
 #[derive(Debug)]
 pub struct Checkpoints {
@@ -99,6 +104,7 @@ pub struct Checkpoints {
     content: Content,
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
     frozen: Option<(ModelId, u64, u64)>,
+    access: Access,
 }
 
 /// The parameters that checkpoints have.
@@ -146,24 +152,55 @@ impl Default for CheckpointOptions {
 impl Checkpoints {
     /// Takes the lease on a directory, creates the directory if needed, and removes files that a crash has left behind.
     ///
+    /// While these checkpoints exist, an update of the model by two optimizers of one kind is refused: no checkpoint could keep the
+    /// state of both.
+    ///
     /// Collective over the model's world.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
-    /// [`Content`]; [`Error::Options`] if a
+    /// [`Content`] or open it in another way; [`Error::Options`] if a
     /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
+        Self::opened(model, (directory, options), Access::of_writer(model))
+    }
+
+    /// Opens a directory for loading alone: from a folder that cannot be written, or beside the job that writes there. Takes no lease,
+    /// and creates and removes nothing; `keep` and `holder` have no effect. Saves are refused.
+    ///
+    /// If the job that writes removes a checkpoint while it is loaded, [`load_latest`](Self::load_latest) begins again with the newest
+    /// one, and [`load`](Self::load) says so in its error. A directory that does not exist has no checkpoints.
+    ///
+    /// Collective over the model's world.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), but for those of the lease.
+    pub fn read_only(
+        model: &ShardedModel,
+        directory: &Path,
+        options: CheckpointOptions,
+    ) -> Result<Self, Error> {
+        Self::opened(model, (directory, options), Access::Read)
+    }
+
+    fn opened(
+        model: &ShardedModel,
+        (directory, options): (&Path, CheckpointOptions),
+        access: Access,
+    ) -> Result<Self, Error> {
         let CheckpointOptions { keep, holder, files, content } = options;
         let store = Store::new(directory, files).keeping(keep);
         let fabric = &model.engine.fabric;
         check_names(model)?;
         let together = Together::new(fabric, ("opening checkpoints", model.committed_steps()));
-        let is_first = fabric.rank().index() == 0;
-        let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
+        access::compare(together, &access)?;
+        let takes_lease = access.is_writer() && together.is_first();
+        let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
+        let lease = together.run(|| lease().map_err(access::refused))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
         check_content(together, content)?;
         Ok(Self {
@@ -175,6 +212,7 @@ impl Checkpoints {
             snapshot: Snapshot::default(),
             content,
             frozen: None,
+            access,
         })
     }
 

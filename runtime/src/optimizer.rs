@@ -84,6 +84,11 @@ pub trait Optimizer {
         false
     }
 
+    /// The kind, such as `adamw`, of an optimizer that checkpoints can keep.
+    fn kind(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Checks options, and makes the state of the parameters that this optimizer updates, before anything changes. Not collective.
     ///
     /// Writes a line for each option into `lines`, with its value. The ranks compare the lines when the next step begins, before a
@@ -131,6 +136,10 @@ impl<O: Optimizer + ?Sized> Optimizer for &mut O {
 
     fn is_collective(&self) -> bool {
         (**self).is_collective()
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        (**self).kind()
     }
 
     fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {

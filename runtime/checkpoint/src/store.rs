@@ -86,10 +86,10 @@ impl Store {
             return Err(Error::NoSuchStep { store: self.root.clone(), step, has });
         }
         match self.open_listed(step) {
-            Err(error) if error.is_damage() => match self.steps()?.contains(&step) {
-                true => self.open_listed(step),
-                false => Err(Error::Removed { path: self.generation_path(step) }),
-            },
+            Err(error) if error.is_damage() && !self.steps()?.contains(&step) => {
+                Err(Error::Removed { path: self.generation_path(step) })
+            }
+            Err(error) if error.is_loss() => self.open_listed(step),
             opened => opened,
         }
     }

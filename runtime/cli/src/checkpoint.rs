@@ -79,8 +79,28 @@ fn open(directory: &Path, step: Option<u64>) -> Result<Generation, Box<dyn Error
     }
 }
 
+/// How often a command begins again with the newest checkpoint, because a running job has removed the one that it read.
+const MOST_TRIES: usize = 5;
+
 impl Which {
-    fn open(&self) -> Result<Generation, Box<dyn Error>> {
-        open(&self.directory, self.step)
+    /// Opens the checkpoint, and calls `act` with it. If a running job removes the newest one meanwhile, the then newest is taken.
+    fn read<T>(
+        &self,
+        mut act: impl FnMut(&Generation) -> Result<T, Box<dyn Error>>,
+    ) -> Result<T, Box<dyn Error>> {
+        let mut tries = 1;
+        loop {
+            match open(&self.directory, self.step).and_then(|generation| act(&generation)) {
+                Err(error) if self.step.is_none() && is_absence(&*error) && tries < MOST_TRIES => {
+                    tries += 1;
+                }
+                ended => return ended,
+            }
+        }
     }
+}
+
+/// Whether a checkpoint was removed while it was read.
+fn is_absence(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref().is_some_and(hsdp_checkpoint::Error::is_absence)
 }

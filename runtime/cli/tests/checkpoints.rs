@@ -5,6 +5,8 @@ mod program;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use hsdp_checkpoint::{Disk, Elements, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
 use program::{Said, hsdp};
@@ -230,6 +232,50 @@ fn diff_tells_what_differs() {
                     optimizer:exp_avg:w: 12 of 12 elements differ, by at most 1e1\n\
                     w: 12 of 12 elements differ, by at most 1e1\n";
     assert_eq!(text, expected);
+}
+
+/// A running job saves, and its retention removes what these commands read.
+#[test]
+fn a_running_job_that_removes_checkpoints_is_no_damage() {
+    let place = Place::new(&[1]);
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let store = Store::new(&place.path("run"), Arc::new(Disk));
+            let mut lease = store.lease("job").expect("free");
+            let values = vec![0.5_f32; 300_000];
+            for step in 2.. {
+                if has_ended.load(Ordering::Relaxed) {
+                    break;
+                }
+                let draft = lease.begin(step).expect("new");
+                let slice = Slice {
+                    tensor: "w",
+                    shape: &[300_000],
+                    offset: 0,
+                    values: Elements::F32(&values),
+                };
+                draft.place().write(Writer { index: 0, of: 1 }, &[slice]).expect("written");
+                draft.commit(Head::of_step(step), 1).expect("whole");
+            }
+        });
+        for number in 0..40 {
+            let export = format!("/model{number}");
+            let copy = format!("/copy{number}");
+            for arguments in [
+                &["verify", "/run"][..],
+                &["ls", "/run"],
+                &["export", "/run", &export],
+                &["reshard", "/run", &copy, "--files", "2"],
+            ] {
+                let (code, said, told) = place.checkpoint(arguments);
+                let is_well = code == Some(0);
+                has_ended.store(!is_well, Ordering::Relaxed);
+                assert!(is_well, "{arguments:?}: {said}{told}");
+            }
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -42,6 +42,7 @@ impl Checkpoints {
         optimizer: &O,
         user: &Value,
     ) -> Result<(), Error> {
+        self.check_writer(model, "saving")?;
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;

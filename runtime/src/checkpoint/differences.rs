@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use super::together::Problem;
@@ -24,12 +24,49 @@ pub(super) fn check<O: Checkpointed>(
     wanted: Content,
 ) -> Result<(), Problem> {
     let SavedState { fabric, generation, .. } = *saved;
-    let (manifest, path) = (generation.manifest(), generation.path().display());
+    let path = generation.path().display();
     let refused = |what: String| Err(Problem::lasting(what));
     let wrong = differences(saved, optimizer);
     if !wrong.is_empty() {
         return refused(format!("{path} is of another model: {}", wrong.join("; ")));
     }
+    check_frozen(fabric, generation, wanted)
+}
+
+/// Refuses a checkpoint whose parameters are not those of the model, whatever else it has.
+pub(super) fn check_weights(
+    fabric: &Fabric,
+    generation: &Generation,
+    wanted: Content,
+) -> Result<(), Problem> {
+    let manifest = generation.manifest();
+    let mut wrong = Vec::new();
+    let named = named(fabric, content_of(manifest), &[]);
+    for (name, shape) in &named {
+        match manifest.tensors.get(name) {
+            None => wrong.push(format!("`{name}` is missing")),
+            Some(tensor) if tensor.shape != *shape => {
+                wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
+            }
+            Some(_) => {}
+        }
+    }
+    let parameters = manifest.tensors.keys().filter(|name| !name.starts_with(STATE));
+    let expected: BTreeSet<&String> = named.iter().map(|(name, _)| name).collect();
+    let left_over = parameters.filter(|name| !expected.contains(name));
+    wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
+    if !wrong.is_empty() {
+        let path = generation.path().display();
+        let what = format!("{path} is of another model: {}", wrong.join("; "));
+        return Err(Problem::lasting(what));
+    }
+    check_frozen(fabric, generation, wanted)
+}
+
+/// Refuses a checkpoint without frozen parameters where all are `wanted`.
+fn check_frozen(fabric: &Fabric, generation: &Generation, wanted: Content) -> Result<(), Problem> {
+    let (manifest, path) = (generation.manifest(), generation.path().display());
+    let refused = |what: String| Err(Problem::lasting(what));
     let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
     let lacks = (content_of(manifest), wanted) == (Content::Trainable, Content::All);

@@ -27,6 +27,9 @@ pub struct Resumed {
     pub user: Value,
     /// The problems of newer checkpoints that were broken, one text for each.
     pub broken: Vec<String>,
+    /// The steps of later checkpoints, ascending, if the program has named the step. No save succeeds up to the last of them, unless
+    /// they are broken, or [`Checkpoints::discard_after`] removes them. Rank 0 logs a warning, too, if these checkpoints may save.
+    pub later: Vec<u64>,
 }
 
 /// The value for "no step" where ranks exchange a step.
@@ -66,7 +69,7 @@ impl Checkpoints {
     }
 
     /// Loads the newest intact checkpoint by `load_step`.
-    fn load_newest(
+    pub(super) fn load_newest(
         &mut self,
         model: &mut ShardedModel,
         mut load_step: impl FnMut(
@@ -103,7 +106,8 @@ impl Checkpoints {
         }
     }
 
-    /// Loads the checkpoint of `step` into the model and the optimizer.
+    /// Loads the checkpoint of `step` into the model and the optimizer. The result has the steps of [later](Resumed::later) checkpoints,
+    /// which keep this job from saving.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -116,8 +120,10 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Resumed, Error> {
         self.begin_load(model, optimizer)?;
+        let later = self.later_than(model, step)?;
         let loaded = self.load_step(model, optimizer, step)?;
-        loaded.map_err(|failed| loading(model, step).error(failed))
+        let loaded = loaded.map_err(|failed| loading(model, step).error(failed))?;
+        Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
     /// Waits for a save that is under way: without that it would depend on timing which checkpoint is the latest.
@@ -131,7 +137,7 @@ impl Checkpoints {
     }
 
     /// Keeps a broken generation from taking the place of a readable one in the next save.
-    fn note_broken(&self, step: u64, failed: &Failed) {
+    pub(super) fn note_broken(&self, step: u64, failed: &Failed) {
         if let (Some(lease), Kind::Damage) = (&self.lease, failed.problem.kind) {
             lease.lock().note_broken(step);
         }
@@ -167,7 +173,7 @@ impl Checkpoints {
     }
 
     /// Opens the generation of a step on all ranks, which compare what they have found.
-    fn open_step(
+    pub(super) fn open_step(
         &self,
         model: &ShardedModel,
         step: u64,
@@ -216,11 +222,11 @@ impl Checkpoints {
         };
         *optimizer = restored;
         take(model, parameters, (step, training));
-        Ok(Ok(Resumed { step, user, broken: Vec::new() }))
+        Ok(Ok(Resumed { step, user, broken: Vec::new(), later: Vec::new() }))
     }
 
     /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
-    fn compare_frozen(
+    pub(super) fn compare_frozen(
         &mut self,
         model: &ShardedModel,
         step: u64,
@@ -239,7 +245,7 @@ impl Checkpoints {
     }
 }
 
-fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
+pub(super) fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
     Together::new(&model.engine.fabric, ("loading", step))
 }
 
@@ -261,14 +267,7 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
     let Training { loss_scale, weight_hint } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
-    match parameters {
-        Parameters::All(shards) => state.shards = shards,
-        Parameters::Trained(units) => {
-            for (shard, trained) in state.shards.iter_mut().zip(units) {
-                shard.set_trained(&trained);
-            }
-        }
-    }
+    parameters.put(&mut state.shards);
     (state.next_step, state.committed) = (step, step);
     state.loads += 1;
     // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
@@ -285,15 +284,27 @@ struct Read {
 }
 
 /// The parameters that were read, by unit.
-enum Parameters {
+pub(super) enum Parameters {
     All(Vec<Shard>),
     /// The trained elements of this rank's shards, in f32. They take the place of the present ones, and frozen parameters stay.
     Trained(Vec<Vec<f32>>),
 }
 
 impl Parameters {
+    /// Replaces those of a model.
+    pub(super) fn put(self, into: &mut Vec<Shard>) {
+        match self {
+            Self::All(shards) => *into = shards,
+            Self::Trained(units) => {
+                for (shard, trained) in into.iter_mut().zip(units) {
+                    shard.set_trained(&trained);
+                }
+            }
+        }
+    }
+
     /// The same, where the model has nothing left to do that can fail: on a device, new shards.
-    fn placed(self, model: &ShardedModel) -> Result<Self, Error> {
+    pub(super) fn placed(self, model: &ShardedModel) -> Result<Self, Error> {
         let fabric = &model.engine.fabric;
         let Self::Trained(units) = self else { return Ok(self) };
         if fabric.device.is_none() {
@@ -312,27 +323,40 @@ impl Parameters {
 fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
     let SavedState { fabric, generation, .. } = *saved;
     let Manifest { frozen_digest, training, user, .. } = generation.manifest();
-    let parameters = match differences::content_of(generation.manifest()) {
-        Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
-            for Portion { name, offset, range, .. } in portions {
-                generation.read(name, *offset, &mut parameters[range.clone()])?;
-            }
-            Ok(())
-        })?),
-        Content::Trainable => Parameters::Trained(trained(fabric, generation)?),
-    };
+    let parameters = parameters_of(fabric, generation, str::to_owned)?;
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
     Ok(Read { parameters, frozen_digest, training, user })
 }
 
+/// The parameters of a checkpoint. `source` maps the name of a parameter to that of the tensor with its values.
+pub(super) fn parameters_of(
+    fabric: &Fabric,
+    generation: &Generation,
+    source: impl Fn(&str) -> String,
+) -> Result<Parameters, Problem> {
+    Ok(match differences::content_of(generation.manifest()) {
+        Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
+            for Portion { name, offset, range, .. } in portions {
+                generation.read(&source(name), *offset, &mut parameters[range.clone()])?;
+            }
+            Ok(())
+        })?),
+        Content::Trainable => Parameters::Trained(trained(fabric, generation, source)?),
+    })
+}
+
 /// The trained elements of this rank's shards, by unit.
-fn trained(fabric: &Fabric, generation: &Generation) -> Result<Vec<Vec<f32>>, Problem> {
+fn trained(
+    fabric: &Fabric,
+    generation: &Generation,
+    source: impl Fn(&str) -> String,
+) -> Result<Vec<Vec<f32>>, Problem> {
     let zeros = |layout: &Arc<UnitLayout>| zeros(layout.trainable().shard_len);
     let mut units = fabric.plan.layouts().iter().map(zeros).collect::<Result<Vec<_>, _>>()?;
     let portions = portions::of_rank(fabric).into_iter();
     for portion in portions.filter(|it| it.role == Role::Trainable) {
         let elements = &mut units[portion.unit.index()][portion.range];
-        generation.read(&portion.name, portion.offset, elements)?;
+        generation.read(&source(&portion.name), portion.offset, elements)?;
     }
     Ok(units)
 }

@@ -10,6 +10,10 @@ use super::pair::AND;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
+/// Why an update by two optimizers of one kind has no checkpoint.
+pub(crate) const ONE_OF_EACH_KIND: &str =
+    "a checkpoint keeps the state of one of each kind, which may have groups";
+
 /// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all trainable parameters.
 ///
 /// # Errors
@@ -33,9 +37,7 @@ fn twice<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String>
     let kind = optimizer.head(model.plan().spec()).kind;
     let mut kinds = BTreeSet::new();
     let twice = kind.split(AND).find(|kind| !kinds.insert(*kind))?;
-    Some(format!(
-        "two optimizers are {twice}: a checkpoint keeps the state of one of each kind, which may have groups"
-    ))
+    Some(format!("two optimizers are {twice}: {ONE_OF_EACH_KIND}"))
 }
 
 fn unclear<O: Checkpointed>(optimizer: &O) -> Option<String> {

@@ -45,7 +45,8 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
     /// differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a step, while its gradients exist, inside
-    /// [`ShardedModel::with_shards`], or if the optimizer was made for another model. [`Error::Disagreement`] if ranks have updated the last step with
+    /// [`ShardedModel::with_shards`], if the optimizer was made for another model, or if these checkpoints were opened by
+    /// [`read_only`](Self::read_only). [`Error::Disagreement`] if ranks have updated the last step with
     /// different options. [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
@@ -53,6 +54,7 @@ impl Checkpoints {
         optimizer: &O,
         user: &Value,
     ) -> Result<Saved, Error> {
+        self.check_writer(model, "saving")?;
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;

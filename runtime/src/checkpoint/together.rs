@@ -292,6 +292,16 @@ impl<'a> Together<'a> {
         Ok(self.fabric.control.exchange(self.tag(), mine, words)?)
     }
 
+    /// A list of numbers that rank 0 has. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn list_of_first(&self, mine: &[u64]) -> Result<Vec<u64>, Error> {
+        let mine = mine.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+        let list = self.fabric.control.text_of(self.tag(), Rank::new(0), &mine)?;
+        Ok(list.split_whitespace().filter_map(|number| number.parse().ok()).collect())
+    }
+
     /// Whether this is rank 0, which logs the results that all ranks have alike.
     pub(super) fn is_first(&self) -> bool {
         self.fabric.rank().index() == 0

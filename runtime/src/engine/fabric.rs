@@ -42,6 +42,8 @@ pub(crate) struct Fabric {
     pub(crate) export: Group,
     pub(crate) events: Events,
     pub(crate) unused: UnusedReports,
+    /// Checkpoints of this model that may save have a handle each.
+    pub(crate) checkpoint_writers: Arc<()>,
     /// The source of the reductions' buffers.
     pub(crate) kept: Arc<Kept>,
     /// The source of the gathers' buffers.
@@ -79,6 +81,7 @@ impl Fabric {
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
             unused: UnusedReports::default(),
+            checkpoint_writers: Arc::default(),
             kept: Arc::default(),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
@@ -148,6 +151,11 @@ impl Fabric {
         let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
         let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
+    }
+
+    /// Whether there are checkpoints of this model that may save.
+    pub(crate) fn is_saved(&self) -> bool {
+        Arc::strong_count(&self.checkpoint_writers) > 1
     }
 
     /// Whether gradients of a step still exist: each of them has a handle to `kept`, to which its buffers go back.

@@ -88,6 +88,10 @@ impl<O: OptimizerOptions> Optimizer for Grouped<O> {
         self.method.traits().is_collective
     }
 
+    fn kind(&self) -> Option<&'static str> {
+        Some(self.method.kind())
+    }
+
     fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
         updating.check_owner(&self.model)?;
         self.groups.check()?;

@@ -6,6 +6,7 @@ use hsdp_comm::World;
 use hsdp_kernels::{FusedUpdate, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
+use crate::checkpoint::ONE_OF_EACH_KIND;
 use crate::engine::State;
 use crate::engine::fabric::Fabric;
 use crate::engine::joint;
@@ -35,7 +36,8 @@ impl ShardedModel {
     ///
     /// # Errors
     /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no optimizer selects, or more than one;
-    /// [`Error::Misuse`] for a [measured](Gradients::measured) update on a device; those of [`Gradients::check_model`], of
+    /// [`Error::Misuse`] for a [measured](Gradients::measured) update on a device, and for two optimizers of one kind while
+    /// [checkpoints](crate::checkpoint::Checkpoints::open) of the model are open; those of [`Gradients::check_model`], of
     /// [`Optimizer::check`](crate::Optimizer::check) and of [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error)
     /// if the model lies on a device that fails: some units are updated then, and others are not.
     pub fn update_by<const N: usize>(
@@ -132,6 +134,7 @@ impl<'a> Pass<'a> {
         let waiting = waiting(self.fabric, optimizers);
         let prepare = || {
             self.check_measured()?;
+            self.check_kinds(optimizers)?;
             self.assignment.write(optimizers.len(), &mut lines);
             for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
                 optimizer.check(&self.updating(shards, index), &mut lines)?;
@@ -147,6 +150,21 @@ impl<'a> Pass<'a> {
             Ok(lines)
         };
         jointly((waiting, self.gradients.step), prepare)
+    }
+
+    /// Refuses two optimizers of one kind while the model has checkpoints that may save: they could not.
+    fn check_kinds(self, optimizers: &[Selected<'_>]) -> Result<(), Error> {
+        let mut kinds = optimizers.iter().enumerate();
+        let twice = kinds.find_map(|(index, (optimizer, _))| {
+            let kind = optimizer.kind()?;
+            let is_same = |(other, _): &Selected<'_>| other.kind() == Some(kind);
+            optimizers[..index].iter().any(is_same).then_some(kind)
+        });
+        let Some(kind) = twice.filter(|_| self.fabric.is_saved()) else { return Ok(()) };
+        let what = format!(
+            "two optimizers of the update are {kind}, and checkpoints of the model are open: {ONE_OF_EACH_KIND}"
+        );
+        Err(self.fabric.misuse("optimizer step", self.gradients.step, what))
     }
 
     fn check_measured(self) -> Result<(), Error> {

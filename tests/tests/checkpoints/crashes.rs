@@ -125,6 +125,52 @@ fn row_39_so_does_a_loss_of_power_at_any_operation() {
     assert_eq!(sweep((Fault::Dies, Loss::Entries)), ended);
 }
 
+/// Four generations, of which the last two are discarded by a process that ends at its `at`-th operation; whether it had so many.
+fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (root, graveyard) = (folder.path().join("store"), folder.path().join("graves"));
+    fs::create_dir(&graveyard).expect("a folder");
+    let what = format!("{fault:?} at operation {at}, {loss:?} is lost");
+    {
+        let mut lease = store(&root, Disk).keeping(9).lease("before").expect("free");
+        (1..=4).for_each(|step| drop(save(&mut lease, step).expect("saved")));
+    }
+    let faulty = Faulty::new(&graveyard, (fault, at));
+    let lease = store(&root, faulty.clone()).keeping(9).lease("ends");
+    let discarded = lease.and_then(|mut lease| lease.discard_after(2));
+    faulty.lose(loss);
+    let steps = store(&root, Disk).steps().expect("listed");
+    let is_oldest = (2..=4).any(|last| steps.iter().copied().eq(1..=last));
+    assert!(is_oldest, "{what}: {steps:?} is left");
+    assert_eq!(newest(&root), steps[steps.len() - 1], "{what}");
+    let latest = root.join("latest").join("manifest.json");
+    assert!(latest.exists(), "{what}: the link points to a generation that is there");
+    match discarded {
+        Ok(discarded) => assert_eq!((&*discarded, &*steps), (&[3, 4][..], &[1, 2][..]), "{what}"),
+        Err(error) => assert!(faulty.has_come(), "{what}: {error}"),
+    }
+    // The next job does it again, and goes on.
+    let mut lease = store(&root, Disk).keeping(9).lease("after").expect("free");
+    lease.discard_after(2).expect("discarded");
+    assert!(save(&mut lease, 3).expect("saved").is_empty(), "{what}");
+    assert_eq!(store(&root, Disk).steps().expect("listed"), [1, 2, 3], "{what}");
+    assert_eq!((newest(&root), hidden(&root)), (3, Vec::new()), "{what}");
+    faulty.has_come()
+}
+
+#[test]
+fn later_generations_are_discarded_as_a_whole_or_again_by_the_next_job() {
+    for how in [
+        (Fault::Fails, Loss::Nothing),
+        (Fault::Dies, Loss::Nothing),
+        (Fault::Dies, Loss::Contents),
+        (Fault::Dies, Loss::Entries),
+    ] {
+        let operations = (0..).take_while(|at| discard_until(*at, how)).count();
+        assert!(operations > 8, "{operations} operations: the fault did not come");
+    }
+}
+
 #[test]
 fn power_that_goes_when_all_is_done_takes_nothing() {
     for loss in [Loss::Contents, Loss::Entries] {

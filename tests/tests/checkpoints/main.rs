@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`, `half_updated`; `faulty` (a file system with a fault),
 //! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `apart` (ranks whose folders differ),
+//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `apart` (ranks whose folders differ), `reading` (alone; and going back),
 //! `trainable` (checkpoints without frozen parameters).
 
 mod apart;
@@ -15,6 +15,7 @@ mod half_updated;
 mod hooked;
 mod importing;
 mod meshes;
+mod reading;
 mod refused;
 mod reported;
 mod resuming;

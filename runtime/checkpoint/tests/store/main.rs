@@ -1,11 +1,12 @@
 //! The guarantees that a store gives its users.
 //!
-//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular).
+//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular), `removed` (while they are read).
 //! `tests/bounds.rs` (sizes, memory) uses it, too.
 
 mod fixture;
 mod formats;
 mod links;
+mod removed;
 mod retention;
 
 use std::fs::{self, OpenOptions};

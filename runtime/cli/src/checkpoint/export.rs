@@ -31,12 +31,13 @@ pub(crate) struct Options {
 
 /// Writes the folder.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let generation = options.which.open()?;
     let most = options.file_size.saturating_mul(1_000_000);
     let weights = if options.average { Weights::Average } else { Weights::Trained };
-    let Exported { files, tensors, bytes } =
-        export((&generation, &Disk), &options.out, weights, most)?;
-    let (step, out) = (generation.manifest().step, options.out.display());
+    let (step, exported) = options.which.read(|generation| {
+        let exported = export((generation, &Disk), &options.out, weights, most)?;
+        Ok((generation.manifest().step, exported))
+    })?;
+    let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());
     print(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
     ))?;

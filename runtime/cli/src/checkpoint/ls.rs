@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE};
+use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE, Store};
 use hsdp_program::print;
 use serde_json::{Value, json};
 
-use super::{Format, store};
+use super::{Format, MOST_TRIES, store};
 use crate::outcome::Outcome;
 
 /// The options of `hsdp checkpoint ls`.
@@ -24,21 +24,35 @@ pub(crate) struct Options {
     format: Format,
 }
 
-/// Lists all checkpoints. The outcome is `Wrong` if the manifest or the file sizes of one are broken, or a newer version of this
+/// Lists all checkpoints, but for those that a running job removes meanwhile. The outcome is `Wrong` if the manifest or the file sizes of one are broken, or a newer version of this
 /// program wrote one.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
-    let steps = store.steps()?;
-    if steps.is_empty() {
+    let rows = rows(&store)?;
+    if rows.is_empty() {
         return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
     }
-    let rows: Vec<Row> = steps.into_iter().map(|step| (step, store.open(step))).collect();
     match options.format {
         Format::Text => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
         Format::Json => print(Value::Array(rows.iter().map(in_json).collect()))?,
     }
     let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
+}
+
+/// The checkpoints that are there. A running job that has removed all that were listed has saved others.
+fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
+    let mut rows = Vec::new();
+    for _ in 0..MOST_TRIES {
+        let steps = store.steps()?;
+        let is_empty = steps.is_empty();
+        rows = steps.into_iter().map(|step| (step, store.open(step))).collect();
+        rows.retain(|(_, opened)| !opened.as_ref().is_err_and(Unread::is_absence));
+        if is_empty || !rows.is_empty() {
+            break;
+        }
+    }
+    Ok(rows)
 }
 
 /// A step, and its checkpoint.

@@ -27,13 +27,16 @@ pub(crate) struct Options {
 
 /// Writes the copy, one file after the other. It holds the content of one file in memory.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let generation = options.which.open()?;
+    options.which.read(|generation| copy(generation, options))
+}
+
+fn copy(generation: &Generation, options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let manifest = generation.manifest();
     let count = usize::from(options.files);
     let mut lease = store(&options.out).lease("hsdp checkpoint reshard")?;
     let draft = lease.begin(manifest.step)?;
     for index in 0..count {
-        if let Err(error) = write(&generation, draft.place(), Writer { index, of: count }) {
+        if let Err(error) = write(generation, draft.place(), Writer { index, of: count }) {
             draft.discard();
             return Err(error);
         }

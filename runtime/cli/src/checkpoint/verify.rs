@@ -21,7 +21,8 @@ pub(crate) struct Options {
     step: Option<u64>,
 }
 
-/// Prints a line for each intact checkpoint, and a line for each error.
+/// Prints a line for each intact checkpoint, a line for each error, and a line for each checkpoint that a running job has removed
+/// meanwhile, which is no damage.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;
@@ -32,9 +33,15 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     for step in steps {
         let wrong = match store.open(step) {
             Ok(generation) => generation.verify(),
-            Err(error @ hsdp_checkpoint::Error::NoSuchStep { .. }) => return Err(error.into()),
             Err(error) => vec![error],
         };
+        if wrong.iter().any(hsdp_checkpoint::Error::is_absence) {
+            match (options.step, wrong.into_iter().next()) {
+                (Some(_), Some(absence)) => return Err(absence.into()),
+                _ => print(format_args!("step {step}: removed meanwhile"))?,
+            }
+            continue;
+        }
         if wrong.is_empty() {
             print(format_args!("step {step}: intact"))?;
         }

@@ -1,0 +1,161 @@
+//! What an opening of checkpoints may do: all, or read alone; and the removal of later checkpoints.
+
+use std::sync::Arc;
+
+use hsdp_checkpoint::Error as StoreError;
+use hsdp_sharding::Rank;
+
+use super::together::{Failed, Problem, Together};
+use super::{Checkpoints, Resumed};
+use crate::comparison;
+use crate::engine::joint;
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// What an opening of checkpoints may do.
+#[derive(Debug)]
+pub(super) enum Access {
+    /// Load, save and remove. The model knows by the handle that its checkpoints are saved.
+    Write(#[expect(dead_code, reason = "it is counted")] Arc<()>),
+    /// Load.
+    Read,
+}
+
+impl Access {
+    pub(super) fn of_writer(model: &ShardedModel) -> Self {
+        Self::Write(Arc::clone(&model.engine.fabric.checkpoint_writers))
+    }
+
+    pub(super) fn is_writer(&self) -> bool {
+        matches!(self, Self::Write(_))
+    }
+}
+
+/// # Errors
+/// [`Error::Checkpoint`] if only some ranks may write.
+pub(super) fn compare(together: Together<'_>, access: &Access) -> Result<(), Error> {
+    let said = together.tell([u64::from(access.is_writer())])?;
+    let said: Vec<u64> = said.into_iter().map(|[access]| access).collect();
+    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
+    let [here, there] = [rank, other].map(|rank| match said[rank] {
+        0 => "for reading alone",
+        _ => "to save",
+    });
+    let what = format!("the checkpoints are opened {here}, and on rank {other} {there}");
+    Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
+}
+
+/// The problem of a lease that was refused, with another way to load.
+pub(super) fn refused(error: StoreError) -> Problem {
+    let is_for_readers = match &error {
+        StoreError::Leased { .. } => true,
+        StoreError::Io { source, .. } => matches!(
+            source.kind(),
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+        ),
+        _ => false,
+    };
+    let problem = Problem::from(error);
+    match is_for_readers {
+        true => Problem::lasting(format!(
+            "{}; `Checkpoints::read_only` loads without the right to write",
+            problem.what
+        )),
+        false => problem,
+    }
+}
+
+impl Checkpoints {
+    /// Removes the checkpoints of all later steps than `step`, and returns their steps: a run that has gone back to an earlier checkpoint
+    /// cannot save before the last of these otherwise. The checkpoint of `step` must be there. If the program ends meanwhile, the
+    /// checkpoints that are left are whole, and the same call removes the rest. The call waits for a save in the background that is
+    /// under way.
+    ///
+    /// ```
+    /// use hsdp::checkpoint::Checkpoints;
+    /// use hsdp::prelude::*;
+    ///
+    /// /// Goes back to an earlier checkpoint, and gives the later ones up.
+    /// fn go_back(
+    ///     checkpoints: &mut Checkpoints,
+    ///     model: &mut ShardedModel,
+    ///     adamw: &mut AdamW,
+    ///     step: u64,
+    /// ) -> Result<(), hsdp::Error> {
+    ///     let resumed = checkpoints.load(model, adamw, step)?;
+    ///     if !resumed.later.is_empty() {
+    ///         checkpoints.discard_after(model, step)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// Collective over the model's world. `step` is the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] on all ranks if there is no checkpoint of `step` that can be opened, or ranks have given different steps:
+    /// then nothing is removed; and if rank 0 cannot remove one. [`Error::Misuse`] if the checkpoints were opened by
+    /// [`read_only`](Self::read_only). The errors of an earlier save and of the communication, as for [`save`](Self::save).
+    pub fn discard_after(&mut self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
+        let operation = "discarding checkpoints";
+        self.check_writer(model, operation)?;
+        self.settle(model)?;
+        let together = Together::new(&model.engine.fabric, (operation, model.committed_steps()));
+        let said = together.tell([step])?;
+        let said: Vec<u64> = said.into_iter().map(|[step]| step).collect();
+        if let Some([rank, other]) = comparison::odd_one(&said) {
+            let (here, there) = (said[rank], said[other]);
+            let what =
+                format!("those after step {here} here, and after step {there} on rank {other}");
+            return Err(
+                together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) })
+            );
+        }
+        let lease = &self.lease;
+        let discard = || lease.as_ref().map(|lease| lease.lock().discard_after(step)).transpose();
+        let discarded = together.run(|| Ok(discard()?))?.unwrap_or_default();
+        self.made = self.made.take().filter(|made| made.identity.step <= step);
+        together.list_of_first(&discarded)
+    }
+
+    /// # Errors
+    /// [`Error::Misuse`] on all ranks if these checkpoints were opened for reading alone.
+    pub(super) fn check_writer(
+        &self,
+        model: &ShardedModel,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        joint::run(model.world(), model.committed_steps(), || {
+            if self.access.is_writer() {
+                return Ok(());
+            }
+            let what = "these checkpoints were opened by `Checkpoints::read_only`: open them by `Checkpoints::open`, which takes the right to write";
+            Err(model.engine.fabric.misuse(operation, model.committed_steps(), what.to_owned()))
+        })
+    }
+
+    /// The steps of checkpoints that are later than `step`, as rank 0 sees them. Collective.
+    pub(super) fn later_than(&self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
+        let together = Together::new(&model.engine.fabric, ("loading", step));
+        let steps = together.run(|| {
+            let steps = if together.is_first() { self.store.steps()? } else { Vec::new() };
+            Ok(steps.into_iter().filter(|it| *it > step).collect::<Vec<_>>())
+        })?;
+        together.list_of_first(&steps)
+    }
+
+    /// Warns on rank 0 that later checkpoints keep this job from saving.
+    pub(super) fn told_of_later(&self, model: &ShardedModel, loaded: Resumed) -> Resumed {
+        if let (true, 0, Some(last)) =
+            (self.access.is_writer(), model.rank().index(), loaded.later.last())
+        {
+            tracing::warn!(
+                later = ?loaded.later,
+                "there are later checkpoints than that of step {}, which was loaded: no save succeeds up to step {last}, unless \
+                 `Checkpoints::discard_after` removes them",
+                loaded.step
+            );
+        }
+        loaded
+    }
+}

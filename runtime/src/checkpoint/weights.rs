@@ -1,0 +1,156 @@
+//! Loading of parameters alone: to evaluate them, or as the beginning of another run.
+
+use std::collections::BTreeMap;
+
+use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
+
+use super::load::{Parameters, loading, parameters_of};
+use super::together::{Failed, Problem};
+use super::{Checkpoints, Resumed, check_between_steps, differences};
+use crate::engine::joint;
+use crate::error::Error;
+use crate::model::ShardedModel;
+use crate::optimizer::Average;
+use crate::updated::Updated;
+
+impl Checkpoints {
+    /// Loads the parameters of the newest intact checkpoint into the model, as [`load_latest`](Self::load_latest) does, and nothing else:
+    /// the model keeps its number of steps and its loss scale, and optimizers keep their state. Make optimizers and averages after this call.
+    /// The checkpoint may be of any optimizer, or of none. With [`Weights::Average`], parameters that have a moving average get that.
+    ///
+    /// ```
+    /// use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights};
+    /// use hsdp::prelude::*;
+    /// use std::path::Path;
+    ///
+    /// /// Evaluates the newest checkpoint of a job that may be running.
+    /// fn evaluate(model: &mut ShardedModel, of_job: &Path) -> Result<Option<u64>, hsdp::Error> {
+    ///     let mut checkpoints =
+    ///         Checkpoints::read_only(model, of_job, CheckpointOptions::default())?;
+    ///     let loaded = checkpoints.load_latest_weights(model, Weights::Trained)?;
+    ///     Ok(loaded.map(|loaded| loaded.step))
+    /// }
+    /// # let folder = tempfile::tempdir().expect("a folder");
+    /// # let ends = hsdp::world(2, |world| -> Result<_, hsdp::Error> {
+    /// #     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [5, 3])));
+    /// #     let options = ModelOptions::on(Mesh::new(1, 2)?);
+    /// #     let mut model = ShardedModel::new(world, spec, options, |_| vec![0.5; 15])?;
+    /// #     assert_eq!(evaluate(&mut model, folder.path())?, None);
+    /// #     let adamw = AdamW::new(&model, AdamWOptions::default());
+    /// #     let with = CheckpointOptions::default();
+    /// #     let mut job = Checkpoints::open(&model, folder.path(), with)?;
+    /// #     job.save(&model, &adamw, &serde_json::json!({}))?;
+    /// #     assert_eq!(evaluate(&mut model, folder.path())?, Some(0));
+    /// #     Ok(())
+    /// # });
+    /// # ends.into_iter().collect::<Result<Vec<_>, _>>()?;
+    /// # Ok::<(), hsdp::Error>(())
+    /// ```
+    ///
+    /// Collective over the model's world, between steps.
+    ///
+    /// # Errors
+    /// As [`load_latest`](Self::load_latest), and [`Error::Checkpoint`] if averages are wanted and the checkpoint has none.
+    pub fn load_latest_weights(
+        &mut self,
+        model: &mut ShardedModel,
+        weights: Weights,
+    ) -> Result<Option<Resumed>, Error> {
+        self.begin_load_of_weights(model)?;
+        self.load_newest(model, |this, model, step| this.load_weights_of(model, weights, step))
+    }
+
+    /// Loads the parameters of the checkpoint of `step` into the model, and nothing else, as
+    /// [`load_latest_weights`](Self::load_latest_weights) does.
+    ///
+    /// Collective over the model's world, between steps.
+    ///
+    /// # Errors
+    /// As [`load_latest_weights`](Self::load_latest_weights), for this checkpoint alone.
+    pub fn load_weights(
+        &mut self,
+        model: &mut ShardedModel,
+        weights: Weights,
+        step: u64,
+    ) -> Result<Resumed, Error> {
+        self.begin_load_of_weights(model)?;
+        let later = self.later_than(model, step)?;
+        let loaded = self.load_weights_of(model, weights, step)?;
+        let loaded = loaded.map_err(|failed| loading(model, step).error(failed))?;
+        Ok(self.told_of_later(model, Resumed { later, ..loaded }))
+    }
+
+    fn begin_load_of_weights(&mut self, model: &ShardedModel) -> Result<(), Error> {
+        let between = || check_between_steps(model, "loading");
+        joint::run(model.world(), model.committed_steps(), between)?;
+        self.settle(model)
+    }
+
+    /// Reads on all ranks. If all succeed, the model takes the parameters.
+    fn load_weights_of(
+        &mut self,
+        model: &mut ShardedModel,
+        weights: Weights,
+        step: u64,
+    ) -> Result<Result<Resumed, Failed>, Error> {
+        let generation = match self.open_step(model, step)? {
+            Ok(generation) => generation,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let read = loading(model, step).attempt(|| {
+            let fabric = &model.engine.fabric;
+            differences::check_weights(fabric, &generation, self.content)?;
+            let averages = averages(&generation, weights)?;
+            let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
+            parameters_of(fabric, &generation, source)
+        });
+        let parameters = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
+            Ok(parameters) => parameters,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let saved = generation.manifest().frozen_digest;
+        if let Err(failed) = self.compare_frozen(model, step, saved)? {
+            return Ok(Err(failed));
+        }
+        let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
+        Ok(placed.map(|parameters| {
+            take(model, parameters);
+            let user = generation.manifest().user.clone();
+            Resumed { step, user, broken: Vec::new(), later: Vec::new() }
+        }))
+    }
+}
+
+/// The names of tensors with the averages of parameters, by parameter.
+fn averages(
+    generation: &Generation,
+    weights: Weights,
+) -> Result<BTreeMap<String, String>, Problem> {
+    if weights == Weights::Trained {
+        return Ok(BTreeMap::new());
+    }
+    let tensors = &generation.manifest().tensors;
+    let average = |(name, _): (&String, &TensorEntry)| {
+        let average = state_tensor(Average::KIND, name);
+        let is_there = !name.starts_with(STATE) && tensors.contains_key(&average);
+        is_there.then(|| (name.clone(), average))
+    };
+    let averages: BTreeMap<_, _> = tensors.iter().filter_map(average).collect();
+    if averages.is_empty() {
+        let path = generation.path().display();
+        let what = format!(
+            "{path} has no averages: none of its tensors is named `optimizer:ema:<parameter>`"
+        );
+        return Err(Problem::lasting(what));
+    }
+    Ok(averages)
+}
+
+/// Takes parameters alone: an earlier update of other parameters is over.
+fn take(model: &ShardedModel, parameters: Parameters) {
+    let mut state = model.engine.state();
+    parameters.put(&mut state.shards);
+    state.loads += 1;
+    (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
+    model.engine.fabric.kept.forgive();
+}

@@ -1,0 +1,392 @@
+//! Checkpoints that are opened for reading alone, parameters that are loaded alone, and a run that goes back to an earlier one.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights};
+use hsdp::{
+    AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel,
+    StepOptions,
+};
+use hsdp_checkpoint::{Disk, Files, Sink, Source};
+use hsdp_tests::support::slopes;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::warnings::Said;
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use serde_json::json;
+
+use super::training::{Training, cursor, spec};
+
+/// The disk, of which nothing can be written, and with something that happens before a file is opened.
+struct ReadOnly(Box<dyn Fn(&Path) + Send + Sync>);
+
+impl fmt::Debug for ReadOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadOnly")
+    }
+}
+
+fn refused<T>() -> io::Result<T> {
+    Err(io::Error::from(io::ErrorKind::ReadOnlyFilesystem))
+}
+
+impl Files for ReadOnly {
+    fn create_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn create(&self, _: &Path) -> io::Result<Box<dyn Sink>> {
+        refused()
+    }
+
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn remove(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+        (self.0)(path);
+        Disk.open(path)
+    }
+}
+
+fn read_only() -> CheckpointOptions {
+    let files = Arc::new(ReadOnly(Box::new(|_| {})));
+    CheckpointOptions { files, ..CheckpointOptions::default() }
+}
+
+fn options((replicate, shard): (usize, usize)) -> ModelOptions {
+    ModelOptions::on(mesh(replicate, shard))
+}
+
+/// Saves after each step up to `steps`, and keeps all.
+fn saved(folder: &Path, steps: u64) {
+    on_ranks(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        let with = CheckpointOptions { keep: 9, ..CheckpointOptions::default() };
+        let mut checkpoints = Checkpoints::open(&training.model, folder, with)?;
+        for _ in 0..steps {
+            training.train(1)?;
+            training.save(&mut checkpoints)?;
+        }
+        Ok(())
+    });
+}
+
+/// The names in a folder, with those in its folders.
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.is_symlink() {
+            names.extend(self::names(&path));
+        }
+        names.push(path);
+    }
+    names.sort();
+    names
+}
+
+#[test]
+fn a_job_is_read_while_it_runs_and_nothing_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
+        let store = folder.path().join(format!("{}x{}", mesh.0, mesh.1));
+        on_ranks(mesh.0 * mesh.1, |world| {
+            let mut job = Training::new(world.clone(), &options(mesh))?;
+            let mut checkpoints = job.checkpoints(&store)?;
+            job.train(2)?;
+            job.save(&mut checkpoints)?;
+            let mut other = Training::new(world, &options(mesh))?;
+            let told = other.checkpoints(&store).expect_err("the job has the lease").to_string();
+            assert!(told.ends_with("; `Checkpoints::read_only` loads without the right to write"));
+            let before = names(&store);
+            let mut reading = Checkpoints::read_only(&other.model, &store, read_only())?;
+            let resumed = reading.load_latest(&mut other.model, &mut other.optimizer)?;
+            assert_eq!(resumed.map(|it| (it.step, it.user)), Some((2, cursor(2))));
+            assert_eq!(other.bits()?, job.bits()?);
+            let saved = [
+                other.save(&mut reading).map(drop),
+                other.save_in_background(&mut reading),
+                reading.discard_after(&other.model, 2).map(drop),
+            ];
+            for (saved, operation) in saved.into_iter().zip(["saving", "saving", "discarding"]) {
+                let told = saved.expect_err("it may only read").to_string();
+                assert!(told.starts_with(operation), "{told}");
+                assert!(told.contains("were opened by `Checkpoints::read_only`"), "{told}");
+            }
+            assert_eq!(names(&store), before);
+            // Both go on.
+            assert_eq!(other.train(2)?, job.train(2)?);
+            job.save(&mut checkpoints).map(drop)
+        });
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_not_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let none = folder.path().join("none");
+    on_ranks(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut reading =
+            Checkpoints::read_only(&training.model, &none, CheckpointOptions::default())?;
+        let Training { model, optimizer } = &mut training;
+        assert_eq!(reading.load_latest(model, optimizer)?, None);
+        assert_eq!(reading.load_latest_weights(model, Weights::Trained)?, None);
+        assert_eq!(reading.poll(model)?, None);
+        assert_eq!(reading.finish(model)?, None);
+        Ok(())
+    });
+    assert!(!none.exists());
+}
+
+#[test]
+fn ranks_that_open_checkpoints_in_different_ways_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = common_error(outcomes(3, |world| {
+        let rank = world.rank().index();
+        let training = Training::new(world, &options((1, 3)))?;
+        match rank {
+            1 => Checkpoints::read_only(&training.model, folder.path(), read_only()),
+            _ => training.checkpoints(folder.path()),
+        }
+        .map(drop)
+    }));
+    let expected = "opening checkpoints at step 0, on rank 1: the checkpoints are opened for reading alone, and on rank 0 to save";
+    assert_eq!(told.to_string(), expected);
+}
+
+/// Of any mesh and any optimizer; the steps and the optimizer stay as they were.
+#[test]
+fn parameters_are_loaded_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path(), 3);
+    let expected = common(on_ranks(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        training.load_latest(folder.path())?;
+        training.model.full_parameters()
+    }));
+    for mesh in [(1, 1), (1, 3), (2, 1), (2, 2)] {
+        let loaded = on_ranks(mesh.0 * mesh.1, |world| {
+            let sgd = |model: &ShardedModel| Sgd::new(model, SgdOptions::default());
+            let mut training = Training::by(world, &options(mesh), sgd)?;
+            training.train(5)?;
+            let mut reading = Checkpoints::read_only(&training.model, folder.path(), read_only())?;
+            let resumed = reading.load_latest_weights(&mut training.model, Weights::Trained)?;
+            let resumed = resumed.expect("there is one");
+            assert_eq!((resumed.step, resumed.user, resumed.later), (3, cursor(3), vec![]));
+            assert_eq!(training.model.committed_steps(), 5);
+            let full = training.model.full_parameters()?;
+            let earlier = reading.load_weights(&mut training.model, Weights::Trained, 2)?;
+            assert_eq!((earlier.step, earlier.later), (2, vec![3]));
+            assert!(training.model.full_parameters()? != full);
+            training.train(1)?;
+            Ok(full)
+        });
+        assert!(common(loaded) == expected, "{mesh:?}");
+    }
+}
+
+#[test]
+fn averages_are_loaded_in_place_of_parameters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let averaged = common(on_ranks(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        training.save(&mut checkpoints)?;
+        let ema = Ema::new(&training.model, 0.5)?;
+        training.train(3)?;
+        let both = (training.optimizer, ema);
+        checkpoints.save(&training.model, &both, &json!(null))?;
+        let (_, ema) = both;
+        training.model.with_shards(&ema, |model| model.full_parameters())
+    }));
+    let loaded = on_ranks(3, |world| {
+        let mut training = Training::new(world, &options((1, 3)))?;
+        let mut reading = Checkpoints::read_only(&training.model, folder.path(), read_only())?;
+        let model = &mut training.model;
+        let told = reading.load_weights(model, Weights::Average, 0).expect_err("it has none");
+        let told = told.to_string();
+        assert!(told.starts_with("loading at step 0, on rank 0: "), "{told}");
+        assert!(told.contains("step-00000000 has no averages"), "{told}");
+        reading.load_latest_weights(model, Weights::Average)?.expect("there is one");
+        model.full_parameters()
+    });
+    assert!(common(loaded) == averaged);
+}
+
+#[test]
+fn parameters_of_another_model_are_refused_with_all_differences() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path(), 1);
+    let told = common_error(outcomes(2, |world| {
+        let unit = hsdp::Unit::new("u").param(Param::new("first.weight", [7, 13]));
+        let other = hsdp::ModelSpec::new().unit(unit.param(Param::new("new", [3])));
+        let mut model = ShardedModel::new(world, other, options((2, 1)), springs::initial)?;
+        let mut reading = Checkpoints::read_only(&model, folder.path(), read_only())?;
+        reading.load_latest_weights(&mut model, Weights::Trained).map(drop)
+    }));
+    let told = told.to_string();
+    for expected in [
+        "is of another model: `first.weight` has shape [13, 7], not [7, 13]; `new` is missing; ",
+        "`rows.weight` is a parameter that this model does not have",
+    ] {
+        assert!(told.contains(expected), "{told}");
+    }
+    assert!(!told.contains("optimizer"), "{told}");
+}
+
+/// The writer removes a generation when it is read for the first time, and has saved newer ones.
+fn removing(root: &Path, step: u64) -> CheckpointOptions {
+    let (root, has_removed) = (root.to_owned(), AtomicBool::new(false));
+    let path = root.join(format!("step-{step:08}"));
+    let act = move |opened: &Path| {
+        let is_file = opened.extension().is_some_and(|it| it == "safetensors");
+        if is_file && opened.parent() == Some(&path) && !has_removed.swap(true, Ordering::SeqCst) {
+            fs::rename(root.join("later"), root.join("step-00000003")).expect("saved");
+            fs::rename(&path, root.join(".deleted")).expect("removed");
+        }
+    };
+    let files = Arc::new(ReadOnly(Box::new(act)));
+    CheckpointOptions { files, ..CheckpointOptions::default() }
+}
+
+#[test]
+fn a_load_goes_on_with_the_newest_where_the_job_removes_the_one_that_is_read() {
+    for (mesh, weights_alone) in [((1, 2), false), ((2, 1), true), ((2, 2), false), ((3, 1), true)]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        saved(folder.path(), 3);
+        fs::rename(folder.path().join("step-00000003"), folder.path().join("later"))
+            .expect("not saved yet");
+        let with = removing(folder.path(), 2);
+        on_ranks(mesh.0 * mesh.1, |world| {
+            let mut training = Training::new(world, &options(mesh))?;
+            let mut reading = Checkpoints::read_only(&training.model, folder.path(), with.clone())?;
+            let Training { model, optimizer } = &mut training;
+            let resumed = match weights_alone {
+                true => reading.load_latest_weights(model, Weights::Trained)?,
+                false => reading.load_latest(model, optimizer)?,
+            };
+            assert_eq!(resumed.map(|it| (it.step, it.broken)), Some((3, Vec::new())));
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_load_of_a_step_that_the_job_removes_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path(), 3);
+    fs::rename(folder.path().join("step-00000003"), folder.path().join("later")).expect("hidden");
+    let with = removing(folder.path(), 2);
+    let told = common_error(outcomes(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut reading = Checkpoints::read_only(&training.model, folder.path(), with.clone())?;
+        let before = training.bits()?;
+        let loaded = reading.load(&mut training.model, &mut training.optimizer, 2);
+        assert_eq!(training.bits()?, before);
+        loaded
+    }));
+    let told = told.to_string();
+    assert!(told.starts_with("loading at step 2, on rank "), "{told}");
+    let expected = "step-00000002 was removed while it was read: the job that writes there keeps its newest checkpoints only";
+    assert!(told.ends_with(expected) || told.contains("has no generation of step 2"), "{told}");
+}
+
+#[test]
+fn a_run_that_goes_back_is_told_of_later_checkpoints_and_discards_them_if_it_wants() {
+    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        saved(folder.path(), 4);
+        on_ranks(mesh.0 * mesh.1, |world| {
+            let rank = world.rank().index();
+            let mut training = Training::new(world, &options(mesh))?;
+            let with = CheckpointOptions { keep: 9, ..CheckpointOptions::default() };
+            let mut checkpoints = Checkpoints::open(&training.model, folder.path(), with)?;
+            let Training { model, optimizer } = &mut training;
+            let said = Said::default();
+            let load = || checkpoints.load(model, optimizer, 2);
+            let resumed = tracing::subscriber::with_default(said.clone(), load)?;
+            assert_eq!((resumed.step, resumed.later), (2, vec![3, 4]));
+            let warned = said.warnings();
+            let warned =
+                warned.iter().filter(|(it, _)| it.contains("no save succeeds up to step 4"));
+            assert_eq!(warned.count(), usize::from(rank == 0));
+            training.train(1)?;
+            let told = training.save(&mut checkpoints).expect_err("3 and 4 exist").to_string();
+            assert!(told.contains("exists and is intact"), "{told}");
+            let other = checkpoints.discard_after(&training.model, 2 + (rank as u64 % 2));
+            let told = other.expect_err("the ranks differ").to_string();
+            let expected = "those after step 3 here, and after step 2 on rank 0";
+            assert!(told.contains("on rank 1: ") && told.ends_with(expected), "{told}");
+            let none = checkpoints.discard_after(&training.model, 7).expect_err("there is none");
+            assert!(none.to_string().contains("has no generation of step 7"), "{none}");
+            assert_eq!(checkpoints.store().steps().expect("listed"), [1, 2, 3, 4]);
+            assert_eq!(checkpoints.discard_after(&training.model, 2)?, [3, 4]);
+            assert_eq!(training.save(&mut checkpoints)?.step, 3);
+            assert_eq!(checkpoints.store().steps().expect("listed"), [1, 2, 3]);
+            let bits = training.bits()?;
+            let Training { model, optimizer } = &mut training;
+            assert_eq!(checkpoints.load_latest(model, optimizer)?.map(|it| it.step), Some(3));
+            assert_eq!(training.bits()?, bits);
+            Ok(())
+        });
+    }
+}
+
+/// As a generator and its discriminator may have: a checkpoint could not keep both.
+#[test]
+fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are_open() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut model = ShardedModel::new(world, spec(), options((1, 2)), springs::initial)?;
+        let mut adamws = [(); 2].map(|()| AdamW::new(&model, AdamWOptions::default()));
+        let mut update = |model: &mut ShardedModel| {
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            let [one, other] = &mut adamws;
+            model.update_by(
+                gradients,
+                [
+                    (one, |param: &Param| param.name.ends_with("weight")),
+                    (other, |param: &Param| !param.name.ends_with("weight")),
+                ],
+            )
+        };
+        update(&mut model)?;
+        let reading = Checkpoints::read_only(&model, folder.path(), read_only())?;
+        update(&mut model)?;
+        let checkpoints = Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
+        let before = model.full_parameters()?;
+        let told = update(&mut model).expect_err("no checkpoint keeps both").to_string();
+        let expected = "two optimizers of the update are adamw, and checkpoints of the model are open: a checkpoint keeps the state of one of each \
+                        kind, which may have groups";
+        assert!(told.starts_with("optimizer step on rank ") && told.ends_with(expected), "{told}");
+        assert!(model.full_parameters()? == before);
+        drop((checkpoints, reading));
+        update(&mut model)?;
+        Ok::<_, Error>(())
+    });
+}
