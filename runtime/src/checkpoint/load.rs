@@ -151,8 +151,7 @@ impl Checkpoints {
         let mut pause = Duration::ZERO;
         loop {
             let newest = together.run(|| {
-                thread::sleep(pause);
-                let steps = self.store.steps()?;
+                let steps = self.steps_after(pause)?;
                 Ok(steps.into_iter().rev().find(|step| *step < before))
             })?;
             let found = match newest {
@@ -170,6 +169,12 @@ impl Checkpoints {
                 (Err(_), Some(next)) => pause = next,
             }
         }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "no event tells that another job has saved")]
+    fn steps_after(&self, pause: Duration) -> Result<Vec<u64>, Problem> {
+        thread::sleep(pause);
+        Ok(self.store.steps()?)
     }
 
     /// Opens the generation of a step on all ranks, which compare what they have found.
