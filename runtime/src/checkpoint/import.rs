@@ -31,8 +31,8 @@ pub struct Import<'a> {
 type Init<'a> = Box<dyn Fn(&Param) -> Vec<f32> + Send + Sync + 'a>;
 
 impl<'a> Import<'a> {
-    /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. Its tensors have the names of
-    /// parameters. Links in it are followed.
+    /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. As transformers does, it reads
+    /// the first where both are there. Its tensors have the names of parameters. Links in it are followed.
     #[must_use]
     pub fn of(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), names: Box::new(str::to_owned), init: None }
@@ -76,7 +76,7 @@ impl ShardedModel {
     /// f32. Beside its shards it holds one block of a file in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in
     /// the compute dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
     ///
-    /// Collective over the world.
+    /// Rank 0 warns of each of the folder's [oddities](Folder::oddities). Collective over the world.
     ///
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
@@ -93,6 +93,7 @@ impl ShardedModel {
         let together = Together::new(&fabric, ("importing", 0));
         let (shards, Found { left_over, missing }) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
+            warn_of_oddities(&fabric, &folder, &import.folder);
             let found = compare(&fabric, &folder, import)?;
             let shards = shards_of(&fabric, |unit, portions, parameters| {
                 let (missing, held) =
@@ -116,6 +117,15 @@ struct Found {
     left_over: Vec<String>,
     /// The parameters that have no tensor.
     missing: BTreeSet<String>,
+}
+
+/// Warns of a folder's contradictions, on rank 0.
+fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
+    if fabric.world.rank().index() == 0 {
+        for what in folder.oddities() {
+            tracing::warn!(folder = %path.display(), %what, "the folder of a model contradicts itself");
+        }
+    }
 }
 
 /// Sets the portions of a unit that the folder lacks.
