@@ -10,7 +10,8 @@
 //! | `model.layers.N` | block *N* |
 //! | `root` | `model.norm`, and `lm_head` if it has a weight of its own |
 //!
-//! In reading order: `model` (the units), `block`, `attention`, `linear` (with the adapters of LoRA), `rotary`, `config`.
+//! In reading order: `model` (the units), `block`, `attention`, `linear` (with the adapters of LoRA), `rotary`, `config`, `keys`
+//! (what each key of `config.json` does), `pretrained` (a folder of transformers).
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -41,13 +42,16 @@
 mod attention;
 mod block;
 mod config;
+mod keys;
 mod linear;
 mod model;
+mod pretrained;
 mod rotary;
 
 pub use self::attention::Attention;
 pub use self::block::{Block, Embedding, Head, Mlp, RmsNorm};
-pub use self::config::{ConfigError, LlamaConfig};
+pub use self::config::{ConfigError, LlamaConfig, RopeScaling};
 pub use self::linear::{Linear, Lora};
 pub use self::model::{Llama, Recomputation};
+pub use self::pretrained::{Pretrained, PretrainedError};
 pub use self::rotary::Rotary;

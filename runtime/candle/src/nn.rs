@@ -8,6 +8,7 @@
 //! | function | PyTorch |
 //! |---|---|
 //! | [`linear`], [`embedding`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`padded_embedding`] | `torch.nn.functional.embedding` with `padding_idx` |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
 //! | [`softmax_of_scores`] | `torch.softmax(scores * scale + mask, dim=-1)` |
 //! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention` |
@@ -48,7 +49,7 @@ mod scores;
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
-pub use embedding::embedding;
+pub use embedding::{embedding, padded_embedding};
 pub use gated::{gelu_mul, silu_mul};
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;

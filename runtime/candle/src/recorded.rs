@@ -47,6 +47,8 @@ struct Parameter {
     init: Init,
     /// Whether the constructors asked for it more than once.
     is_tied: bool,
+    /// A row, along the first dim, whose initial values are 0: that of a padding token.
+    zero_row: Option<usize>,
 }
 
 impl Recorded {
@@ -83,6 +85,14 @@ impl Recorded {
         self
     }
 
+    /// Sets the initial values of a row of a parameter to 0.
+    pub(crate) fn with_zero_row(mut self, parameter: &str, row: usize) -> Self {
+        for it in self.parameters.iter_mut().filter(|it| it.param.name == parameter) {
+            it.zero_row = Some(row);
+        }
+        self
+    }
+
     /// Makes units by patterns, which stand in the order of the forward: `["model.embed_tokens", "model.layers.*", "root"]`.
     ///
     /// A pattern is compared with the first components of a name, which dots separate; `*` is any one component. The first
@@ -113,11 +123,17 @@ impl Recorded {
     /// and name only, so they are the same on all ranks of any mesh. The distributions are those of [`candle_nn::Init`]; the
     /// numbers are not those that candle draws. A parameter that was not recorded gets no values, which the model refuses.
     pub fn init(&self, seed: u64) -> impl Fn(&Param) -> Vec<f32> + Send + Sync + use<> {
-        let hints: HashMap<String, Init> =
-            self.parameters.iter().map(|it| (it.param.name.clone(), it.init)).collect();
-        move |param| match hints.get(&param.name) {
-            Some(init) => initial::values(param, *init, seed),
-            None => Vec::new(),
+        let hint = |it: &Parameter| (it.param.name.clone(), (it.init, it.zero_row));
+        let hints: HashMap<String, (Init, Option<usize>)> =
+            self.parameters.iter().map(hint).collect();
+        move |param| {
+            let Some((init, zero_row)) = hints.get(&param.name) else { return Vec::new() };
+            let mut values = initial::values(param, *init, seed);
+            if let Some(row) = zero_row {
+                let width: usize = param.shape.iter().skip(1).product();
+                values[row * width..][..width].fill(0.0);
+            }
+            values
         }
     }
 }
@@ -135,7 +151,7 @@ impl Asked {
         let Some(&place) = self.places.get(name) else {
             self.places.insert(name.to_owned(), self.parameters.len());
             let param = Param::new(name, shape.dims());
-            self.parameters.push(Parameter { param, init, is_tied: false });
+            self.parameters.push(Parameter { param, init, is_tied: false, zero_row: None });
             return Ok(());
         };
         let known = &mut self.parameters[place];

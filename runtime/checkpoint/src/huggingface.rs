@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::bounds;
 use crate::error::Error;
@@ -39,9 +40,19 @@ struct Index {
 
 /// The part of the index file that a reader needs.
 #[derive(Debug, Deserialize)]
-struct FileOf {
+struct FileOf<'a> {
     #[serde(deserialize_with = "bounds::unique")]
     weight_map: BTreeMap<String, String>,
+    /// Any JSON: its writers differ in what they put here.
+    #[serde(borrow, default)]
+    metadata: Option<&'a RawValue>,
+}
+
+/// The size that an index states for the tensors of all its files, as text.
+#[derive(Debug, Deserialize)]
+struct StatedSize<'a> {
+    #[serde(borrow)]
+    total_size: &'a RawValue,
 }
 
 /// The counts of an export.
@@ -212,6 +223,8 @@ pub struct Folder {
     files: Arc<dyn Files>,
     /// By name.
     tensors: BTreeMap<String, Place>,
+    /// Contradictions that change no tensor, in words.
+    oddities: Vec<String>,
 }
 
 /// The position of a tensor in a file.
@@ -244,21 +257,39 @@ impl Place {
 }
 
 impl Folder {
-    /// Reads the index and the headers of a folder: `model.safetensors.index.json` with its files, or `model.safetensors` alone.
+    /// Reads the headers of a folder, and its index if there is one. As transformers does, it reads `model.safetensors` where that
+    /// is there, and the files of `model.safetensors.index.json` only where it is not.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Manifest`] if the index or a header is invalid or too large, two files have a tensor of one name, or a
-    /// tensor is not in the file that the index names; [`Error::Truncated`] if a file has another size than its header says.
+    /// [`Error::Io`]; [`Error::Manifest`] if the folder has weights in another form only, the index or a header is invalid or too
+    /// large, two files have a tensor of one name, or a file that the index names is missing or has not the tensors that it should;
+    /// [`Error::Truncated`] if a file has another size than its header says.
     pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
-        let names = files.list(folder).map_err(Error::io("list", folder))?;
-        let index = folder.join(INDEX);
+        let paths = files.list(folder).map_err(Error::io("list", folder))?;
+        let names: BTreeSet<&str> =
+            paths.iter().filter_map(|path| path.file_name().and_then(OsStr::to_str)).collect();
         let mut found = Found::default();
-        if names.contains(&index) {
-            found.add_indexed(&*files, (folder, &index))?;
-        } else {
-            found.add_file(&*files, &folder.join(SINGLE))?;
+        match Layout::of(&names).map_err(|problem| Error::manifest(folder, problem))? {
+            Layout::Single { unread } => {
+                found.add_file(&*files, &folder.join(SINGLE))?;
+                found.oddities.extend(unread_files(&unread));
+            }
+            Layout::Indexed => found.add_indexed(&*files, folder, &names)?,
         }
-        Ok(Self { files, tensors: found.tensors })
+        Ok(Self { files, tensors: found.tensors, oddities: found.oddities })
+    }
+
+    /// What contradicts itself in the folder and changes no tensor, in words: files that are not read since `model.safetensors` is
+    /// there, an index whose `total_size` is not that of its files, or that lacks some of their tensors.
+    #[must_use]
+    pub fn oddities(&self) -> &[String] {
+        &self.oddities
+    }
+
+    /// The dtype of a tensor's elements in its file.
+    #[must_use]
+    pub fn dtype(&self, tensor: &str) -> Option<Dtype> {
+        self.tensors.get(tensor).map(|place| place.dtype)
     }
 
     /// The names of all tensors, with their shapes.
@@ -344,28 +375,129 @@ impl Folder {
     }
 }
 
+/// The files in which a folder has its tensors.
+enum Layout<'n> {
+    /// `model.safetensors`. The index and its files beside it are not read.
+    Single { unread: Vec<&'n str> },
+    /// The files that the index names.
+    Indexed,
+}
+
+impl<'n> Layout<'n> {
+    /// Chooses by the names of a folder's files.
+    ///
+    /// # Errors
+    /// If there are weights in other forms only: what they are, in words.
+    fn of(names: &BTreeSet<&'n str>) -> Result<Self, String> {
+        if names.contains(SINGLE) {
+            let beside = names.iter().copied().filter(|name| is_part(name));
+            return Ok(Self::Single { unread: beside.collect() });
+        }
+        if names.contains(INDEX) {
+            return Ok(Self::Indexed);
+        }
+        match other_form(names) {
+            Some(problem) => Err(problem),
+            // Opening the file that should be there has the error.
+            None => Ok(Self::Single { unread: Vec::new() }),
+        }
+    }
+}
+
+/// Whether a file is one of several that an index names, by its usual name: `model-00001-of-00003.safetensors`.
+fn is_part(name: &str) -> bool {
+    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    numbers
+        .and_then(|numbers| numbers.split_once("-of-"))
+        .is_some_and(|(part, count)| is_number(part) && is_number(count))
+}
+
+/// Describes the weights of a folder that has neither `model.safetensors` nor an index. `None` if it has none.
+fn other_form(names: &BTreeSet<&str>) -> Option<String> {
+    let which = |is: &dyn Fn(&str) -> bool| {
+        let files: Vec<String> = names
+            .iter()
+            .filter(|name| is(name))
+            .map(|name| name.escape_debug().to_string())
+            .collect();
+        let shown = files.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+        match files.len() {
+            0 => None,
+            1..=3 => Some(shown),
+            count => Some(format!("{shown} and {} more", count - 3)),
+        }
+    };
+    let ends = |endings: &'static [&'static str]| {
+        move |name: &str| endings.iter().any(|ending| name.ends_with(ending))
+    };
+    if let Some(parts) = which(&is_part) {
+        return Some(format!(
+            "it has parts of a model ({parts}) without {INDEX}, which says what they should hold"
+        ));
+    }
+    if let Some(adapters) = which(&|name| name.starts_with("adapter_")) {
+        return Some(format!(
+            "it has adapters alone ({adapters}), and no {SINGLE}: merge them into their model first"
+        ));
+    }
+    if let Some(other) = which(&ends(&[".safetensors"])) {
+        return Some(format!("it has no {SINGLE} and no {INDEX}; {other} is not read"));
+    }
+    let pickled = which(&ends(&[".bin", ".bin.index.json", ".pth", ".pt", ".ckpt"]));
+    let converted = which(&ends(&[".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz"]));
+    let (form, files) = match (pickled, converted) {
+        (Some(files), _) => ("pickled by PyTorch", files),
+        (None, Some(files)) => ("in another format", files),
+        (None, None) => return None,
+    };
+    Some(format!(
+        "its weights are {form} ({files}), and only safetensors are read: save the model anew, by \
+         `save_pretrained` of transformers, say"
+    ))
+}
+
+/// Tells of the files that are not read beside `model.safetensors`.
+fn unread_files(unread: &[&str]) -> Option<String> {
+    let (first, rest) = unread.split_first()?;
+    let more = match rest.len() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    Some(format!("{first}{more} is not read, since {SINGLE} is there"))
+}
+
 /// The files of a folder that have been read so far.
 #[derive(Default)]
 struct Found {
     tensors: BTreeMap<String, Place>,
     header_bytes: u64,
+    /// The bytes of all tensors.
+    bytes: u64,
+    oddities: Vec<String>,
 }
 
 impl Found {
-    /// Adds the files that an index names.
+    /// Adds the files that the index names, of the files `names` that the folder has.
     fn add_indexed(
         &mut self,
         files: &dyn Files,
-        (folder, index): (&Path, &Path),
+        folder: &Path,
+        names: &BTreeSet<&str>,
     ) -> Result<(), Error> {
+        let index = &folder.join(INDEX);
         let text = read_whole(files, index, MOST_INDEX_BYTES).map_err(Error::io("read", index))?;
-        let FileOf { weight_map } =
+        let FileOf { weight_map, metadata } =
             serde_json::from_slice(&text).map_err(|error| Error::manifest(index, error))?;
         let in_files: BTreeSet<&String> = weight_map.values().collect();
         for name in in_files {
             if !is_plain(name) {
                 let name = name.escape_debug();
                 return Err(Error::manifest(index, format!("`{name}` is not a valid file name")));
+            }
+            if !names.contains(&**name) {
+                let problem = format!("it names {name}, which is not in the folder");
+                return Err(Error::manifest(index, problem));
             }
             self.add_file(files, &folder.join(name))?;
         }
@@ -376,7 +508,32 @@ impl Found {
                 return Err(Error::manifest(index, format!("`{tensor}` is not in {file}")));
             }
         }
+        self.oddities.extend(self.unlisted(&weight_map));
+        self.oddities.extend(self.misstated(metadata));
         Ok(())
+    }
+
+    /// Tells of tensors in the index's files that the index lacks. As transformers does, they are read.
+    fn unlisted(&self, weight_map: &BTreeMap<String, String>) -> Option<String> {
+        let mut unlisted = self.tensors.keys().filter(|name| !weight_map.contains_key(*name));
+        let first = unlisted.next()?.escape_debug();
+        let more = match unlisted.count() {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        Some(format!("tensor `{first}`{more} of its files is not in {INDEX}, and is read"))
+    }
+
+    /// Tells of a total size in the index's metadata that is not that of its files.
+    fn misstated(&self, metadata: Option<&RawValue>) -> Option<String> {
+        let StatedSize { total_size } = serde_json::from_str(metadata?.get()).ok()?;
+        let stated: f64 = total_size.get().parse().ok()?;
+        #[expect(clippy::cast_precision_loss, reason = "a size is below 2^53")]
+        let is_right = stated == self.bytes as f64;
+        let bytes = self.bytes;
+        (!is_right).then(|| {
+            format!("the total_size of {INDEX} is {total_size}, and its files have {bytes} bytes of tensors")
+        })
     }
 
     /// Adds the tensors of a file.
@@ -395,6 +552,7 @@ impl Found {
         let path: Arc<Path> = path.into();
         for (name, info) in metadata.tensors() {
             let begin = data + info.data_offsets.0 as u64;
+            self.bytes += (info.data_offsets.1 - info.data_offsets.0) as u64;
             let shape = info.shape.iter().map(|size| *size as u64).collect();
             let place = Place { path: Arc::clone(&path), dtype: info.dtype, shape, begin };
             if let Some(other) = self.tensors.insert(name.clone(), place) {

@@ -230,6 +230,7 @@ fn hostile_folders_are_refused_without_a_panic() {
         let told = refused();
         assert!(told.contains("model.safetensors"), "{told}");
     }
+    fs::remove_file(&model).expect("there");
     for text in [
         "",
         "{}",
@@ -241,5 +242,129 @@ fn hostile_folders_are_refused_without_a_panic() {
         fs::write(&index, text).expect("written");
         let told = refused();
         assert!(told.contains("index.json") || told.contains("nowhere"), "{told}");
+    }
+}
+
+/// Writes a file of tensors of one element each.
+fn write_tensors(path: &Path, tensors: &[(&str, f32)]) {
+    let bytes: Vec<[u8; 4]> = tensors.iter().map(|(_, value)| value.to_le_bytes()).collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, _), bytes)| {
+        (*name, TensorView::new(Dtype::F32, vec![1], bytes).expect("an element"))
+    });
+    serialize_to_file(views, None, path).expect("written");
+}
+
+const PARTS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+/// Writes `a` and `b`, which are 1, in a file each, and an index with this metadata.
+fn write_parts(folder: &Path, metadata: &str) {
+    for (part, name) in PARTS.iter().zip(["a", "b"]) {
+        write_tensors(&folder.join(part), &[(name, 1.0)]);
+    }
+    let [a, b] = PARTS;
+    let index = format!(r#"{{"metadata":{metadata},"weight_map":{{"a":"{a}","b":"{b}"}}}}"#);
+    fs::write(folder.join("model.safetensors.index.json"), index).expect("written");
+}
+
+fn open(folder: &Path) -> Result<Folder, Error> {
+    Folder::open(Arc::new(Disk), folder)
+}
+
+#[test]
+fn a_single_file_goes_before_the_index_beside_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    write_parts(folder, "{}");
+    let parts = open(folder).expect("two files");
+    assert_eq!(parts.read_whole("a", &[1]).expect("there"), [1.0]);
+    assert_eq!(parts.oddities(), [] as [&str; 0]);
+    write_tensors(&folder.join("model.safetensors"), &[("a", 2.0), ("b", 2.0)]);
+    let single = open(folder).expect("a file");
+    for name in ["a", "b"] {
+        assert_eq!(single.read_whole(name, &[1]).expect("there"), [2.0], "{name}");
+    }
+    let told =
+        "model-00001-of-00002.safetensors and 1 more is not read, since model.safetensors is there";
+    assert_eq!(single.oddities(), [told]);
+}
+
+#[test]
+fn what_an_index_says_is_compared_with_its_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    for (metadata, told) in [
+        (r#"{"total_size":8}"#, None),
+        (r#"{"total_size":8.0}"#, None),
+        (r#"{"total_size":"8"}"#, None),
+        ("null", None),
+        ("[]", None),
+        (
+            r#"{"total_size":9}"#,
+            Some(
+                "the total_size of model.safetensors.index.json is 9, and its files have 8 bytes of tensors",
+            ),
+        ),
+    ] {
+        write_parts(folder, metadata);
+        let opened = open(folder).expect("two files");
+        let expected: Vec<&str> = told.into_iter().collect();
+        assert_eq!(opened.oddities(), expected, "{metadata}");
+    }
+    write_parts(folder, "{}");
+    write_tensors(&folder.join(PARTS[1]), &[("b", 1.0), ("c", 3.0)]);
+    let opened = open(folder).expect("two files");
+    assert_eq!(opened.read_whole("c", &[1]).expect("transformers reads it"), [3.0]);
+    let told = "tensor `c` of its files is not in model.safetensors.index.json, and is read";
+    assert_eq!(opened.oddities(), [told]);
+    let refused = || open(folder).expect_err("refused").to_string();
+    write_tensors(&folder.join(PARTS[1]), &[("b", 1.0), ("a", 3.0)]);
+    assert!(refused().contains("`a` is also in"), "{}", refused());
+    write_tensors(&folder.join(PARTS[1]), &[("c", 3.0)]);
+    assert!(refused().ends_with("`b` is not in model-00002-of-00002.safetensors"), "{}", refused());
+    fs::remove_file(folder.join(PARTS[1])).expect("there");
+    let told = "index.json: it names model-00002-of-00002.safetensors, which is not in the folder";
+    assert!(refused().ends_with(told), "{}", refused());
+}
+
+#[test]
+fn weights_in_other_forms_are_told_as_what_they_are() {
+    for (files, told) in [
+        (
+            &PARTS[..],
+            "it has parts of a model (model-00001-of-00002.safetensors, model-00002-of-00002.safetensors) without model.safetensors.index.json, which says what they should hold",
+        ),
+        (
+            &["pytorch_model.bin"],
+            "its weights are pickled by PyTorch (pytorch_model.bin), and only safetensors are read: save the model anew, by `save_pretrained` of transformers, say",
+        ),
+        (
+            &[
+                "pytorch_model-00001-of-00002.bin",
+                "pytorch_model-00002-of-00002.bin",
+                "pytorch_model.bin.index.json",
+            ],
+            "its weights are pickled by PyTorch (pytorch_model-00001-of-00002.bin, pytorch_model-00002-of-00002.bin, pytorch_model.bin.index.json), ",
+        ),
+        (&["a.pth", "b.pth", "c.pth", "d.pth", "e.pth"], "(a.pth, b.pth, c.pth and 2 more)"),
+        (
+            &["model.gguf"],
+            "its weights are in another format (model.gguf), and only safetensors are read",
+        ),
+        (
+            &["adapter_config.json", "adapter_model.safetensors"],
+            "it has adapters alone (adapter_config.json, adapter_model.safetensors), and no model.safetensors: merge them into their model first",
+        ),
+        (
+            &["model.fp16.safetensors"],
+            "it has no model.safetensors and no model.safetensors.index.json; model.fp16.safetensors is not read",
+        ),
+        (&["config.json", "tokenizer.json"], "cannot open "),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        for file in files {
+            fs::write(folder.path().join(file), "").expect("written");
+        }
+        let refused = open(folder.path()).expect_err("refused").to_string();
+        assert!(refused.contains(told) && refused.lines().count() == 1, "{refused}");
     }
 }

@@ -31,8 +31,8 @@ pub struct Import<'a> {
 type Init<'a> = Box<dyn Fn(&Param) -> Vec<f32> + Send + Sync + 'a>;
 
 impl<'a> Import<'a> {
-    /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. Its tensors have the names of
-    /// parameters. Links in it are followed.
+    /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. As transformers does, it reads
+    /// the first where both are there. Its tensors have the names of parameters. Links in it are followed.
     #[must_use]
     pub fn of(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), names: Box::new(str::to_owned), init: None }
@@ -79,7 +79,7 @@ impl ShardedModel {
     /// The ranks may have copies of the folder in different places. Before they read values, they compare which tensors the folder has,
     /// where they lie in its files, [a sample of each](hsdp_checkpoint::Folder::contents), and the tensor of each parameter.
     ///
-    /// Collective over the world.
+    /// Rank 0 warns of each of the folder's [oddities](Folder::oddities). Collective over the world.
     ///
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
@@ -96,6 +96,7 @@ impl ShardedModel {
         let together = Together::new(&fabric, ("importing", 0));
         let (folder, found, opened) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
+            warn_of_oddities(&fabric, &folder, &import.folder);
             let found = compare(&fabric, &folder, import)?;
             let opened = opened(&fabric, (&folder, &found), import)?;
             Ok((folder, found, opened))
@@ -140,6 +141,15 @@ struct Found {
     left_over: Vec<String>,
     /// The parameters that have no tensor.
     missing: BTreeSet<String>,
+}
+
+/// Warns of a folder's contradictions, on rank 0.
+fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
+    if fabric.world.rank().index() == 0 {
+        for what in folder.oddities() {
+            tracing::warn!(folder = %path.display(), %what, "the folder of a model contradicts itself");
+        }
+    }
 }
 
 /// Sets the portions of a unit that the folder lacks.

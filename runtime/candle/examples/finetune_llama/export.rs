@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use hsdp_candle::llama::LlamaConfig;
 use hsdp_program::file;
 use safetensors::{Dtype, View};
-use serde_json::{Value, json};
 
 use super::folder::ModelFolder;
 use super::inputs::Inputs;
@@ -51,20 +50,18 @@ impl Export {
             Failure::Input(format!("--export {}: {error}", to.display()))
         };
         fs::create_dir_all(to).map_err(|error| refuse(&error))?;
-        if from.is_some_and(|from| is_same(&from.path, to)) {
+        if from.is_some_and(|from| is_same(from.path(), to)) {
             return Err(refuse(&"it is the folder of --model"));
         }
-        let stale = [INDEX].into_iter().chain(config.lora.is_none().then_some(ADAPTERS));
-        if let Some(stale) = stale.into_iter().find(|name| to.join(name).exists()) {
+        if let Some(stale) = stale(to, config).map_err(|error| refuse(&error))? {
             return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
         try_to_write(to).map_err(|error| refuse(&error))?;
-        let json = from.map_or_else(|| config.to_json(), |from| exported(&from.json, config));
+        let json = from.map_or_else(|| config.to_json(), |from| from.model.config_of_f32());
         let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
         let mut files = vec![(CONFIG, config)];
         for name in from.map_or(&[][..], |_| &COPIED) {
-            let path = from.map(|from| from.path.join(name)).unwrap_or_default();
-            if path.exists() {
+            if let Some(path) = from.and_then(|from| from.file(name)) {
                 files.push((name, file::read(&path, MAX_COPIED).map_err(Failure::input)?));
             }
         }
@@ -141,15 +138,18 @@ fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// The `config.json` of the model that was read, for weights in f32. Stock candle reads theta at the old place alone.
-fn exported(json: &Value, config: &LlamaConfig) -> Value {
-    let mut json = json.clone();
-    if let Some(fields) = json.as_object_mut() {
-        fields.remove("torch_dtype");
-        fields.insert("dtype".to_owned(), json!("float32"));
-        fields.insert("rope_theta".to_owned(), json!(config.rope_theta));
-    }
-    json
+/// The name of a file in the folder that would be read with the export, or in its place, if there is one.
+fn stale(folder: &Path, config: &LlamaConfig) -> io::Result<Option<String>> {
+    let is_stale = |name: &str| {
+        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
+        let adapters = name == ADAPTERS && config.lora.is_none();
+        name == INDEX || is_part || adapters || name.starts_with("adapter_")
+    };
+    let names =
+        fs::read_dir(folder)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
+    let mut stale = names.collect::<io::Result<Vec<String>>>()?;
+    stale.retain(|name| is_stale(name));
+    Ok(stale.into_iter().min())
 }
 
 /// A tensor whose bytes are made when it is written.

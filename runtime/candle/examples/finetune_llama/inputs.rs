@@ -42,7 +42,7 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Reads data and `config.json`, and prepares the folders of `--out`, which it returns, and `--export` in the process of rank 0.
+    /// Reads data, `config.json` and the headers of tensors, and prepares the folders of `--out`, which it returns, and `--export` in the process of rank 0.
     ///
     /// # Errors
     /// The problem of this process. The others may have none: [`agree`] tells them.
@@ -56,17 +56,14 @@ impl Inputs {
         let data = read_data(&options, folder.as_ref())?;
         let steps = steps(&options, &data)?;
         let config = match (&folder, &data) {
-            (Some(folder), _) => folder.config.clone(),
+            (Some(folder), _) => folder.config().clone(),
             (None, Data::Text(text)) => recipe::small(text.vocabulary(), options.context),
             (None, Data::Batches(_)) => return Err(Failure::input("--batches needs --model")),
         };
-        let llama = recipe::llama(config.clone(), &options);
+        let llama = recipe::llama(config, &options);
         let (recorded, spec) = (llama.recorded()?, llama.spec().map_err(Failure::input)?);
         let spec = optimizers::declared(spec, &options);
         check_memory(&options, steps, &spec)?;
-        if let Some(folder) = &folder {
-            folder.check_tensors(&Llama::new(config))?;
-        }
         // Files are touched only now: the other input is checked.
         let out = options.run.out.as_deref().filter(|_| ranks.has_first());
         let output = out.map(|folder| Output::create(folder, recorder)).transpose()?;
@@ -82,17 +79,16 @@ fn read_data(options: &Options, folder: Option<&ModelFolder>) -> Result<Data, Fa
     match (folder, &options.batches) {
         (None, _) => Text::of_characters(options).map(Data::Text),
         (Some(folder), Some(path)) => {
-            Batches::read(path, &folder.config, &options.run).map(Data::Batches)
+            Batches::read(path, folder.config(), &options.run).map(Data::Batches)
         }
         (Some(folder), None) => {
-            let (context, most) = (options.context, folder.config.max_position_embeddings);
+            let (context, most) = (options.context, folder.config().max_position_embeddings);
             if context > most {
                 return Err(Failure::Input(format!(
                     "--context {context}: the model reads at most {most} tokens"
                 )));
             }
-            let vocabulary = folder.config.vocab_size;
-            Text::of_tokenizer(options, &folder.tokenizer()?, vocabulary).map(Data::Text)
+            Text::of_tokenizer(options, folder).map(Data::Text)
         }
     }
 }

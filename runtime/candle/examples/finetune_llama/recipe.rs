@@ -2,7 +2,7 @@
 
 use hsdp::Placement;
 use hsdp::prelude::*;
-use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation};
+use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation, RopeScaling};
 
 use super::options::Options;
 use super::shared::size;
@@ -44,8 +44,10 @@ pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
         head_dim: size::WIDTH / size::HEADS,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::Default,
         max_position_embeddings: context,
         tie_word_embeddings: false,
+        pad_token_id: None,
         initializer_range: 0.02,
         lora: None,
     }

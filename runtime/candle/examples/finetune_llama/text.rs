@@ -1,21 +1,17 @@
 //! A text: its tokens, which are characters or those of a tokenizer, and its sequences.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use hsdp_program::{Digest, file};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tokenizers::Tokenizer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::data::{Place, Sequences};
+use super::folder::ModelFolder;
 use super::options::Options;
 use super::shared::failure::Failure;
 use super::shared::markdown::{MAX_TEXT, read_repository};
-
-/// The most bytes of a tokenizer.
-const MAX_TOKENIZER: u64 = 256 << 20;
 
 /// The part of the text that is held out is one of these.
 const PARTS: usize = 10;
@@ -48,28 +44,19 @@ impl Text {
         Self::new(tokens, "character", (options, Digest::of(text.as_bytes())))
     }
 
-    /// Reads the text that the options name. Its tokens are those of the tokenizer in a file.
-    pub(crate) fn of_tokenizer(
-        options: &Options,
-        tokenizer: &Path,
-        vocabulary: usize,
-    ) -> Result<Self, Failure> {
-        let refuse = |error| Failure::Input(format!("{}: {error}", tokenizer.display()));
-        let bytes = file::read(tokenizer, MAX_TOKENIZER).map_err(Failure::input)?;
-        let mut read_tokenizer = Tokenizer::from_bytes(&bytes).map_err(refuse)?;
+    /// Reads the text that the options name. Its tokens are those of the model's tokenizer.
+    pub(crate) fn of_tokenizer(options: &Options, folder: &ModelFolder) -> Result<Self, Failure> {
+        let (mut tokenizer, bytes) = folder.tokenizer()?;
+        let refuse = |error| {
+            Failure::Input(format!("the tokenizer of {}: {error}", folder.path().display()))
+        };
         // The text is one sequence, as long as it is.
-        read_tokenizer.with_truncation(None).map_err(refuse)?.with_padding(None);
+        tokenizer.with_truncation(None).map_err(refuse)?.with_padding(None);
         let text = read(options)?;
-        let encoding = read_tokenizer.encode_fast(&*text, false).map_err(refuse)?;
+        let encoding = tokenizer.encode_fast(&*text, false).map_err(refuse)?;
         let tokens = encoding.get_ids().to_vec();
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(Failure::Input(format!(
-                "{} gives token {token}: the model has {vocabulary}",
-                tokenizer.display()
-            )));
-        }
         let digest = Digest::of(&[text.as_bytes(), &bytes].concat());
-        Self::new((tokens, vocabulary), "token", (options, digest))
+        Self::new((tokens, folder.config().vocab_size), "token", (options, digest))
     }
 
     fn new(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle_core::Device;
-use hsdp::checkpoint::{Content, Import, Imported};
+use hsdp::checkpoint::{Content, Imported};
 use hsdp::comm::Messages;
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
@@ -304,7 +304,7 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
     let Some(folder) = &inputs.folder else {
         return Ok(ShardedModel::new(world, spec, options, init)?);
     };
-    let import = Import::of(&folder.path);
+    let import = folder.model.import();
     let import = if inputs.options.lora.is_some() { import.or_init(init) } else { import };
     let telling = world.clone();
     let imported = ShardedModel::import(world, spec, options, &import);
@@ -315,11 +315,18 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
         }
         error => error.into(),
     })?;
-    if !left_over.is_empty() && model.rank().index() == 0 {
-        tracing::warn!(
-            tensors = left_over.join(", "),
-            "the folder has tensors that are not of the model"
-        );
+    // A folder may have changed since it was opened.
+    let unexpected: Vec<String> =
+        left_over.into_iter().filter(|tensor| folder.model.needs(tensor)).collect();
+    if !unexpected.is_empty() {
+        let what =
+            format!("the folder has tensors that are not of the model: {}", unexpected.join(", "));
+        return Err(told_once(&telling, what));
+    }
+    if model.rank().index() == 0 {
+        for what in folder.model.warnings() {
+            tracing::warn!(%what, "config.json contradicts the tensors");
+        }
     }
     Ok(model)
 }

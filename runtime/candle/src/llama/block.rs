@@ -100,6 +100,8 @@ impl Block {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
+    /// The row that gets no gradient.
+    padding: Option<usize>,
 }
 
 impl Embedding {
@@ -108,13 +110,16 @@ impl Embedding {
     /// # Errors
     /// Those of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
-        Ok(Self { weight: embedding_weight(vb, config)? })
+        Ok(Self { weight: embedding_weight(vb, config)?, padding: config.pad_token_id })
     }
 }
 
 impl Module for Embedding {
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        nn::embedding(tokens, &self.weight)
+        match self.padding {
+            None => nn::embedding(tokens, &self.weight),
+            Some(padding) => nn::padded_embedding(tokens, &self.weight, padding),
+        }
     }
 }
 

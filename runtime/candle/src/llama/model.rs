@@ -73,12 +73,16 @@ impl Llama {
     }
 
     /// The parameters as the constructors ask for them, with their initial values: matrices are normal with the deviation
-    /// `initializer_range`, norms 1, as in transformers.
+    /// `initializer_range`, norms 1, and the padding row 0, as in transformers.
     ///
     /// # Errors
     /// Those of [`record`].
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
+        let recorded = match self.config.pad_token_id {
+            None => recorded,
+            Some(row) => recorded.with_zero_row(&format!("{EMBED}.weight"), row),
+        };
         Ok(recorded.map(|param| match self.config.lora {
             Some(_) if !linear::is_adapter(&param.name) => self.frozen(param),
             _ => param,

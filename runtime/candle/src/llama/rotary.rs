@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::config::LlamaConfig;
+use super::config::{LlamaConfig, RopeScaling};
 use crate::nn;
 
 /// The sines and cosines of a sequence's positions, in f32.
@@ -42,12 +42,16 @@ impl Rotary {
 }
 
 /// Angles by position and pair, in f32 throughout, as transformers computes them.
-#[expect(clippy::cast_possible_truncation, reason = "theta is a number of f32")]
+#[expect(clippy::cast_possible_truncation, reason = "theta and factors are numbers of f32")]
 #[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
 fn angles(config: &LlamaConfig, length: usize) -> Vec<f32> {
     let frequency = |pair: usize| {
         let exponent = (2 * pair) as f32 / config.head_dim as f32;
-        1.0 / (config.rope_theta as f32).powf(exponent)
+        let frequency = 1.0 / (config.rope_theta as f32).powf(exponent);
+        match config.rope_scaling {
+            RopeScaling::Default => frequency,
+            RopeScaling::Linear(factor) => frequency / factor as f32,
+        }
     };
     let frequencies: Vec<f32> = (0..config.head_dim / 2).map(frequency).collect();
     let of_position =

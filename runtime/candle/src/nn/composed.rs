@@ -38,6 +38,18 @@ pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
     rows.reshape(with_width(ids, weight)?)?.to_dtype(weight.dtype())
 }
 
+/// As [`padded_embedding`](super::padded_embedding()), but ids are not checked.
+///
+/// # Errors
+/// Those of candle.
+pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result<Tensor> {
+    let rows = embedding(ids, weight)?;
+    let padding = Tensor::new(padding as i64, ids.device())?;
+    let is_real = ids.to_dtype(DType::I64)?.broadcast_ne(&padding)?;
+    let is_real = is_real.unsqueeze(ids.rank())?.broadcast_as(rows.shape())?.contiguous()?;
+    is_real.where_cond(&rows, &rows.detach())
+}
+
 /// As [`rms_norm`](super::rms_norm()).
 ///
 /// # Errors

@@ -18,11 +18,30 @@ const NAME: &str = "embedding";
 /// # Errors
 /// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the weight not f32, bf16 or f16.
 pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let count = check(ids, weight)?;
-    if !weight.device().is_cpu() {
-        return composed::embedding(ids, weight);
+    check(ids, weight)?;
+    match weight.device().is_cpu() {
+        true => fused(ids, weight, None),
+        false => composed::embedding(ids, weight),
     }
-    let op = Embedding { rows: rows(ids, count)? };
+}
+
+/// As [`embedding`], but the row `padding` gets no gradient, as with `padding_idx` in PyTorch.
+///
+/// # Errors
+/// Those of [`embedding`], and if the weight has no row `padding`.
+pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result<Tensor> {
+    let count = check(ids, weight)?;
+    if padding >= count {
+        bail!("{NAME}: padding {padding}, and the weight has {count} rows")
+    }
+    match weight.device().is_cpu() {
+        true => fused(ids, weight, Some(padding)),
+        false => composed::padded_embedding(ids, weight, padding),
+    }
+}
+
+fn fused(ids: &Tensor, weight: &Tensor, padding: Option<usize>) -> Result<Tensor> {
+    let op = Embedding { rows: rows(ids, weight.dim(0)?)?, padding };
     weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
 }
 
@@ -58,6 +77,8 @@ fn rows(ids: &Tensor, count: usize) -> Result<Vec<usize>> {
 /// The rows of each id, one below the other.
 struct Embedding {
     rows: Vec<usize>,
+    /// The row that gets no gradient.
+    padding: Option<usize>,
 }
 
 impl Embedding {
@@ -66,7 +87,8 @@ impl Embedding {
         let (lent, (count, width)) = (Lent::of(g), weight.dims2()?);
         let g = lent.wide(NAME)?;
         let mut sums = vec![0.0; count * width];
-        for (row, g) in self.rows.iter().zip(g.chunks(width.max(1))) {
+        let rows = self.rows.iter().zip(g.chunks(width.max(1)));
+        for (row, g) in rows.filter(|(row, _)| Some(**row) != self.padding) {
             let sums = &mut sums[row * width..][..width];
             sums.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
         }

@@ -1,7 +1,9 @@
 //! Llama on meshes: against runs of transformers, against stock candle on whole parameters, and with adapters.
 
 mod batches;
+mod folders;
 mod golden;
+mod odd;
 mod run;
 mod stock;
 mod variants;

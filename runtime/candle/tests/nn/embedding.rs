@@ -76,3 +76,28 @@ fn ids_without_a_row_are_refused() {
     let told = "embedding: the weight has the shape [5], and needs [rows, width]";
     says(nn::embedding(&ids(&[0], &[1]), &flat), told);
 }
+
+/// As with `padding_idx` in PyTorch: the row is read as it is, and gets no gradient.
+#[test]
+fn a_padding_row_is_read_and_gets_no_gradient() {
+    for (_, dtype) in DTYPES {
+        let mut values = flat(&noise(1, &[5, 3], dtype));
+        values[6] = f32::INFINITY;
+        let weight =
+            Tensor::from_vec(values, (5, 3), &Device::Cpu).and_then(|it| it.to_dtype(dtype));
+        let weight = Var::from_tensor(&weight.expect("a weight")).expect("a variable");
+        let (ids, g) = (ids(&[4, 2, 4, 2, 0, 2], &[2, 3]), noise(2, &[2, 3, 3], dtype));
+        let plain = nn::embedding(&ids, &weight).expect("rows");
+        let mut expected = flat(&gradient(nn::embedding, &weight, (&ids, &g)));
+        expected[6..9].fill(0.0);
+        let fused: Function = |ids, weight| nn::padded_embedding(ids, weight, 2);
+        let composed: Function = |ids, weight| composed::padded_embedding(ids, weight, 2);
+        for function in [fused, composed] {
+            assert_eq!(flat(&function(&ids, &weight).expect("rows")), flat(&plain));
+            assert_eq!(flat(&gradient(function, &weight, (&ids, &g))), expected);
+        }
+    }
+    let weight = noise(1, &[5, 3], DType::F32);
+    let told = "embedding: padding 5, and the weight has 5 rows";
+    says(nn::padded_embedding(&ids(&[0], &[1]), &weight, 5), told);
+}
