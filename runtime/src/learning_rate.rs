@@ -1,6 +1,9 @@
-//! Learning-rate schedules: pure functions of the step.
+//! Learning-rate schedules: pure functions of the number of updates so far.
 
-/// A learning rate for each step.
+/// A learning rate for each update.
+///
+/// A schedule counts the updates that were applied, [`applied_steps`](crate::ShardedModel::applied_steps): skipped steps change no
+/// parameter, and must not use up the warm-up.
 ///
 /// ```
 /// use hsdp::LearningRate;
@@ -22,20 +25,20 @@ enum Shape {
 }
 
 impl LearningRate {
-    /// The same rate at every step.
+    /// Returns a schedule with one rate for all updates.
     #[must_use]
     pub fn constant(rate: f64) -> Self {
         Self { shape: Shape::Constant(rate) }
     }
 
-    /// Linear warm-up to `peak` over the first `warmup` steps, then half a cosine down to `floor` at step `total`, and `floor` after
-    /// that.
+    /// Returns a schedule with a linear warm-up to `peak` over the first `warmup` updates, then half a cosine down to `floor` at update
+    /// `total`, and `floor` after that.
     #[must_use]
     pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
         Self { shape: Shape::WarmupCosine { peak, floor, warmup, total } }
     }
 
-    /// The rate of step `step`, counted from 0.
+    /// Returns the rate of the next update after `step` applied ones.
     #[must_use]
     pub fn at(self, step: u64) -> f64 {
         match self.shape {

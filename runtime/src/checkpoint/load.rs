@@ -134,7 +134,7 @@ impl Checkpoints {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let (Read { parameters, frozen_digest, training, user }, restored) = read;
+        let (Read { parameters, frozen_digest, applied, training, user }, restored) = read;
         if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
             return Ok(Err(failed));
         }
@@ -144,7 +144,7 @@ impl Checkpoints {
             Err(failed) => return Ok(Err(failed)),
         };
         *optimizer = restored;
-        take(model, parameters, (step, training));
+        take(model, parameters, Counts { step, applied }, training);
         Ok(Ok(Resumed { step, user, broken: Vec::new() }))
     }
 
@@ -185,9 +185,15 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
     broken.into_iter().map(told).collect()
 }
 
-fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Training)) {
+/// The numbers of steps of a checkpoint.
+struct Counts {
+    step: u64,
+    applied: u64,
+}
+
+fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: Training) {
     let mut state = model.engine.state();
-    let Training { loss_scale, weight_hint } = training;
+    let Training { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
     match parameters {
@@ -198,7 +204,8 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
             }
         }
     }
-    (state.next_step, state.committed) = (step, step);
+    let Counts { step, applied } = counts;
+    (state.next_step, state.committed, state.applied) = (step, step, applied);
     state.loads += 1;
     // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
@@ -209,6 +216,7 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
 struct Read {
     parameters: Parameters,
     frozen_digest: Option<u64>,
+    applied: u64,
     training: Training,
     user: Value,
 }
@@ -251,7 +259,8 @@ fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
         Content::Trainable => Parameters::Trained(trained(fabric, generation)?),
     };
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
-    Ok(Read { parameters, frozen_digest, training, user })
+    let applied = generation.manifest().applied_steps();
+    Ok(Read { parameters, frozen_digest, applied, training, user })
 }
 
 /// The trained elements of this rank's shards, by unit.

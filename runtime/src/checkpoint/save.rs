@@ -217,10 +217,11 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     fn head(&self, weight_hint: u64, frozen_digest: Option<u64>) -> Head {
         let (state, mesh) = (self.model.engine.state(), self.model.plan().mesh());
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()].map(|it| it as u64);
+        let (loss_scale, applied) = (state.loss_scale.saved(), state.applied);
         Head {
             step: self.step,
             mesh: MeshShape { replicate, shard },
-            training: Training { loss_scale: state.loss_scale.saved(), weight_hint },
+            training: Training { loss_scale, weight_hint, applied_steps: Some(applied) },
             optimizer: Some(self.of_optimizer.clone()),
             user: self.user.clone(),
             frozen_digest,

@@ -66,7 +66,7 @@ impl ShardedModel {
         let pass =
             Pass { fabric, gradients: &gradients, assignment: &assignment, averages: &averages };
         pass.run(&mut state, optimizers)?;
-        state.commit();
+        state.commit(&gradients.verdict);
         state.assignment = assignment;
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,

@@ -5,6 +5,7 @@ mod groups;
 mod norms_and_rates;
 mod own_optimizer;
 mod refusals;
+mod skipped;
 
 use std::collections::BTreeMap;
 
