@@ -32,7 +32,8 @@
 //! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `optimizer` (those that a
 //! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
-//! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
+//! `save`, `made` (a save that is called again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
+//! model), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
 
 mod background;
@@ -43,6 +44,7 @@ mod import;
 mod load;
 mod made;
 mod optimizer;
+mod options;
 mod pair;
 mod portions;
 mod save;
@@ -62,6 +64,8 @@ use hsdp_sharding::{Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
+pub use options::OtherOptions;
+pub(crate) use options::{RATE, SavedOptions};
 use parking_lot::Mutex;
 pub use save::Saved;
 pub use together::Problem;
@@ -97,6 +101,7 @@ pub struct Checkpoints {
     /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
     content: Content,
+    other_options: OtherOptions,
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
     frozen: Option<(ModelId, u64, u64)>,
 }
@@ -123,7 +128,7 @@ impl Content {
     }
 }
 
-/// How checkpoints are written.
+/// How checkpoints are written and loaded.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// The number of generations to keep, at least two.
@@ -134,12 +139,15 @@ pub struct CheckpointOptions {
     pub files: Arc<dyn Files>,
     /// The parameters that checkpoints have; the same on all ranks.
     pub content: Content,
+    /// What a load does where the optimizer was made with other options; the same on all ranks.
+    pub other_options: OtherOptions,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
         let holder = format!("process {}", std::process::id());
-        Self { keep: 2, holder, files: Arc::new(Disk), content: Content::All }
+        let (content, other_options) = (Content::default(), OtherOptions::default());
+        Self { keep: 2, holder, files: Arc::new(Disk), content, other_options }
     }
 }
 
@@ -150,14 +158,14 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
-    /// [`Content`]; [`Error::Options`] if a
+    /// [`Content`] or [`OtherOptions`]; [`Error::Options`] if a
     /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        let CheckpointOptions { keep, holder, files, content } = options;
+        let CheckpointOptions { keep, holder, files, content, other_options } = options;
         let store = Store::new(directory, files).keeping(keep);
         let fabric = &model.engine.fabric;
         check_names(model)?;
@@ -165,7 +173,7 @@ impl Checkpoints {
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        check_content(together, content)?;
+        check_options(together, [content as u64, other_options as u64])?;
         Ok(Self {
             store,
             lease,
@@ -174,6 +182,7 @@ impl Checkpoints {
             saved: VecDeque::new(),
             snapshot: Snapshot::default(),
             content,
+            other_options,
             frozen: None,
         })
     }
@@ -211,13 +220,19 @@ impl Checkpoints {
 }
 
 /// # Errors
-/// [`Error::Checkpoint`] if ranks have another content.
-fn check_content(together: Together<'_>, content: Content) -> Result<(), Error> {
-    let said = together.tell([content as u64])?;
-    let said: Vec<u64> = said.into_iter().map(|[content]| content).collect();
-    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
-    let what = format!("the content of its checkpoints is another than on rank {other}");
-    Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
+/// [`Error::Checkpoint`] if ranks have another content, or load in another way.
+fn check_options(together: Together<'_>, mine: [u64; 2]) -> Result<(), Error> {
+    const NAMES: [&str; 2] = ["the content of its checkpoints", "its choice of other options"];
+    let said = together.tell(mine)?;
+    for (word, name) in NAMES.into_iter().enumerate() {
+        let said: Vec<u64> = said.iter().map(|words| words[word]).collect();
+        if let Some([rank, other]) = comparison::odd_one(&said) {
+            let what = format!("{name} is another than on rank {other}");
+            let problem = Problem::lasting(what);
+            return Err(together.error(Failed { rank: Rank::new(rank), problem }));
+        }
+    }
+    Ok(())
 }
 
 /// # Errors

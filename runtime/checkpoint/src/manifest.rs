@@ -106,9 +106,16 @@ pub struct LossScaleHead {
 pub struct OptimizerHead {
     /// The kind of optimizer, such as `adamw`.
     pub kind: String,
-    /// The options with which it was made.
+    /// The present options, with the learning rates that were set last.
     #[serde(deserialize_with = "bounds::value")]
     pub options: serde_json::Value,
+    /// The options with which the program made it. Formats 1 and 2 lack them.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "bounds::optional_value"
+    )]
+    pub made_with: Option<serde_json::Value>,
     /// The number of updates so far, by parameter name.
     #[serde(deserialize_with = "bounds::unique")]
     pub updates: BTreeMap<String, u64>,
@@ -310,6 +317,12 @@ impl Manifest {
     /// Checks that the manifest has the fields of its format.
     fn check_format(&self) -> Result<(), String> {
         let Self { format, step, .. } = *self;
+        let made_with = self.optimizer.as_ref().and_then(|optimizer| optimizer.made_with.as_ref());
+        if made_with.is_some() && format < WITH_APPLIED {
+            return Err(format!(
+                "its format is {format}, and only format {WITH_APPLIED} has made_with"
+            ));
+        }
         match self.training.applied_steps {
             Some(_) if format < WITH_APPLIED => {
                 return Err(format!(

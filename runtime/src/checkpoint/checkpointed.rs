@@ -8,6 +8,7 @@ use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
+use super::options::SavedOptions;
 use super::together::Problem;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
@@ -22,8 +23,8 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// Whether the optimizer was made for this model.
     fn is_of(&self, model: &ModelId) -> bool;
 
-    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its options, for people to read: a program that resumes uses
-    /// its own options. The number of updates of each parameter that it updates, by name; none if it does not count them.
+    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and those with which it was made, which
+    /// a load compares ([`OtherOptions`](super::OtherOptions)). The number of updates of each parameter that it updates, by name; none if it does not count them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
     /// The kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No other optimizer of the same checkpoint has one of them.
@@ -61,7 +62,8 @@ pub trait Checkpointed: Sized + Send + Sync {
         Ok(state.map(|state| copy_part(&state, (0, into))).is_some())
     }
 
-    /// A new optimizer with the same options, and with the state of a checkpoint. This one does not change.
+    /// A new optimizer with the state of a checkpoint, and with the same options, or those of the checkpoint that it takes. This one does
+    /// not change.
     ///
     /// # Errors
     /// If the checkpoint cannot be read, or there is no memory for the state.
@@ -138,6 +140,8 @@ pub struct SavedState<'a> {
     pub(super) generation: &'a Generation,
     /// Whose state it is.
     pub(super) whose: Whose,
+    /// The options that the optimizer takes.
+    pub(crate) options: SavedOptions<'a>,
 }
 
 /// The optimizers to which the state in a checkpoint belongs.
@@ -150,9 +154,9 @@ pub(super) enum Whose {
 }
 
 impl SavedState<'_> {
-    /// The same state, of which each parameter's belongs to one of several optimizers.
-    pub(super) fn of_several(self) -> Self {
-        Self { whose: Whose::Several, ..self }
+    /// Returns the same state for one optimizer of a pair: that of each parameter belongs to one of several.
+    pub(super) fn part(self, index: usize) -> Self {
+        Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
 
     /// The parameters of which there is such state, in the order of the model: all trainable ones, if one optimizer updates them all, and

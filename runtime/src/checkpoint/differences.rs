@@ -6,7 +6,9 @@ use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use super::together::Problem;
-use super::{Checkpointed, Content, Expected, SavedState, Spread, StateTensor};
+use super::{
+    Checkpointed, Content, Expected, OtherOptions, SavedState, Spread, StateTensor, options,
+};
 use crate::engine::fabric::Fabric;
 
 /// The parameters that a checkpoint has.
@@ -17,18 +19,27 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
     }
 }
 
-/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`.
-pub(super) fn check<O: Checkpointed>(
-    saved: &SavedState<'_>,
+/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`. Returns the state with
+/// the options that the optimizer takes.
+pub(super) fn check<'a, O: Checkpointed>(
+    saved: SavedState<'a>,
     optimizer: &O,
     wanted: Content,
-) -> Result<(), Problem> {
-    let SavedState { fabric, generation, .. } = *saved;
+    others: OtherOptions,
+) -> Result<SavedState<'a>, Problem> {
+    let SavedState { fabric, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
     let refused = |what: String| Err(Problem::lasting(what));
-    let wrong = differences(saved, optimizer);
-    if !wrong.is_empty() {
-        return refused(format!("{path} is of another model: {}", wrong.join("; ")));
+    let options = options::agreed(manifest, &optimizer.head(fabric.plan.spec()), others);
+    let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
+    let wrong = differences(&saved, optimizer);
+    match (wrong.is_empty(), options) {
+        (true, Ok(_)) => {}
+        (true, Err(others)) => return refused(format!("{path}: {others}")),
+        (false, others) => {
+            let others = others.err().map_or_else(String::new, |others| format!("; {others}"));
+            return refused(format!("{path} is of another model: {}{others}", wrong.join("; ")));
+        }
     }
     let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
@@ -41,7 +52,7 @@ pub(super) fn check<O: Checkpointed>(
         );
         return refused(what);
     }
-    Ok(())
+    Ok(saved)
 }
 
 fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {

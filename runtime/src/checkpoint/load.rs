@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Generation, Manifest, Training};
+use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
 use hsdp_sharding::{Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::checkpointed::Whose;
 use super::portions::{self, Portion};
 use super::together::{Failed, Kind, Problem, Together};
-use super::{Checkpointed, Checkpoints, Content, SavedState, differences, frozen};
+use super::{
+    Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
+};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::precision::LossScaling;
 use crate::updated::Updated;
 
 /// A checkpoint from which a model goes on.
@@ -126,15 +129,17 @@ impl Checkpoints {
     ) -> Result<Result<Resumed, Failed>, Error> {
         let read = loading(model, step).attempt(|| {
             let (fabric, generation) = (&model.engine.fabric, self.store.open(step)?);
-            let saved = SavedState { fabric, generation: &generation, whose: Whose::One };
-            differences::check(&saved, optimizer, self.content)?;
-            Ok((read(&saved)?, optimizer.restored(model, &saved)?))
+            let (whose, options) = (Whose::One, SavedOptions::Own);
+            let saved = SavedState { fabric, generation: &generation, whose, options };
+            let saved = differences::check(saved, optimizer, self.content, self.other_options)?;
+            let notes = notes(&saved, &optimizer.head(fabric.plan.spec()));
+            Ok((Read { notes, ..read(&saved)? }, optimizer.restored(model, &saved)?))
         });
         let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let (Read { parameters, frozen_digest, applied, training, user }, restored) = read;
+        let (Read { parameters, frozen_digest, applied, training, user, notes }, restored) = read;
         if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
             return Ok(Err(failed));
         }
@@ -143,6 +148,9 @@ impl Checkpoints {
             Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
         };
+        for note in notes.iter().filter(|_| model.rank().index() == 0) {
+            tracing::warn!(step, "{note}");
+        }
         *optimizer = restored;
         take(model, parameters, Counts { step, applied }, training);
         Ok(Ok(Resumed { step, user, broken: Vec::new() }))
@@ -166,6 +174,29 @@ impl Checkpoints {
             _ => Ok(()),
         })
     }
+}
+
+/// Returns what a person should know of a load: values of the program that it replaces, and values in the checkpoint that it leaves out.
+fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
+    let manifest = saved.generation.manifest();
+    let takes_rates = !matches!(saved.options, SavedOptions::Own);
+    let rates = options::replaced_rates(manifest, own).filter(|_| takes_rates);
+    let rates = rates.map(|[ours, there]| {
+        format!(
+            "the learning rates of the checkpoint, {there}, replace those that the program has set, {ours}: set a rate after the load, or \
+             choose OtherOptions::KeepOwn"
+        )
+    });
+    let (scale, scaling) = (manifest.training.loss_scale, saved.fabric.options.loss_scaling);
+    let is_other = scale.is_some() != matches!(scaling, LossScaling::Dynamic(_));
+    let scale = is_other.then(|| {
+        let there =
+            scale.map_or("none".to_owned(), |scale| format!("a dynamic one, {}", scale.value));
+        format!(
+            "the checkpoint has another kind of loss scale ({there}) than this model ({scaling:?}), which begins with its own"
+        )
+    });
+    rates.into_iter().chain(scale).collect()
 }
 
 fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
@@ -219,6 +250,8 @@ struct Read {
     applied: u64,
     training: Training,
     user: Value,
+    /// Texts for a warning.
+    notes: Vec<String>,
 }
 
 /// The parameters that were read, by unit.
@@ -260,7 +293,7 @@ fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
     };
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
     let applied = generation.manifest().applied_steps();
-    Ok(Read { parameters, frozen_digest, applied, training, user })
+    Ok(Read { parameters, frozen_digest, applied, training, user, notes: Vec::new() })
 }
 
 /// The trained elements of this rank's shards, by unit.

@@ -48,7 +48,7 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
-    pub(super) fn lasting(what: String) -> Self {
+    pub(crate) fn lasting(what: String) -> Self {
         Self { kind: Kind::Lasting, what }
     }
 

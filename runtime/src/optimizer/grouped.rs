@@ -142,7 +142,8 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let counted = self.state.iter().filter(|_| self.method.traits().counts);
         let updates = counted.flat_map(|state| state.covered().counts(spec)).collect();
-        OptimizerHead { kind: self.method.kind().to_owned(), options: self.groups.json(), updates }
+        let (kind, options) = (self.method.kind().to_owned(), self.groups.json());
+        OptimizerHead { kind, options, made_with: Some(self.groups.made_with()), updates }
     }
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -156,9 +157,9 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let parameters = saved.parameters_with(&self.kinds());
-        let of =
-            |id: &ParamId| self.method.tensors(&self.groups.options, *id, saved.parameter(*id));
+        let groups = self.groups.following(saved.options).unwrap_or_else(|_| self.groups.clone());
+        let parameters = saved.parameters_with(self.method.kinds(&groups.options));
+        let of = |id: &ParamId| self.method.tensors(&groups.options, *id, saved.parameter(*id));
         let tensors = parameters.iter().flat_map(of).collect();
         Expected {
             tensors,
@@ -191,18 +192,18 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let has: BTreeSet<ParamId> = saved.parameters_with(&self.kinds()).into_iter().collect();
+        let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
+        let kinds = self.method.kinds(&groups.options);
+        let has: BTreeSet<ParamId> = saved.parameters_with(kinds).into_iter().collect();
         let fabric = &model.engine.fabric;
         let read = || {
             let of = ("loading", model.committed_steps());
-            let mut state =
-                self.method.zeros(&self.groups, (fabric, of), &|id| has.contains(&id))?;
+            let mut state = self.method.zeros(&groups, (fabric, of), &|id| has.contains(&id))?;
             state.covered_mut().read(saved);
             state.read(fabric, saved)?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;
-        let (model, groups) = (self.model.clone(), self.groups.clone());
-        Ok(Self { model, method: self.method, groups, state })
+        Ok(Self { model: self.model.clone(), method: self.method, groups, state })
     }
 }

@@ -2,8 +2,10 @@
 
 use std::fmt::{self, Debug, Display};
 
+use hsdp_kernels::MomentumKind;
 use serde_json::{Map, Value};
 
+use crate::checkpoint::RATE;
 use crate::error::Error;
 
 /// The options of a kind of optimizer.
@@ -16,6 +18,54 @@ pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
 
     /// Calls `see` for each option, with its name and its value. Errors, checkpoints and the comparison of ranks name them so.
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>));
+
+    /// Sets an option to the value that a checkpoint has under its name, and returns whether it could. A choice is saved as the text of
+    /// its `Debug`. Only [`OtherOptions::TakeSaved`](crate::checkpoint::OtherOptions::TakeSaved) needs it, where an option differs.
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        let _ = (name, saved);
+        false
+    }
+}
+
+/// Sets all options to those of a checkpoint.
+///
+/// # Errors
+/// The first option that the checkpoint lacks, or that cannot be set.
+pub(super) fn set(
+    options: &mut impl OptimizerOptions,
+    saved: &Value,
+    of: &dyn Display,
+) -> Result<(), String> {
+    let (before, mut names) = (json(options), Vec::new());
+    options.each(&mut |name, _| names.push(name));
+    for name in names {
+        let (own, saved) = (&before[name], saved.get(name));
+        if saved == Some(own) {
+            continue;
+        }
+        if !saved.is_some_and(|saved| options.set(name, saved)) {
+            let saved = saved.map_or("missing".to_owned(), Value::to_string);
+            return Err(format!(
+                "{of} {name} is {saved} there, and cannot be taken in place of {own}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// All kinds of momentum.
+pub(super) const MOMENTUM_KINDS: [MomentumKind; 2] =
+    [MomentumKind::Classic, MomentumKind::Nesterov];
+
+/// Sets a number to a saved one, if that is a number.
+pub(super) fn set_number(number: &mut f64, saved: &Value) -> bool {
+    saved.as_f64().map(|saved| *number = saved).is_some()
+}
+
+/// Sets a choice to that of `all` whose text was saved.
+pub(super) fn set_choice<T: Copy + Debug>(choice: &mut T, all: &[T], saved: &Value) -> bool {
+    let is_saved = |it: &&T| saved.as_str().is_some_and(|saved| format!("{it:?}") == saved);
+    all.iter().find(is_saved).map(|saved| *choice = *saved).is_some()
 }
 
 /// The value of an option.
@@ -132,5 +182,8 @@ pub(super) fn json(options: &impl OptimizerOptions) -> Value {
         };
         json.insert(name.to_owned(), value);
     });
+    // An optimizer of the program's own may list its rate under another name.
+    let rate = *{ *options }.learning_rate();
+    json.entry(RATE).or_insert(Value::from(rate));
     Value::Object(json)
 }

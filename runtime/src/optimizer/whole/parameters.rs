@@ -262,7 +262,8 @@ fn copies(
 impl Checkpointed for WholeParameters {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let updates = self.held.iter().flat_map(|held| held.covered.counts(spec)).collect();
-        OptimizerHead { kind: self.kind.to_owned(), options: Value::Null, updates }
+        let kind = self.kind.to_owned();
+        OptimizerHead { kind, options: Value::Null, made_with: None, updates }
     }
 
     fn is_of(&self, model: &ModelId) -> bool {
