@@ -33,12 +33,13 @@
 //! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
 //! `save`, `made` (a save that is called again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
-//! model), `load`; `snapshot`, `background` (saves while training
+//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
 
 mod background;
 mod checkpointed;
 mod differences;
+mod fitting;
 mod frozen;
 mod import;
 mod load;
@@ -55,12 +56,14 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, Expected, SavedState, Spread, StateTensor};
+pub(crate) use checkpointed::{Source, copy_part};
+use fitting::Fitting;
+pub use fitting::OtherParameters;
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
-use hsdp_sharding::{Rank, Role};
+use hsdp_sharding::{ParamId, Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
@@ -102,6 +105,7 @@ pub struct Checkpoints {
     snapshot: Snapshot,
     content: Content,
     other_options: OtherOptions,
+    other_parameters: OtherParameters,
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
     frozen: Option<(ModelId, u64, u64)>,
 }
@@ -141,13 +145,21 @@ pub struct CheckpointOptions {
     pub content: Content,
     /// What a load does where the optimizer was made with other options; the same on all ranks.
     pub other_options: OtherOptions,
+    /// What a load does where the checkpoint has other parameters; the same on all ranks.
+    pub other_parameters: OtherParameters,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
         let holder = format!("process {}", std::process::id());
-        let (content, other_options) = (Content::default(), OtherOptions::default());
-        Self { keep: 2, holder, files: Arc::new(Disk), content, other_options }
+        Self {
+            keep: 2,
+            holder,
+            files: Arc::new(Disk),
+            content: Content::default(),
+            other_options: OtherOptions::default(),
+            other_parameters: OtherParameters::default(),
+        }
     }
 }
 
@@ -158,14 +170,15 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
-    /// [`Content`] or [`OtherOptions`]; [`Error::Options`] if a
+    /// [`Content`], [`OtherOptions`] or [`OtherParameters`]; [`Error::Options`] if a
     /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        let CheckpointOptions { keep, holder, files, content, other_options } = options;
+        let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
+            options;
         let store = Store::new(directory, files).keeping(keep);
         let fabric = &model.engine.fabric;
         check_names(model)?;
@@ -173,7 +186,7 @@ impl Checkpoints {
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        check_options(together, [content as u64, other_options as u64])?;
+        check_options(together, [content as u64, other_options as u64, other_parameters as u64])?;
         Ok(Self {
             store,
             lease,
@@ -183,6 +196,7 @@ impl Checkpoints {
             snapshot: Snapshot::default(),
             content,
             other_options,
+            other_parameters,
             frozen: None,
         })
     }
@@ -205,7 +219,9 @@ impl Checkpoints {
             Some(part) => Ok(part),
             None => {
                 let shards = model.engine.state().shards.clone();
-                Ok(frozen::part(&model.engine.fabric, &shards)?)
+                let fabric = &model.engine.fabric;
+                let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
+                Ok(frozen::part(fabric, &shards, is_frozen)?)
             }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));
@@ -221,8 +237,12 @@ impl Checkpoints {
 
 /// # Errors
 /// [`Error::Checkpoint`] if ranks have another content, or load in another way.
-fn check_options(together: Together<'_>, mine: [u64; 2]) -> Result<(), Error> {
-    const NAMES: [&str; 2] = ["the content of its checkpoints", "its choice of other options"];
+fn check_options(together: Together<'_>, mine: [u64; 3]) -> Result<(), Error> {
+    const NAMES: [&str; 3] = [
+        "the content of its checkpoints",
+        "its choice of other options",
+        "its choice of other parameters",
+    ];
     let said = together.tell(mine)?;
     for (word, name) in NAMES.into_iter().enumerate() {
         let said: Vec<u64> = said.iter().map(|words| words[word]).collect();

@@ -214,7 +214,8 @@ impl Checkpointed for Ema {
             decay = saved.ok_or_else(lacking)?;
         }
         let of = (decay, model.committed_steps());
-        let average = Average::saved(&model.engine.fabric, of, saved)?;
+        let shards = model.engine.state().shards.clone();
+        let average = Average::saved(&model.engine.fabric, of, saved, &shards)?;
         Ok(Self::of(model, average))
     }
 }

@@ -8,6 +8,7 @@ use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
+use super::fitting::Fitting;
 use super::options::SavedOptions;
 use super::together::Problem;
 use crate::engine::fabric::Fabric;
@@ -142,6 +143,8 @@ pub struct SavedState<'a> {
     pub(super) whose: Whose,
     /// The options that the optimizer takes.
     pub(crate) options: SavedOptions<'a>,
+    /// What fits, if only that is taken.
+    pub(super) fitting: Option<&'a Fitting>,
 }
 
 /// The optimizers to which the state in a checkpoint belongs.
@@ -201,16 +204,47 @@ impl SavedState<'_> {
         &self.fabric.plan.spec()[parameter]
     }
 
-    /// The number of updates of a parameter.
+    /// Whether the state of a parameter is taken. Otherwise it begins anew, where only what fits is taken
+    /// ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
+    #[must_use]
+    pub fn takes_state(&self, parameter: ParamId) -> bool {
+        self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
+    }
+
+    /// Whether only what fits is taken.
+    pub(crate) fn is_fitting(&self) -> bool {
+        self.fitting.is_some()
+    }
+
+    /// Reads elements of a parameter as it is after the load, which are `own` in the model before.
+    pub(crate) fn read_parameter(
+        &self,
+        parameter: ParamId,
+        start: usize,
+        own: impl FnOnce(&mut [f32]) -> Result<(), Error>,
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        if self.fitting.is_some_and(|fitting| fitting.lacks(parameter)) {
+            return Ok(own(into)?);
+        }
+        let name = &self.fabric.plan.spec()[parameter].name;
+        Ok(self.generation.read(name, start as u64, into)?)
+    }
+
+    /// The number of updates of a parameter; 0 if its state is not taken.
     #[must_use]
     pub fn updates(&self, parameter: ParamId) -> u64 {
+        if !self.takes_state(parameter) {
+            return 0;
+        }
         let head = self.generation.manifest().optimizer.as_ref();
         let name = &self.fabric.plan.spec()[parameter].name;
         let counted = head.and_then(|head| head.updates.get(name));
         counted.copied().unwrap_or(0)
     }
 
-    /// Reads elements of a tensor, from the `start`-th on, until `into` is full.
+    /// Reads elements of a tensor, from the `start`-th on, until `into` is full. Leaves `into` as it is if the state of the parameter is
+    /// not [taken](Self::takes_state).
     ///
     /// # Errors
     /// If the checkpoint has no such tensor, or is damaged.
@@ -220,7 +254,30 @@ impl SavedState<'_> {
         start: usize,
         into: &mut [f32],
     ) -> Result<(), Problem> {
+        if !self.takes_state(parameter) {
+            return Ok(());
+        }
         let name = state_tensor(kind, &self.fabric.plan.spec()[parameter].name);
         Ok(self.generation.read(&name, start as u64, into)?)
+    }
+}
+
+/// State of optimizers, from which an optimizer reads its own.
+pub(crate) trait Source {
+    /// The number of updates of a parameter.
+    fn updates(&self, parameter: ParamId) -> u64;
+
+    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves `into` as it is if the source has no
+    /// such state.
+    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
+}
+
+impl Source for SavedState<'_> {
+    fn updates(&self, parameter: ParamId) -> u64 {
+        self.updates(parameter)
+    }
+
+    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
+        self.read(of, start, into)
     }
 }

@@ -7,7 +7,8 @@ use hsdp_sharding::{Param, ParamId, Role};
 
 use super::together::Problem;
 use super::{
-    Checkpointed, Content, Expected, OtherOptions, SavedState, Spread, StateTensor, options,
+    Checkpointed, Content, Expected, Fitting, OtherOptions, OtherParameters, SavedOptions,
+    SavedState, Spread, StateTensor, options,
 };
 use crate::engine::fabric::Fabric;
 
@@ -19,31 +20,45 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
     }
 }
 
-/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`. Returns the state with
-/// the options that the optimizer takes.
+/// What a load wants of a checkpoint, and allows to differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) content: Content,
+    pub(super) other_options: OtherOptions,
+    pub(super) other_parameters: OtherParameters,
+}
+
+/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`. Returns the options that
+/// the optimizer takes, and what fits if that is asked for.
 pub(super) fn check<'a, O: Checkpointed>(
     saved: SavedState<'a>,
     optimizer: &O,
-    wanted: Content,
-    others: OtherOptions,
-) -> Result<SavedState<'a>, Problem> {
+    wanted: Wanted,
+) -> Result<(SavedOptions<'a>, Option<Fitting>), Problem> {
+    let Wanted { content, other_options, other_parameters } = wanted;
     let SavedState { fabric, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
     let refused = |what: String| Err(Problem::lasting(what));
-    let options = options::agreed(manifest, &optimizer.head(fabric.plan.spec()), others);
+    let own = optimizer.head(fabric.plan.spec());
+    let options = options::agreed(manifest, &own, other_options, other_parameters);
     let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
-    let wrong = differences(&saved, optimizer);
-    match (wrong.is_empty(), options) {
-        (true, Ok(_)) => {}
+    let fits = other_parameters == OtherParameters::TakeFitting;
+    let (wrong, fitting) = match other_optimizer(manifest, &own) {
+        Some(wrong) => (vec![wrong], None),
+        None if fits => (Vec::new(), Some(Fitting::of(&saved, &optimizer.expected(&saved)))),
+        None => (differences(&saved, optimizer), None),
+    };
+    let options = match (wrong.is_empty(), options) {
+        (true, Ok(options)) => options,
         (true, Err(others)) => return refused(format!("{path}: {others}")),
         (false, others) => {
             let others = others.err().map_or_else(String::new, |others| format!("; {others}"));
             return refused(format!("{path} is of another model: {}{others}", wrong.join("; ")));
         }
-    }
+    };
     let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
-    let lacks = (content_of(manifest), wanted) == (Content::Trainable, Content::All);
+    let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
     if lacks && !frozen.is_empty() {
         let what = format!(
             "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the model its frozen parameters, and open its \
@@ -52,26 +67,28 @@ pub(super) fn check<'a, O: Checkpointed>(
         );
         return refused(what);
     }
-    Ok(saved)
+    Ok((options, fitting))
 }
 
 fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {
     fabric.plan.spec().units().iter().flat_map(|unit| &unit.params)
 }
 
+/// The text of an optimizer of another kind than the program's.
+fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
+    match &manifest.optimizer {
+        Some(OptimizerHead { kind, .. }) if *kind == own.kind => None,
+        Some(OptimizerHead { kind, .. }) => {
+            Some(format!("its optimizer is {}, not {}", kind.escape_debug(), own.kind))
+        }
+        None => Some("it has no optimizer".to_owned()),
+    }
+}
+
 /// All differences between a checkpoint and this model and optimizer.
 fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<String> {
     let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
-    let own = optimizer.head(fabric.plan.spec()).kind;
     let mut wrong = Vec::new();
-    match &manifest.optimizer {
-        Some(OptimizerHead { kind, .. }) if *kind == own => {}
-        Some(OptimizerHead { kind, .. }) => {
-            wrong.push(format!("its optimizer is {}, not {own}", kind.escape_debug()));
-            return wrong;
-        }
-        None => wrong.push("it has no optimizer".to_owned()),
-    }
     let Expected { tensors, counted } = optimizer.expected(saved);
     wrong.extend(missing_counts(saved, &counted));
     let mut expected = BTreeSet::new();

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
-use hsdp_sharding::{Role, UnitId, UnitLayout};
+use hsdp_sharding::{ParamId, Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::checkpointed::Whose;
+use super::differences::Wanted;
+use super::fitting::{Fitting, Unmatched};
 use super::portions::{self, Portion};
 use super::together::{Failed, Kind, Problem, Together};
 use super::{
@@ -28,6 +30,13 @@ pub struct Resumed {
     pub user: Value,
     /// The problems of newer checkpoints that were broken, one text for each.
     pub broken: Vec<String>,
+    /// With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), the parameters that keep the values of the model,
+    /// because the checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
+    pub new_parameters: Vec<String>,
+    /// The trained parameters whose optimizer state begins anew: their averages begin as the parameters, and all else with zeros.
+    pub new_states: Vec<String>,
+    /// The tensors of the checkpoint that nothing took: parameters, and state as `optimizer:<kind>:<parameter>`.
+    pub left_over: Vec<String>,
 }
 
 /// The value for "no step" where ranks exchange a step.
@@ -129,18 +138,31 @@ impl Checkpoints {
     ) -> Result<Result<Resumed, Failed>, Error> {
         let read = loading(model, step).attempt(|| {
             let (fabric, generation) = (&model.engine.fabric, self.store.open(step)?);
-            let (whose, options) = (Whose::One, SavedOptions::Own);
-            let saved = SavedState { fabric, generation: &generation, whose, options };
-            let saved = differences::check(saved, optimizer, self.content, self.other_options)?;
+            let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
+            let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
+            let wanted = Wanted {
+                content: self.content,
+                other_options: self.other_options,
+                other_parameters: self.other_parameters,
+            };
+            let (options, fitting) = differences::check(saved, optimizer, wanted)?;
+            let saved = SavedState { options, fitting: fitting.as_ref(), ..saved };
             let notes = notes(&saved, &optimizer.head(fabric.plan.spec()));
-            Ok((Read { notes, ..read(&saved)? }, optimizer.restored(model, &saved)?))
+            let read = read(&saved, model)?;
+            let restored = optimizer.restored(model, &saved)?;
+            Ok((Read { notes, fitting, ..read }, restored))
         });
         let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let (Read { parameters, frozen_digest, applied, training, user, notes }, restored) = read;
-        if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
+        let (read, restored) = read;
+        let Read { parameters, frozen_digest, applied, training, user, notes, fitting } = read;
+        let compared = match &fitting {
+            None => self.compare_frozen(model, step, frozen_digest),
+            Some(fitting) => compare_lacking(model, step, frozen_digest, fitting),
+        };
+        if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
         let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?));
@@ -153,7 +175,10 @@ impl Checkpoints {
         }
         *optimizer = restored;
         take(model, parameters, Counts { step, applied }, training);
-        Ok(Ok(Resumed { step, user, broken: Vec::new() }))
+        let Unmatched { new_parameters, new_states, left_over } =
+            fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        let broken = Vec::new();
+        Ok(Ok(Resumed { step, user, broken, new_parameters, new_states, left_over }))
     }
 
     /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
@@ -167,13 +192,43 @@ impl Checkpoints {
         let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
         let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
-        together.agree(match saved {
-            Some(saved) if saved != here => Err(Problem::lasting(format!(
-                "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {here:#018x} here"
-            ))),
-            _ => Ok(()),
-        })
+        together.agree(same_frozen(saved, [here]))
     }
+}
+
+/// Checks that the frozen parameters have the digest of the checkpoint, if it leaves these out.
+fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(), Problem> {
+    match saved {
+        Some(saved) if !here.contains(&saved) => Err(Problem::lasting(format!(
+            "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {:#018x} here",
+            here[0]
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Compares the parameters that a checkpoint lacks with its digest of frozen ones, where the model takes what fits. The frozen parameters
+/// of the model that was saved are all of these, or those of them that are frozen here. Collective.
+fn compare_lacking(
+    model: &ShardedModel,
+    step: u64,
+    saved: Option<u64>,
+    fitting: &Fitting,
+) -> Result<Result<(), Failed>, Error> {
+    let (together, fabric) = (loading(model, step), &model.engine.fabric);
+    let shards = model.engine.state().shards.clone();
+    let parts = together.run(|| {
+        let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
+        let all = frozen::part(fabric, &shards, |id| fitting.lacks(id))?;
+        let frozen = frozen::part(fabric, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
+        Ok([all, frozen])
+    })?;
+    let parts = together.tell(parts)?;
+    let here = [0, 1].map(|word| {
+        let parts: Vec<u64> = parts.iter().map(|parts| parts[word]).collect();
+        frozen::of_parts(fabric, &parts)
+    });
+    together.agree(same_frozen(saved, here))
 }
 
 /// Returns what a person should know of a load: values of the program that it replaces, and values in the checkpoint that it leaves out.
@@ -196,7 +251,8 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
             "the checkpoint has another kind of loss scale ({there}) than this model ({scaling:?}), which begins with its own"
         )
     });
-    rates.into_iter().chain(scale).collect()
+    let unmatched = saved.fitting.and_then(|fitting| fitting.lists.text());
+    rates.into_iter().chain(scale).chain(unmatched).collect()
 }
 
 fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
@@ -252,6 +308,8 @@ struct Read {
     user: Value,
     /// Texts for a warning.
     notes: Vec<String>,
+    /// What fits, if only that is taken.
+    fitting: Option<Fitting>,
 }
 
 /// The parameters that were read, by unit.
@@ -279,10 +337,11 @@ impl Parameters {
     }
 }
 
-fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
+fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
     let SavedState { fabric, generation, .. } = *saved;
     let Manifest { frozen_digest, training, user, .. } = generation.manifest();
     let parameters = match differences::content_of(generation.manifest()) {
+        _ if saved.is_fitting() => Parameters::All(fitting_shards(saved, model)?),
         Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
             for Portion { name, offset, range, .. } in portions {
                 generation.read(name, *offset, &mut parameters[range.clone()])?;
@@ -293,7 +352,23 @@ fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
     };
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
     let applied = generation.manifest().applied_steps();
-    Ok(Read { parameters, frozen_digest, applied, training, user, notes: Vec::new() })
+    let (notes, fitting) = (Vec::new(), None);
+    Ok(Read { parameters, frozen_digest, applied, training, user, notes, fitting })
+}
+
+/// Returns this rank's shards with the parameters of a checkpoint that fit. The others are those of the model.
+fn fitting_shards(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Vec<Shard>, Problem> {
+    let own = model.engine.state().shards.clone();
+    shards_of(saved.fabric, |unit, portions, parameters| {
+        portions.iter().try_for_each(|portion| {
+            let own = |into: &mut [f32]| {
+                own[unit.index()].copy_to(saved.fabric, portion.range.start, into)
+            };
+            let start = portion.param_range().start;
+            let into = &mut parameters[portion.range.clone()];
+            saved.read_parameter(portion.parameter(), start, own, into)
+        })
+    })
 }
 
 /// The trained elements of this rank's shards, by unit.

@@ -3,6 +3,7 @@
 use hsdp_checkpoint::{Manifest, OptimizerHead};
 use serde_json::Value;
 
+use super::fitting::OtherParameters;
 use super::pair::AND;
 
 /// What a load does where the options with which the program made its optimizer are not those in the checkpoint.
@@ -64,6 +65,7 @@ pub(super) fn agreed<'a>(
     manifest: &'a Manifest,
     own: &OptimizerHead,
     others: OtherOptions,
+    parameters: OtherParameters,
 ) -> Result<SavedOptions<'a>, String> {
     let of_kind = manifest.optimizer.as_ref().filter(|it| it.kind == own.kind);
     let Some(OptimizerHead { options: now, made_with: saved, .. }) = of_kind else {
@@ -74,9 +76,12 @@ pub(super) fn agreed<'a>(
     }
     let made_with = saved.as_ref().unwrap_or(now);
     let compared = if saved.is_some() { Compared::All } else { Compared::ButRates };
-    let wrong = differences(own, made_with, compared);
+    let mut wrong = differences(own, made_with, compared);
+    if parameters == OtherParameters::TakeFitting {
+        wrong.retain(|it| it.of != Of::Members);
+    }
     let refused = match others {
-        OtherOptions::TakeSaved => wrong.iter().any(|it| it.of == Of::Groups),
+        OtherOptions::TakeSaved => wrong.iter().any(|it| it.of != Of::Option),
         _ => !wrong.is_empty(),
     };
     if refused {
@@ -123,11 +128,12 @@ struct Difference {
     text: String,
 }
 
-/// The kind of a difference: of an option, or of the groups that options belong to.
+/// The kind of a difference: of an option, of the number of groups, or of the parameters of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Option,
     Groups,
+    Members,
 }
 
 fn differences(own: &OptimizerHead, saved: &Value, compared: Compared) -> Vec<Difference> {
@@ -163,11 +169,10 @@ fn compare_optimizer(
     wrong: &mut Vec<Difference>,
 ) {
     compare_options(kind, [saved, ours], compared, wrong);
-    let of_groups = |text: String| Difference { of: Of::Groups, text };
     let [saved, ours] = [saved, ours].map(|it| it["groups"].as_array().map_or(&[][..], |it| it));
     if saved.len() != ours.len() {
         let text = format!("{kind} has {} groups there, and {} here", saved.len(), ours.len());
-        wrong.push(of_groups(text));
+        wrong.push(Difference { of: Of::Groups, text });
         return;
     }
     for (index, (saved, ours)) in saved.iter().zip(ours).enumerate() {
@@ -177,10 +182,10 @@ fn compare_optimizer(
         if there != here {
             let text =
                 format!("{kind} group {index} has {there} parameters there, and {here} here");
-            wrong.push(of_groups(text));
+            wrong.push(Difference { of: Of::Members, text });
         } else if !same_names {
             let text = format!("{kind} group {index} has other parameters there, also {there}");
-            wrong.push(of_groups(text));
+            wrong.push(Difference { of: Of::Members, text });
         }
         let group = format!("{kind} group {index}");
         compare_options(&group, [&saved["options"], &ours["options"]], compared, wrong);

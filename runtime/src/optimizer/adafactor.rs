@@ -17,7 +17,7 @@ use hsdp_sharding::{Param, ParamId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
-use crate::checkpoint::{Problem, SavedState, Spread, StateTensor};
+use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -184,7 +184,7 @@ impl Kept for FactoredMoments {
         }
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
         self.each.read(fabric, saved)?;
         self.factors.iter_mut().try_for_each(|(id, factors)| {
             let [rows, columns] = &mut factors.moments;

@@ -235,6 +235,7 @@ table!(CHECKPOINTS {
     hsdp::checkpoint::Import<'static>: Send Sync Unpin,
     hsdp::checkpoint::Imported: Send Sync Unpin,
     hsdp::checkpoint::OtherOptions: Send Sync Unpin,
+    hsdp::checkpoint::OtherParameters: Send Sync Unpin,
     hsdp::checkpoint::Problem: Send Sync Unpin,
     hsdp::checkpoint::Resumed: Send Sync Unpin,
     hsdp::checkpoint::Saved: Send Sync Unpin,
