@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::export;
 use crate::model::{ModelId, ShardedModel};
 use crate::non_finite::NonFiniteGradient;
+use crate::optimizer::is_held_in_f32;
 
 /// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,11 @@ pub struct Gradients {
     pub(crate) verdict: Verdict,
     /// Whether the update is to be measured.
     pub(crate) is_measured: bool,
+}
+
+/// Whether gradients can be clipped to this: infinity, or a number of 0 or more that is not 0 in f32 unless it is 0.
+fn is_limit(limit: f64) -> bool {
+    limit > f64::from(f32::MAX) || is_held_in_f32(limit)
 }
 
 impl Gradients {
@@ -117,9 +123,9 @@ impl Gradients {
     /// The optimizer applies the factor in its pass over the shard.
     ///
     /// # Panics
-    /// If `max_norm` is NaN or below 0.
+    /// If `max_norm` is NaN, below 0, or above 0 and 0 in f32.
     pub fn clip(mut self, max_norm: f64) -> Self {
-        assert!(max_norm >= 0.0, "gradients cannot be clipped to a norm of {max_norm}");
+        assert!(is_limit(max_norm), "gradients cannot be clipped to a norm of {max_norm}");
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a factor of at most 1, applied in f32"

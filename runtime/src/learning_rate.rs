@@ -26,15 +26,23 @@ enum Shape {
 
 impl LearningRate {
     /// Returns a schedule with one rate for all updates.
+    ///
+    /// # Panics
+    /// If the rate is NaN, below 0, or not finite in f32.
     #[must_use]
     pub fn constant(rate: f64) -> Self {
+        check(rate);
         Self { shape: Shape::Constant(rate) }
     }
 
     /// Returns a schedule with a linear warm-up to `peak` over the first `warmup` updates, then half a cosine down to `floor` at update
     /// `total`, and `floor` after that.
+    ///
+    /// # Panics
+    /// If a rate is NaN, below 0, or not finite in f32: an optimizer would refuse it, and the floor only after many steps.
     #[must_use]
     pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
+        [peak, floor].into_iter().for_each(check);
         Self { shape: Shape::WarmupCosine { peak, floor, warmup, total } }
     }
 
@@ -53,6 +61,11 @@ impl LearningRate {
             }
         }
     }
+}
+
+fn check(rate: f64) {
+    let is_held = (0.0..=f64::from(f32::MAX)).contains(&rate);
+    assert!(is_held, "learning rate {rate:?}: it must be finite in f32, and 0 or more");
 }
 
 #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]

@@ -42,6 +42,7 @@ pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
 pub use options::{Allowed, OptimizerOptions, Setting};
+pub(crate) use options::{is_held_in_f32, is_positive_in_f32};
 pub use rule::{Rule, RunState, UnitRun, UnitState};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;

@@ -79,18 +79,19 @@ pub enum Setting<'a> {
     Choice(&'a dyn Debug),
 }
 
-/// The numbers that an option of an optimizer may be. Others would destroy the parameters: an update with them is refused.
+/// The numbers that an option of an optimizer may be. Others would destroy the parameters, or mean something else in f32, in which an
+/// update computes: an update with them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// Finite.
+    /// Finite in f32.
     Finite,
-    /// Finite, and 0 or more.
+    /// Finite in f32, and 0 or more.
     NotNegative,
-    /// Finite, and 0 or less.
+    /// Finite in f32, and 0 or less.
     NotPositive,
-    /// Finite, and above 0, also in f32.
+    /// Finite and above 0 in f32.
     Positive,
-    /// Finite, and above 0, and the square is so in f32.
+    /// Above 0, and its square is finite and above 0 in f32.
     PositiveSquare,
     /// From 0 to below 1.
     Fraction,
@@ -99,10 +100,10 @@ pub enum Allowed {
 impl Allowed {
     fn allows(self, value: f64) -> bool {
         match self {
-            Self::Finite => value.is_finite(),
-            Self::NotNegative => value.is_finite() && value >= 0.0,
-            Self::NotPositive => value.is_finite() && value <= 0.0,
-            Self::Positive => value.is_finite() && is_positive_in_f32(value),
+            Self::Finite => in_f32(value).is_finite(),
+            Self::NotNegative => in_f32(value).is_finite() && value >= 0.0,
+            Self::NotPositive => in_f32(value).is_finite() && value <= 0.0,
+            Self::Positive => is_positive_in_f32(value),
             Self::PositiveSquare => value > 0.0 && Self::Positive.allows(value * value),
             Self::Fraction => (0.0..1.0).contains(&value),
         }
@@ -110,18 +111,28 @@ impl Allowed {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "that is the question")]
-fn is_positive_in_f32(value: f64) -> bool {
-    value as f32 > 0.0
+fn in_f32(value: f64) -> f32 {
+    value as f32
+}
+
+/// Whether a number is finite and above 0 in f32.
+pub(crate) fn is_positive_in_f32(value: f64) -> bool {
+    in_f32(value).is_finite() && in_f32(value) > 0.0
+}
+
+/// Whether a number is 0 or more, finite in f32, and 0 there only if it is 0.
+pub(crate) fn is_held_in_f32(value: f64) -> bool {
+    value == 0.0 || is_positive_in_f32(value)
 }
 
 impl Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Finite => "finite",
-            Self::NotNegative => "finite, and 0 or more",
-            Self::NotPositive => "finite, and 0 or less",
-            Self::Positive => "finite, and above 0 in f32",
-            Self::PositiveSquare => "finite, and above 0, also its square in f32",
+            Self::Finite => "finite in f32",
+            Self::NotNegative => "finite in f32, and 0 or more",
+            Self::NotPositive => "finite in f32, and 0 or less",
+            Self::Positive => "finite and above 0 in f32",
+            Self::PositiveSquare => "above 0, and its square finite and above 0 in f32",
             Self::Fraction => "0 or more, and below 1",
         })
     }
@@ -137,6 +148,28 @@ pub(super) fn check(options: &impl OptimizerOptions, of: &dyn Display) -> Result
         if let (Ok(()), Setting::Number(value, allowed)) = (&checked, setting) {
             checked = check_number(of, name, (value, allowed));
         }
+    });
+    checked.and_then(|()| check_products(options, of))
+}
+
+/// A bound of the factor by which an optimizer multiplies the rate for a matrix, the root of one of its dims.
+const LARGEST_ROOT: f64 = 16_777_216.0;
+
+/// Refuses a learning rate that f32 holds, and whose products in an update it does not hold.
+fn check_products(options: &impl OptimizerOptions, of: &dyn Display) -> Result<(), Error> {
+    let rate = *{ *options }.learning_rate();
+    let mut checked = Ok(());
+    let mut check = |product: f64, what: &str| {
+        if checked.is_ok() && !in_f32(product).is_finite() {
+            let what = format!("{of} {RATE} {rate:?}: {what} it is not finite in f32");
+            checked = Err(Error::Options { what });
+        }
+    };
+    options.each(&mut |name, setting| match (name, setting) {
+        ("weight_decay", Setting::Number(decay, _)) => check(rate * decay, "times weight_decay"),
+        ("betas.0", Setting::Number(beta, _)) => check(rate / (1.0 - beta), "over 1 - betas.0"),
+        ("rate_scale", _) => check(rate * LARGEST_ROOT, "times the rate_scale of a large matrix"),
+        _ => {}
     });
     checked
 }

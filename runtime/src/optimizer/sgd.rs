@@ -19,7 +19,7 @@ pub enum Momentum {
     /// Not at all; no state is kept.
     #[default]
     Off,
-    /// The update follows a velocity, of which each step keeps this fraction.
+    /// The update follows a velocity, of which each step keeps this fraction, which is below 1.
     Classic(f64),
     /// Likewise, looking one step ahead.
     Nesterov(f64),
@@ -63,7 +63,7 @@ impl OptimizerOptions for SgdOptions {
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let SgdStep { learning_rate, momentum, kind, weight_decay, .. } = self.of_step(1.0);
         see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("momentum", Setting::Number(momentum, Allowed::NotNegative));
+        see("momentum", Setting::Number(momentum, Allowed::Fraction));
         see("momentum_kind", Setting::Choice(&kind));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
     }
