@@ -153,7 +153,8 @@ impl State {
     /// [`commit`](Self::commit) some parameters may be updated, and others not.
     pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
         if gradients.verdict == Verdict::Apply {
-            self.updated.note(self.next_step, options, gradients.max_norm);
+            let clipped = &gradients.clipping.lines;
+            self.updated.note(self.next_step, options, gradients.max_norm, clipped);
             self.half_updated = Some(gradients.step);
         }
     }

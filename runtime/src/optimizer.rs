@@ -174,6 +174,6 @@ pub struct Run<'a> {
     pub parameters: &'a mut [f32],
     /// The gradient in f32, `[piece.len]`, divided. The optimizer must multiply it by `clip` first.
     pub gradient: &'a [f32],
-    /// The factor of [`Gradients::clip`], or 1.
+    /// [`Gradients::clip_factor`].
     pub clip: f32,
 }

@@ -143,10 +143,11 @@ fn each_block(
             let len = BLOCK.min(piece.len - at);
             let range = piece.shard_start + at..piece.shard_start + at + len;
             updating.parameters(unit, range.clone(), &mut parameters[..len])?;
-            updating.gradient(unit, range, &mut gradient[..len])?;
+            let parameter = ParamId { unit, index: piece.param };
+            updating.gradient(parameter, range, &mut gradient[..len])?;
             let (parameters, gradient) = (&parameters[..len], &gradient[..len]);
             let block = Block { start: piece.param_start + at, parameters, gradient };
-            act(ParamId { unit, index: piece.param }, block)?;
+            act(parameter, block)?;
         }
     }
     Ok(())

@@ -200,7 +200,7 @@ impl Owned {
         let Self { held, exchange, staged, .. } = self;
         *staged = Staged::default();
         let fill = |part: &Part, direction: &mut [f32]| {
-            updating.gradient(part.unit, part.shard.clone(), direction)?;
+            updating.gradient(exchange.matrix(part).param, part.shard.clone(), direction)?;
             let step = step_of(groups, exchange, (part, updating.clip()));
             let momentum = held.of_host(part.unit, &piece_of(exchange, part));
             hsdp_kernels::muon_direction(&step, direction, momentum);

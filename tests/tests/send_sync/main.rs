@@ -175,6 +175,7 @@ table!(RUNTIME {
     hsdp::ByParameter<f64>: Send Sync Unpin,
     hsdp::Histogram: Send Sync Unpin,
     hsdp::Histograms: Send Sync Unpin,
+    hsdp::Norm: Send Sync Unpin,
     hsdp::Norms: Send Sync Unpin,
     hsdp::MeasuredUpdate: Send Sync Unpin,
     hsdp::LearningRate: Send Sync Unpin,

@@ -1,5 +1,6 @@
 //! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and optimizers.
 
+mod clipping;
 mod forgotten;
 mod groups;
 mod norms_and_rates;

@@ -235,7 +235,8 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         let fill = |part: &Part, into: &mut [f32]| {
             let (values, gradient) = into.split_at_mut(part.shard.len());
             updating.parameters(part.unit, part.shard.clone(), values)?;
-            updating.gradient(part.unit, part.shard.clone(), gradient)?;
+            let parameter = held.exchange.matrix(part).param;
+            updating.gradient(parameter, part.shard.clone(), gradient)?;
             gradient.iter_mut().for_each(|it| *it *= updating.clip());
             Ok(())
         };
