@@ -32,19 +32,22 @@
 //! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `optimizer` (those that a
 //! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
 //! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
-//! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
-//! goes on); `import` (folders that other programs wrote); `access` (openings for reading alone, and the removal of later checkpoints),
-//! `weights` (loads of parameters alone).
+//! `save`, `made` (a save that is called again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
+//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while training
+//! goes on); `import` (folders that other programs wrote); `access` (openings for reading alone, and the removal of later
+//! checkpoints), `weights` (loads of parameters alone).
 
 mod access;
 mod background;
 mod checkpointed;
 mod differences;
+mod fitting;
 mod frozen;
 mod import;
 mod load;
 mod made;
 mod optimizer;
+mod options;
 mod pair;
 mod portions;
 mod save;
@@ -56,16 +59,20 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, Expected, SavedState, Spread, StateTensor};
+pub(crate) use checkpointed::{Source, copy_part};
+use fitting::Fitting;
+pub use fitting::OtherParameters;
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
-use hsdp_sharding::{Rank, Role};
+use hsdp_sharding::{ParamId, Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
 pub(crate) use optimizer::ONE_OF_EACH_KIND;
+pub use options::OtherOptions;
+pub(crate) use options::{RATE, SavedOptions};
 use parking_lot::Mutex;
 pub use save::Saved;
 pub use together::Problem;
@@ -102,6 +109,8 @@ pub struct Checkpoints {
     /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
     content: Content,
+    other_options: OtherOptions,
+    other_parameters: OtherParameters,
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
     frozen: Option<(ModelId, u64, u64)>,
     access: Access,
@@ -129,7 +138,7 @@ impl Content {
     }
 }
 
-/// How checkpoints are written.
+/// How checkpoints are written and loaded.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// The number of generations to keep, at least two.
@@ -140,12 +149,23 @@ pub struct CheckpointOptions {
     pub files: Arc<dyn Files>,
     /// The parameters that checkpoints have; the same on all ranks.
     pub content: Content,
+    /// What a load does where the optimizer was made with other options; the same on all ranks.
+    pub other_options: OtherOptions,
+    /// What a load does where the checkpoint has other parameters; the same on all ranks.
+    pub other_parameters: OtherParameters,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
         let holder = format!("process {}", std::process::id());
-        Self { keep: 2, holder, files: Arc::new(Disk), content: Content::All }
+        Self {
+            keep: 2,
+            holder,
+            files: Arc::new(Disk),
+            content: Content::default(),
+            other_options: OtherOptions::default(),
+            other_parameters: OtherParameters::default(),
+        }
     }
 }
 
@@ -159,7 +179,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
-    /// [`Content`] or open it in another way; [`Error::Options`] if a
+    /// [`Content`], [`OtherOptions`] or [`OtherParameters`], or open it in another way; [`Error::Options`] if a
     /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
@@ -192,7 +212,8 @@ impl Checkpoints {
         (directory, options): (&Path, CheckpointOptions),
         access: Access,
     ) -> Result<Self, Error> {
-        let CheckpointOptions { keep, holder, files, content } = options;
+        let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
+            options;
         let store = Store::new(directory, files).keeping(keep);
         let fabric = &model.engine.fabric;
         check_names(model)?;
@@ -202,7 +223,7 @@ impl Checkpoints {
         let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
         let lease = together.run(|| lease().map_err(access::refused))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        check_content(together, content)?;
+        check_options(together, [content as u64, other_options as u64, other_parameters as u64])?;
         Ok(Self {
             store,
             lease,
@@ -211,6 +232,8 @@ impl Checkpoints {
             saved: VecDeque::new(),
             snapshot: Snapshot::default(),
             content,
+            other_options,
+            other_parameters,
             frozen: None,
             access,
         })
@@ -234,7 +257,9 @@ impl Checkpoints {
             Some(part) => Ok(part),
             None => {
                 let shards = model.engine.state().shards.clone();
-                Ok(frozen::part(&model.engine.fabric, &shards)?)
+                let fabric = &model.engine.fabric;
+                let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
+                Ok(frozen::part(fabric, &shards, is_frozen)?)
             }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));
@@ -249,13 +274,23 @@ impl Checkpoints {
 }
 
 /// # Errors
-/// [`Error::Checkpoint`] if ranks have another content.
-fn check_content(together: Together<'_>, content: Content) -> Result<(), Error> {
-    let said = together.tell([content as u64])?;
-    let said: Vec<u64> = said.into_iter().map(|[content]| content).collect();
-    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
-    let what = format!("the content of its checkpoints is another than on rank {other}");
-    Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
+/// [`Error::Checkpoint`] if ranks have another content, or load in another way.
+fn check_options(together: Together<'_>, mine: [u64; 3]) -> Result<(), Error> {
+    const NAMES: [&str; 3] = [
+        "the content of its checkpoints",
+        "its choice of other options",
+        "its choice of other parameters",
+    ];
+    let said = together.tell(mine)?;
+    for (word, name) in NAMES.into_iter().enumerate() {
+        let said: Vec<u64> = said.iter().map(|words| words[word]).collect();
+        if let Some([rank, other]) = comparison::odd_one(&said) {
+            let what = format!("{name} is another than on rank {other}");
+            let problem = Problem::lasting(what);
+            return Err(together.error(Failed { rank: Rank::new(rank), problem }));
+        }
+    }
+    Ok(())
 }
 
 /// # Errors

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::checkpoint::{
-    Checkpointed, Expected, Problem, SavedState, Spread, StateTensor, check_between_steps,
+    Checkpointed, Expected, Problem, SavedOptions, SavedState, Spread, StateTensor,
+    check_between_steps,
 };
 use crate::engine::shard::Shard;
 use crate::engine::{Engine, joint};
@@ -160,7 +161,8 @@ impl Checkpointed for Ema {
 
     fn head(&self, _: &ModelSpec) -> OptimizerHead {
         let options = json!({ "decay": self.average.lock().decay() });
-        OptimizerHead { kind: Average::KIND.to_owned(), options, updates: BTreeMap::new() }
+        let (kind, made_with) = (Average::KIND.to_owned(), Some(options.clone()));
+        OptimizerHead { kind, options, made_with, updates: BTreeMap::new() }
     }
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -205,9 +207,15 @@ impl Checkpointed for Ema {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let decay = self.average.lock().decay();
+        let mut decay = self.average.lock().decay();
+        if let SavedOptions::All { now, .. } = saved.options {
+            let saved = now["decay"].as_f64();
+            let lacking = || Problem::lasting(format!("ema decay is {} there", now["decay"]));
+            decay = saved.ok_or_else(lacking)?;
+        }
         let of = (decay, model.committed_steps());
-        let average = Average::saved(&model.engine.fabric, of, saved)?;
+        let shards = model.engine.state().shards.clone();
+        let average = Average::saved(&model.engine.fabric, of, saved, &shards)?;
         Ok(Self::of(model, average))
     }
 }

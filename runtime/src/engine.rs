@@ -112,6 +112,8 @@ pub(crate) struct State {
     pub(crate) next_step: u64,
     /// Steps that an optimizer has completed, with an update or a skip.
     pub(crate) committed: u64,
+    /// Steps whose update an optimizer has applied: those of `committed` without the skipped ones.
+    pub(crate) applied: u64,
     /// How often a checkpoint has replaced the parameters.
     pub(crate) loads: u64,
     /// How an optimizer has updated the last step.
@@ -151,15 +153,17 @@ impl State {
     /// [`commit`](Self::commit) some parameters may be updated, and others not.
     pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
         if gradients.verdict == Verdict::Apply {
-            self.updated.note(self.next_step, options, gradients.max_norm);
+            let clipped = &gradients.clipping.lines;
+            self.updated.note(self.next_step, options, gradients.max_norm, clipped);
             self.half_updated = Some(gradients.step);
         }
     }
 
-    /// Counts the last step as committed.
-    pub(crate) fn commit(&mut self) {
+    /// Counts the last step as committed, and its update as applied if the ranks agreed to apply it.
+    pub(crate) fn commit(&mut self, verdict: &Verdict) {
         self.half_updated = None;
         self.committed += 1;
+        self.applied += u64::from(*verdict == Verdict::Apply);
     }
 }
 
@@ -171,6 +175,7 @@ impl Engine {
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,
+            applied: 0,
             loads: 0,
             updated: Updated::default(),
             assignment: Assignment::default(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
+use crate::clipping::Clipping;
 use crate::engine::fabric::Fabric;
 use crate::engine::joint;
 use crate::engine::kept::GradShards;
@@ -12,6 +13,7 @@ use crate::error::Error;
 use crate::export;
 use crate::model::{ModelId, ShardedModel};
 use crate::non_finite::NonFiniteGradient;
+use crate::optimizer::is_held_in_f32;
 
 /// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,8 +51,15 @@ pub struct Gradients {
     /// The norm to which the gradient was clipped, as given.
     pub(crate) max_norm: Option<f64>,
     pub(crate) verdict: Verdict,
+    /// How the gradients are clipped besides.
+    pub(crate) clipping: Clipping,
     /// Whether the update is to be measured.
     pub(crate) is_measured: bool,
+}
+
+/// Whether gradients can be clipped to this: infinity, or a number of 0 or more that is not 0 in f32 unless it is 0.
+pub(crate) fn is_limit(limit: f64) -> bool {
+    limit > f64::from(f32::MAX) || is_held_in_f32(limit)
 }
 
 impl Gradients {
@@ -99,10 +108,12 @@ impl Gradients {
         Ok(())
     }
 
-    /// The factor by which an optimizer multiplies the divided gradients first: the factor of [`clip`](Self::clip), or 1.
+    /// The factor by which an optimizer multiplies the divided gradients first: that of [`clip`](Self::clip) and of
+    /// [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1 also if parameters are clipped in different ways, or by value: then the
+    /// optimizer gets gradients that are clipped already.
     #[must_use]
     pub fn clip_factor(&self) -> f32 {
-        self.clip
+        if self.is_clipped_apart() { 1.0 } else { self.clip }
     }
 
     /// The agreement of all ranks to apply or to skip these gradients.
@@ -114,12 +125,18 @@ impl Gradients {
     /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Of several calls the
     /// one with the least norm counts. Not collective.
     ///
-    /// The optimizer applies the factor in its pass over the shard.
+    /// The optimizer applies the factor in its pass over the shard. This comes before [`clip_norm`](Self::clip_norm), for other norms and
+    /// groups of parameters, and [`clip_value`](Self::clip_value).
     ///
     /// # Panics
-    /// If `max_norm` is NaN or below 0.
+    /// If `max_norm` is NaN, below 0, or above 0 and 0 in f32; after `clip_norm` or `clip_value`, since [`norm`](Self::norm) is that of
+    /// the gradient before them: call this first, or `clip_norm` with `Norm::P(2.0)`.
     pub fn clip(mut self, max_norm: f64) -> Self {
-        assert!(max_norm >= 0.0, "gradients cannot be clipped to a norm of {max_norm}");
+        assert!(
+            self.clipping.lines.is_empty(),
+            "`Gradients::clip` comes before `clip_norm` and `clip_value`: call it first, or `clip_norm` with `Norm::P(2.0)`"
+        );
+        assert!(is_limit(max_norm), "gradients cannot be clipped to a norm of {max_norm}");
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a factor of at most 1, applied in f32"

@@ -1,6 +1,9 @@
-//! Learning-rate schedules: pure functions of the step.
+//! Learning-rate schedules: pure functions of the number of updates so far.
 
-/// A learning rate for each step.
+/// A learning rate for each update.
+///
+/// A schedule counts the updates that were applied, [`applied_steps`](crate::ShardedModel::applied_steps): skipped steps change no
+/// parameter, and must not use up the warm-up.
 ///
 /// ```
 /// use hsdp::LearningRate;
@@ -22,20 +25,28 @@ enum Shape {
 }
 
 impl LearningRate {
-    /// The same rate at every step.
+    /// Returns a schedule with one rate for all updates.
+    ///
+    /// # Panics
+    /// If the rate is NaN, below 0, or not finite in f32.
     #[must_use]
     pub fn constant(rate: f64) -> Self {
+        check(rate);
         Self { shape: Shape::Constant(rate) }
     }
 
-    /// Linear warm-up to `peak` over the first `warmup` steps, then half a cosine down to `floor` at step `total`, and `floor` after
-    /// that.
+    /// Returns a schedule with a linear warm-up to `peak` over the first `warmup` updates, then half a cosine down to `floor` at update
+    /// `total`, and `floor` after that.
+    ///
+    /// # Panics
+    /// If a rate is NaN, below 0, or not finite in f32: an optimizer would refuse it, and the floor only after many steps.
     #[must_use]
     pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
+        [peak, floor].into_iter().for_each(check);
         Self { shape: Shape::WarmupCosine { peak, floor, warmup, total } }
     }
 
-    /// The rate of step `step`, counted from 0.
+    /// Returns the rate of the next update after `step` applied ones.
     #[must_use]
     pub fn at(self, step: u64) -> f64 {
         match self.shape {
@@ -50,6 +61,11 @@ impl LearningRate {
             }
         }
     }
+}
+
+fn check(rate: f64) {
+    let is_held = (0.0..=f64::from(f32::MAX)).contains(&rate);
+    assert!(is_held, "learning rate {rate:?}: it must be finite in f32, and 0 or more");
 }
 
 #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]

@@ -58,12 +58,13 @@
 //! crate alone: the daily names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`]
 //! and [`checkpoint::format`].
 //!
-//! The modules in reading order: `model`, `step`, `gradients`, `optimizer`, `ema` (the types that a user holds); `objective`,
+//! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the types that a user holds); `objective`,
 //! [`divide`], `precision`, `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
 //! ranks exchange in a step).
 
 mod agreement;
 pub mod checkpoint;
+mod clipping;
 pub mod collective;
 mod comparison;
 mod description;
@@ -98,6 +99,7 @@ mod uneven;
 mod unit_use;
 mod updated;
 
+pub use clipping::Norm;
 pub use ema::Ema;
 pub use engine::events::Event;
 pub use engine::reductions::UnitGradients;

@@ -145,7 +145,7 @@ fn add_square(square: &mut [f64], elements: &[f32]) {
 
 /// The pieces of parameters in the first `len` elements of this rank's shard: the number of each parameter in the model, and its
 /// range. Trained parameters come first in a shard.
-fn pieces(
+pub(crate) fn pieces(
     fabric: &Fabric,
     unit: UnitId,
     len: usize,

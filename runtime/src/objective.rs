@@ -1,6 +1,7 @@
 //! The objective whose gradient a step computes, and the seed of a backward pass.
 
 use crate::error::Error;
+use crate::optimizer::is_positive_in_f32;
 
 /// The function whose gradient a step computes.
 ///
@@ -17,17 +18,17 @@ pub enum Objective {
     RankMean,
     /// The sum of all `s`.
     Sum,
-    /// The sum of all `s`, divided by a factor of the caller (FSDP2's custom divide factor), which must be finite and above 0.
+    /// The sum of all `s`, divided by a factor of the caller (FSDP2's custom divide factor), which must be finite and above 0 in f32.
     Factor(f64),
 }
 
 impl Objective {
-    /// Refuses a factor that is not finite and above 0.
+    /// Refuses a factor that is not finite and above 0 in f32.
     pub(crate) fn check(self) -> Result<Self, Error> {
         match self {
-            Self::Factor(factor) if !(factor.is_finite() && factor > 0.0) => Err(Error::Options {
+            Self::Factor(factor) if !is_positive_in_f32(factor) => Err(Error::Options {
                 what: format!(
-                    "objective Factor({factor}): a divide factor must be finite and above 0"
+                    "objective Factor({factor}): a divide factor must be finite and above 0 in f32"
                 ),
             }),
             objective => Ok(objective),

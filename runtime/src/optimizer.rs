@@ -42,6 +42,7 @@ pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
 pub use options::{Allowed, OptimizerOptions, Setting};
+pub(crate) use options::{is_held_in_f32, is_positive_in_f32};
 pub use rule::{Rule, RunState, UnitRun, UnitState};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;
@@ -182,6 +183,6 @@ pub struct Run<'a> {
     pub parameters: &'a mut [f32],
     /// The gradient in f32, `[piece.len]`, divided. The optimizer must multiply it by `clip` first.
     pub gradient: &'a [f32],
-    /// The factor of [`Gradients::clip`], or 1.
+    /// [`Gradients::clip_factor`].
     pub clip: f32,
 }

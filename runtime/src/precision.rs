@@ -4,6 +4,7 @@ use hsdp_checkpoint::LossScaleHead;
 use hsdp_sharding::DType;
 
 use crate::error::Error;
+use crate::optimizer::is_positive_in_f32;
 
 /// The dtypes of a model. Master parameters, partials and optimizer state are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub enum LossScaling {
     /// No factor.
     #[default]
     Off,
-    /// A constant, which must be finite and above 0.
+    /// A constant, which must be finite and above 0 in f32.
     Fixed(f64),
     /// A power of two that halves when a gradient overflows, and doubles after a number of steps without an overflow.
     Dynamic(DynamicScale),
@@ -82,14 +83,22 @@ impl LossScaling {
     pub(crate) fn check(self) -> Result<Self, Error> {
         let refuse = |what: String| Err(Error::Options { what });
         match self {
-            Self::Fixed(scale) if !(scale.is_finite() && scale > 0.0) => {
-                refuse(format!("loss scale {scale}: it must be finite and above 0"))
+            Self::Fixed(scale) if !is_positive_in_f32(scale) => {
+                refuse(format!("loss scale {scale}: it must be finite and above 0 in f32"))
             }
             Self::Dynamic(dynamic)
                 if !(is_power_of_two(dynamic.initial) && is_power_of_two(dynamic.least)) =>
             {
                 refuse(format!(
                     "dynamic loss scale from {} down to {}: both must be powers of two",
+                    dynamic.initial, dynamic.least
+                ))
+            }
+            Self::Dynamic(dynamic)
+                if dynamic.initial > LARGEST_SCALE || dynamic.least < SMALLEST_SCALE =>
+            {
+                refuse(format!(
+                    "dynamic loss scale from {:e} down to {:e}: both must be normal numbers in f32",
                     dynamic.initial, dynamic.least
                 ))
             }
@@ -105,8 +114,11 @@ impl LossScaling {
     }
 }
 
-/// The largest power of two.
-const LARGEST_SCALE: f64 = f64::from_bits(0x7fe0_0000_0000_0000);
+/// The largest power of two in f32, in which losses are multiplied by the scale.
+const LARGEST_SCALE: f64 = (1_u128 << 127) as f64;
+
+/// The smallest power of two in f32 that is a normal number.
+const SMALLEST_SCALE: f64 = 1.0 / (1_u128 << 126) as f64;
 
 /// Whether a normal number is a power of two: its fraction is 0.
 fn is_power_of_two(value: f64) -> bool {
@@ -149,7 +161,8 @@ impl LossScale {
             (LossScaling::Dynamic(dynamic), Some(LossScaleHead { value, steps_since_change }))
                 if is_power_of_two(value) =>
             {
-                Self { scale: value.max(dynamic.least), steps_since_change, ..self }
+                let scale = value.clamp(dynamic.least, LARGEST_SCALE);
+                Self { scale, steps_since_change, ..self }
             }
             _ => self,
         }
@@ -164,7 +177,7 @@ impl LossScale {
     pub(crate) fn after_finite_step(&mut self) {
         let LossScaling::Dynamic(dynamic) = self.scaling else { return };
         self.steps_since_change += 1;
-        // An infinite scale could not be halved any more.
+        // A larger scale would be infinite in f32, and every step would be skipped.
         if self.steps_since_change >= dynamic.growth_interval && self.scale < LARGEST_SCALE {
             self.scale *= 2.0;
             self.steps_since_change = 0;

@@ -30,18 +30,26 @@ impl Updated {
         lines
     }
 
-    /// Notes the options of an update, one line each, and the norm to which the gradients were clipped. `finished` steps are
-    /// finished, of which it updates the last.
-    pub(crate) fn note(&mut self, finished: u64, options: String, max_norm: Option<f64>) {
+    /// Notes the options of an update, one line each, the norm to which the gradients were clipped, and lines of how they were clipped
+    /// besides. `finished` steps are finished, of which it updates the last.
+    pub(crate) fn note(
+        &mut self,
+        finished: u64,
+        options: String,
+        max_norm: Option<f64>,
+        clipped: &str,
+    ) {
         self.lines = options;
         if !matches!(self.lines.as_bytes(), [] | [.., b'\n']) {
             self.lines.push('\n');
         }
         let written = match max_norm {
             Some(norm) => writeln!(self.lines, "gradients clipped to {norm:?}"),
-            None => writeln!(self.lines, "gradients that are not clipped"),
+            None if clipped.is_empty() => writeln!(self.lines, "gradients that are not clipped"),
+            None => Ok(()),
         };
         written.expect("a string takes any text");
+        self.lines.push_str(clipped);
         self.digest = digest::of_text(&self.lines).max(NONE + 1);
         self.finished = finished;
     }
@@ -64,8 +72,8 @@ mod tests {
 
     fn noted(finished: u64, options: &str) -> Updated {
         let mut updated = Updated::default();
-        updated.note(3, "of an older step\n".to_owned(), Some(0.5));
-        updated.note(finished, options.to_owned(), None);
+        updated.note(3, "of an older step\n".to_owned(), Some(0.5), "");
+        updated.note(finished, options.to_owned(), None, "");
         updated
     }
 

@@ -57,7 +57,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     fs::write(&binary, [0xff, 0xfe, 0x00]).expect("a file");
     fs::write(&short, "too short").expect("a file");
     let [binary, short] = [binary, short].map(|path| path.display().to_string());
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--mesh", "2by2"], "2x3"),
         (&["--device", "gpu"], "cpu, cuda or cuda:1"),
         (&["--mesh", "0x2"], "0x2"),
@@ -71,6 +71,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         (&["--microbatches", "0"], "--microbatches"),
         (&["--steps", "-1"], "-1"),
         (&["--lr", "nan"], "above 0"),
+        (&["--lr", "1e300"], "from 1e-37 to 1e6"),
         (&["--accumulation", "never"], "reduce-scatter, every or local"),
         (&["--colour", "blue"], "--colour"),
     ];

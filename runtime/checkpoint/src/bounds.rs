@@ -25,6 +25,13 @@ pub(crate) fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value,
     bounded(deserializer, MOST_USER_BYTES)
 }
 
+/// Reads a value as [`value`] does, if it is there.
+pub(crate) fn optional_value<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Value>, D::Error> {
+    value(deserializer).map(Some)
+}
+
 /// Reads an optimizer, of at most [`MOST_OPTIMIZER_BYTES`].
 pub(crate) fn optimizer<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where

@@ -14,13 +14,16 @@ use crate::name::is_plain;
 use crate::tiles;
 
 /// The newest format that this program reads.
-pub(crate) const FORMAT: u64 = WITHOUT_FROZEN;
+pub(crate) const FORMAT: u64 = WITH_APPLIED;
 
 /// The format of generations with all parameters.
 const FIRST: u64 = 1;
 
 /// The format of generations without the frozen parameters: it has [`Manifest::frozen_digest`].
 const WITHOUT_FROZEN: u64 = 2;
+
+/// The first format that has [`Training::applied_steps`], with all parameters or without the frozen ones.
+const WITH_APPLIED: u64 = 3;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks. CHECKPOINT.md counts them.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
@@ -56,7 +59,7 @@ impl Head {
         Self {
             step,
             mesh: MeshShape { replicate: 1, shard: 1 },
-            training: Training { loss_scale: None, weight_hint: 0 },
+            training: Training { loss_scale: None, weight_hint: 0, applied_steps: None },
             optimizer: None,
             user: serde_json::Value::Null,
             frozen_digest: None,
@@ -82,6 +85,9 @@ pub struct Training {
     pub loss_scale: Option<LossScaleHead>,
     /// The largest weight of a microbatch in the last step, on any rank.
     pub weight_hint: u64,
+    /// The number of steps whose update was applied: those of [`Manifest::step`] except the skipped ones. Formats 1 and 2 lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied_steps: Option<u64>,
 }
 
 /// A dynamic loss scale.
@@ -100,9 +106,16 @@ pub struct LossScaleHead {
 pub struct OptimizerHead {
     /// The kind of optimizer, such as `adamw`.
     pub kind: String,
-    /// The options with which it was made.
+    /// The present options, with the learning rates that were set last.
     #[serde(deserialize_with = "bounds::value")]
     pub options: serde_json::Value,
+    /// The options with which the program made it. Formats 1 and 2 lack them.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "bounds::optional_value"
+    )]
+    pub made_with: Option<serde_json::Value>,
     /// The number of updates so far, by parameter name.
     #[serde(deserialize_with = "bounds::unique")]
     pub updates: BTreeMap<String, u64>,
@@ -238,7 +251,11 @@ impl Manifest {
         (files, tensors): (Vec<FileEntry>, BTreeMap<String, TensorEntry>),
     ) -> Result<Self, Error> {
         let Head { step, mesh, training, optimizer, user, frozen_digest } = head;
-        let format = if frozen_digest.is_some() { WITHOUT_FROZEN } else { FIRST };
+        let format = match (training.applied_steps, frozen_digest) {
+            (Some(_), _) => WITH_APPLIED,
+            (None, Some(_)) => WITHOUT_FROZEN,
+            (None, None) => FIRST,
+        };
         let manifest =
             Self { format, step, mesh, training, optimizer, user, frozen_digest, files, tensors };
         manifest.check(path)?;
@@ -281,6 +298,15 @@ impl Manifest {
         Ok(bytes)
     }
 
+    /// Returns the number of steps whose update was applied. An older format does not record it. There the largest number of updates
+    /// of a parameter counts, which no skipped step increases, or [`step`](Self::step) if the optimizer counts no updates.
+    #[must_use]
+    pub fn applied_steps(&self) -> u64 {
+        let updates = self.optimizer.iter().flat_map(|optimizer| optimizer.updates.values());
+        let counted = || updates.copied().max().map_or(self.step, |most| most.min(self.step));
+        self.training.applied_steps.unwrap_or_else(counted)
+    }
+
     /// The numbers that a run increases.
     fn counts(&self) -> impl Iterator<Item = u64> {
         let updates = self.optimizer.iter().flat_map(|optimizer| optimizer.updates.values());
@@ -288,14 +314,39 @@ impl Manifest {
         updates.copied().chain(since).chain([self.step])
     }
 
-    fn check(&self, path: &Path) -> Result<(), Error> {
-        if self.frozen_digest.is_some() != (self.format == WITHOUT_FROZEN) {
-            let problem = format!(
-                "its format is {}, and only format {WITHOUT_FROZEN} has a frozen_digest",
-                self.format
-            );
-            return Err(Error::manifest(path, problem));
+    /// Checks that the manifest has the fields of its format.
+    fn check_format(&self) -> Result<(), String> {
+        let Self { format, step, .. } = *self;
+        let made_with = self.optimizer.as_ref().and_then(|optimizer| optimizer.made_with.as_ref());
+        if made_with.is_some() && format < WITH_APPLIED {
+            return Err(format!(
+                "its format is {format}, and only format {WITH_APPLIED} has made_with"
+            ));
         }
+        match self.training.applied_steps {
+            Some(_) if format < WITH_APPLIED => {
+                return Err(format!(
+                    "its format is {format}, and only format {WITH_APPLIED} has applied_steps"
+                ));
+            }
+            None if format == WITH_APPLIED => {
+                return Err(format!("its format is {format}, and applied_steps is missing"));
+            }
+            Some(applied) if applied > step => {
+                return Err(format!("{applied} of {step} steps were applied"));
+            }
+            _ => {}
+        }
+        if format < WITH_APPLIED && self.frozen_digest.is_some() != (format == WITHOUT_FROZEN) {
+            return Err(format!(
+                "its format is {format}, and only format {WITHOUT_FROZEN} has a frozen_digest"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check(&self, path: &Path) -> Result<(), Error> {
+        self.check_format().map_err(|problem| Error::manifest(path, problem))?;
         let names: BTreeSet<&str> = self.files.iter().map(|file| &*file.name).collect();
         if names.len() < self.files.len() {
             return Err(Error::manifest(path, "it lists a file twice"));

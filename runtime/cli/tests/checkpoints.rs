@@ -107,7 +107,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let path = place.path("run/step-00000020/manifest.json");
     rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 2\n",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 3\n",
         path.display()
     );
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
@@ -241,7 +241,7 @@ fn a_running_job_that_removes_checkpoints_is_no_damage() {
     let has_ended = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let store = Store::new(&place.path("run"), Arc::new(Disk));
+            let store = Store::new(&place.path("run"), Arc::new(Disk)).keeping(3);
             let mut lease = store.lease("job").expect("free");
             let values = vec![0.5_f32; 300_000];
             for step in 2.. {
@@ -269,7 +269,9 @@ fn a_running_job_that_removes_checkpoints_is_no_damage() {
                 &["reshard", "/run", &copy, "--files", "2"],
             ] {
                 let (code, said, told) = place.checkpoint(arguments);
-                let is_well = code == Some(0);
+                // A job that saves every few milliseconds may win against a copy each time; then the error says so.
+                let has_lost = code == Some(2) && told.contains("was removed while it was read");
+                let is_well = code == Some(0) || has_lost && arguments.len() > 2;
                 has_ended.store(!is_well, Ordering::Relaxed);
                 assert!(is_well, "{arguments:?}: {said}{told}");
             }

@@ -18,6 +18,16 @@ pub fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
+/// Reads a learning rate: a number above 0, also in f32, and at most 1e6.
+///
+/// # Errors
+/// A text that says the bounds.
+pub fn learning_rate(text: &str) -> Result<f64, String> {
+    const BOUNDS: std::ops::RangeInclusive<f64> = 1e-37..=1e6;
+    let number = text.parse().ok().filter(|number: &f64| BOUNDS.contains(number));
+    number.ok_or_else(|| "expected a number above 0, from 1e-37 to 1e6".to_owned())
+}
+
 /// Reads a number of seconds above 0 and at most 1e9, so that it is a [`Duration`](std::time::Duration) that can be added to a time.
 ///
 /// # Errors

@@ -8,6 +8,8 @@ use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
+use super::fitting::Fitting;
+use super::options::SavedOptions;
 use super::together::Problem;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
@@ -22,8 +24,8 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// Whether the optimizer was made for this model.
     fn is_of(&self, model: &ModelId) -> bool;
 
-    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its options, for people to read: a program that resumes uses
-    /// its own options. The number of updates of each parameter that it updates, by name; none if it does not count them.
+    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and those with which it was made, which
+    /// a load compares ([`OtherOptions`](super::OtherOptions)). The number of updates of each parameter that it updates, by name; none if it does not count them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
     /// The kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No other optimizer of the same checkpoint has one of them.
@@ -61,7 +63,8 @@ pub trait Checkpointed: Sized + Send + Sync {
         Ok(state.map(|state| copy_part(&state, (0, into))).is_some())
     }
 
-    /// A new optimizer with the same options, and with the state of a checkpoint. This one does not change.
+    /// A new optimizer with the state of a checkpoint, and with the same options, or those of the checkpoint that it takes. This one does
+    /// not change.
     ///
     /// # Errors
     /// If the checkpoint cannot be read, or there is no memory for the state.
@@ -138,6 +141,10 @@ pub struct SavedState<'a> {
     pub(super) generation: &'a Generation,
     /// Whose state it is.
     pub(super) whose: Whose,
+    /// The options that the optimizer takes.
+    pub(crate) options: SavedOptions<'a>,
+    /// What fits, if only that is taken.
+    pub(super) fitting: Option<&'a Fitting>,
 }
 
 /// The optimizers to which the state in a checkpoint belongs.
@@ -150,9 +157,9 @@ pub(super) enum Whose {
 }
 
 impl SavedState<'_> {
-    /// The same state, of which each parameter's belongs to one of several optimizers.
-    pub(super) fn of_several(self) -> Self {
-        Self { whose: Whose::Several, ..self }
+    /// Returns the same state for one optimizer of a pair: that of each parameter belongs to one of several.
+    pub(super) fn part(self, index: usize) -> Self {
+        Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
 
     /// The parameters of which there is such state, in the order of the model: all trainable ones, if one optimizer updates them all, and
@@ -197,16 +204,47 @@ impl SavedState<'_> {
         &self.fabric.plan.spec()[parameter]
     }
 
-    /// The number of updates of a parameter.
+    /// Whether the state of a parameter is taken. Otherwise it begins anew, where only what fits is taken
+    /// ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
+    #[must_use]
+    pub fn takes_state(&self, parameter: ParamId) -> bool {
+        self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
+    }
+
+    /// Whether only what fits is taken.
+    pub(crate) fn is_fitting(&self) -> bool {
+        self.fitting.is_some()
+    }
+
+    /// Reads elements of a parameter as it is after the load, which are `own` in the model before.
+    pub(crate) fn read_parameter(
+        &self,
+        parameter: ParamId,
+        start: usize,
+        own: impl FnOnce(&mut [f32]) -> Result<(), Error>,
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        if self.fitting.is_some_and(|fitting| fitting.lacks(parameter)) {
+            return Ok(own(into)?);
+        }
+        let name = &self.fabric.plan.spec()[parameter].name;
+        Ok(self.generation.read(name, start as u64, into)?)
+    }
+
+    /// The number of updates of a parameter; 0 if its state is not taken.
     #[must_use]
     pub fn updates(&self, parameter: ParamId) -> u64 {
+        if !self.takes_state(parameter) {
+            return 0;
+        }
         let head = self.generation.manifest().optimizer.as_ref();
         let name = &self.fabric.plan.spec()[parameter].name;
         let counted = head.and_then(|head| head.updates.get(name));
         counted.copied().unwrap_or(0)
     }
 
-    /// Reads elements of a tensor, from the `start`-th on, until `into` is full.
+    /// Reads elements of a tensor, from the `start`-th on, until `into` is full. Leaves `into` as it is if the state of the parameter is
+    /// not [taken](Self::takes_state).
     ///
     /// # Errors
     /// If the checkpoint has no such tensor, or is damaged.
@@ -216,7 +254,30 @@ impl SavedState<'_> {
         start: usize,
         into: &mut [f32],
     ) -> Result<(), Problem> {
+        if !self.takes_state(parameter) {
+            return Ok(());
+        }
         let name = state_tensor(kind, &self.fabric.plan.spec()[parameter].name);
         Ok(self.generation.read(&name, start as u64, into)?)
+    }
+}
+
+/// State of optimizers, from which an optimizer reads its own.
+pub(crate) trait Source {
+    /// The number of updates of a parameter.
+    fn updates(&self, parameter: ParamId) -> u64;
+
+    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves `into` as it is if the source has no
+    /// such state.
+    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
+}
+
+impl Source for SavedState<'_> {
+    fn updates(&self, parameter: ParamId) -> u64 {
+        self.updates(parameter)
+    }
+
+    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
+        self.read(of, start, into)
     }
 }

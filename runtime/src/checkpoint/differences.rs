@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use super::together::Problem;
-use super::{Checkpointed, Content, Expected, SavedState, Spread, StateTensor};
+use super::{
+    Checkpointed, Content, Expected, Fitting, OtherOptions, OtherParameters, SavedOptions,
+    SavedState, Spread, StateTensor, options,
+};
 use crate::engine::fabric::Fabric;
 
 /// The parameters that a checkpoint has.
@@ -17,29 +20,60 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
     }
 }
 
-/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`.
-pub(super) fn check<O: Checkpointed>(
-    saved: &SavedState<'_>,
-    optimizer: &O,
-    wanted: Content,
-) -> Result<(), Problem> {
-    let SavedState { fabric, generation, .. } = *saved;
-    let path = generation.path().display();
-    let refused = |what: String| Err(Problem::lasting(what));
-    let wrong = differences(saved, optimizer);
-    if !wrong.is_empty() {
-        return refused(format!("{path} is of another model: {}", wrong.join("; ")));
-    }
-    check_frozen(fabric, generation, wanted)
+/// What a load wants of a checkpoint, and allows to differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) content: Content,
+    pub(super) other_options: OtherOptions,
+    pub(super) other_parameters: OtherParameters,
 }
 
-/// Refuses a checkpoint whose parameters are not those of the model, whatever else it has.
+/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`. Returns the options that
+/// the optimizer takes, and what fits if that is asked for.
+pub(super) fn check<'a, O: Checkpointed>(
+    saved: SavedState<'a>,
+    optimizer: &O,
+    wanted: Wanted,
+) -> Result<(SavedOptions<'a>, Option<Fitting>), Problem> {
+    let Wanted { content, other_options, other_parameters } = wanted;
+    let SavedState { fabric, generation, .. } = saved;
+    let (manifest, path) = (generation.manifest(), generation.path().display());
+    let refused = |what: String| Err(Problem::lasting(what));
+    let own = optimizer.head(fabric.plan.spec());
+    let options = options::agreed(manifest, &own, other_options, other_parameters);
+    let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
+    let fits = other_parameters == OtherParameters::TakeFitting;
+    let (wrong, fitting) = match other_optimizer(manifest, &own) {
+        Some(wrong) => (vec![wrong], None),
+        None if fits => (Vec::new(), Some(Fitting::of(&saved, &optimizer.expected(&saved)))),
+        None => (differences(&saved, optimizer), None),
+    };
+    let options = match (wrong.is_empty(), options) {
+        (true, Ok(options)) => options,
+        (true, Err(others)) => return refused(format!("{path}: {others}")),
+        (false, others) => {
+            let others = others.err().map_or_else(String::new, |others| format!("; {others}"));
+            return refused(format!("{path} is of another model: {}{others}", wrong.join("; ")));
+        }
+    };
+    check_frozen(saved, content)?;
+    Ok((options, fitting))
+}
+
+/// Refuses a checkpoint whose parameters are not those of the model, whatever else it has. Returns what fits, if only that is taken.
 pub(super) fn check_weights(
-    fabric: &Fabric,
-    generation: &Generation,
+    saved: SavedState<'_>,
     wanted: Content,
-) -> Result<(), Problem> {
-    let manifest = generation.manifest();
+    other_parameters: OtherParameters,
+) -> Result<Option<Fitting>, Problem> {
+    if other_parameters == OtherParameters::TakeFitting {
+        let mut fitting = Fitting::of(&saved, &Expected::default());
+        fitting.lists.new_states.clear();
+        fitting.lists.left_over.retain(|name| !name.starts_with(STATE));
+        check_frozen(saved, wanted)?;
+        return Ok(Some(fitting));
+    }
+    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
     let mut wrong = Vec::new();
     let named = named(fabric, content_of(manifest), &[]);
     for (name, shape) in &named {
@@ -56,27 +90,28 @@ pub(super) fn check_weights(
     let left_over = parameters.filter(|name| !expected.contains(name));
     wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
     if !wrong.is_empty() {
-        let path = generation.path().display();
+        let path = saved.generation.path().display();
         let what = format!("{path} is of another model: {}", wrong.join("; "));
         return Err(Problem::lasting(what));
     }
-    check_frozen(fabric, generation, wanted)
+    check_frozen(saved, wanted)?;
+    Ok(None)
 }
 
-/// Refuses a checkpoint without frozen parameters where all are `wanted`.
-fn check_frozen(fabric: &Fabric, generation: &Generation, wanted: Content) -> Result<(), Problem> {
+/// Refuses a checkpoint without frozen parameters where all are wanted.
+fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> {
+    let SavedState { fabric, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
-    let refused = |what: String| Err(Problem::lasting(what));
     let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
-    let lacks = (content_of(manifest), wanted) == (Content::Trainable, Content::All);
+    let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
     if lacks && !frozen.is_empty() {
         let what = format!(
             "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the model its frozen parameters, and open its \
              checkpoints with Content::Trainable",
             frozen.join(", ")
         );
-        return refused(what);
+        return Err(Problem::lasting(what));
     }
     Ok(())
 }
@@ -85,19 +120,21 @@ fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {
     fabric.plan.spec().units().iter().flat_map(|unit| &unit.params)
 }
 
+/// The text of an optimizer of another kind than the program's.
+fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
+    match &manifest.optimizer {
+        Some(OptimizerHead { kind, .. }) if *kind == own.kind => None,
+        Some(OptimizerHead { kind, .. }) => {
+            Some(format!("its optimizer is {}, not {}", kind.escape_debug(), own.kind))
+        }
+        None => Some("it has no optimizer".to_owned()),
+    }
+}
+
 /// All differences between a checkpoint and this model and optimizer.
 fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<String> {
     let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
-    let own = optimizer.head(fabric.plan.spec()).kind;
     let mut wrong = Vec::new();
-    match &manifest.optimizer {
-        Some(OptimizerHead { kind, .. }) if *kind == own => {}
-        Some(OptimizerHead { kind, .. }) => {
-            wrong.push(format!("its optimizer is {}, not {own}", kind.escape_debug()));
-            return wrong;
-        }
-        None => wrong.push("it has no optimizer".to_owned()),
-    }
     let Expected { tensors, counted } = optimizer.expected(saved);
     wrong.extend(missing_counts(saved, &counted));
     let mut expected = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! The digest of the frozen parameters, by which a checkpoint without them knows the model of which it is a part.
 
 use hsdp_kernels::unpack;
-use hsdp_sharding::{ALIGNMENT, Axis, Rank, Role};
+use hsdp_sharding::{ALIGNMENT, Axis, ParamId, Rank};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::portions::{self, Portion};
@@ -14,10 +14,15 @@ const BLOCK: usize = 32;
 
 const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no block");
 
-/// This rank's part of the digest of the frozen parameters: the parts of the first replica sum up to the digest, on every mesh.
-pub(super) fn part(fabric: &Fabric, shards: &[Shard]) -> Result<u64, Error> {
+/// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen ones: the parts of the first replica
+/// sum up to the digest, on every mesh.
+pub(super) fn part(
+    fabric: &Fabric,
+    shards: &[Shard],
+    has: impl Fn(ParamId) -> bool,
+) -> Result<u64, Error> {
     let mut portions = portions::of_rank(fabric);
-    portions.retain(|portion| portion.role == Role::Frozen);
+    portions.retain(|portion| has(portion.parameter()));
     let mut sum = 0_u64;
     for of_unit in portions.chunk_by(|one, next| one.unit == next.unit) {
         let kept = shards[of_unit[0].unit.index()].kept(fabric)?;

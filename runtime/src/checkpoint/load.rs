@@ -4,18 +4,23 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hsdp_checkpoint::{Generation, Manifest, Training};
-use hsdp_sharding::{Role, UnitId, UnitLayout};
+use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
+use hsdp_sharding::{ParamId, Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::checkpointed::Whose;
+use super::differences::Wanted;
+use super::fitting::{Fitting, Unmatched};
 use super::portions::{self, Portion};
 use super::together::{Failed, Kind, Opened, Problem, Together};
-use super::{Checkpointed, Checkpoints, Content, SavedState, differences, frozen};
+use super::{
+    Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
+};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::precision::LossScaling;
 use crate::updated::Updated;
 
 /// A checkpoint from which a model goes on.
@@ -30,6 +35,13 @@ pub struct Resumed {
     /// The steps of later checkpoints, ascending, if the program has named the step. No save succeeds up to the last of them, unless
     /// they are broken, or [`Checkpoints::discard_after`] removes them. Rank 0 logs a warning, too, if these checkpoints may save.
     pub later: Vec<u64>,
+    /// With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), the parameters that keep the values of the model,
+    /// because the checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
+    pub new_parameters: Vec<String>,
+    /// The trained parameters whose optimizer state begins anew: their averages begin as the parameters, and all else with zeros.
+    pub new_states: Vec<String>,
+    /// The tensors of the checkpoint that nothing took: parameters, and state as `optimizer:<kind>:<parameter>`.
+    pub left_over: Vec<String>,
 }
 
 /// The value for "no step" where ranks exchange a step.
@@ -208,16 +220,31 @@ impl Checkpoints {
         };
         let read = loading(model, step).attempt(|| {
             let fabric = &model.engine.fabric;
-            let saved = SavedState { fabric, generation: &generation, whose: Whose::One };
-            differences::check(&saved, optimizer, self.content)?;
-            Ok((read(&saved)?, optimizer.restored(model, &saved)?))
+            let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
+            let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
+            let wanted = Wanted {
+                content: self.content,
+                other_options: self.other_options,
+                other_parameters: self.other_parameters,
+            };
+            let (options, fitting) = differences::check(saved, optimizer, wanted)?;
+            let saved = SavedState { options, fitting: fitting.as_ref(), ..saved };
+            let notes = notes(&saved, &optimizer.head(fabric.plan.spec()));
+            let read = read(&saved, model)?;
+            let restored = optimizer.restored(model, &saved)?;
+            Ok((Read { notes, fitting, ..read }, restored))
         });
         let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let (Read { parameters, frozen_digest, training, user }, restored) = read;
-        if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
+        let (read, restored) = read;
+        let Read { parameters, frozen_digest, applied, training, user, notes, fitting } = read;
+        let compared = match &fitting {
+            None => self.compare_frozen(model, step, frozen_digest),
+            Some(fitting) => compare_lacking(model, step, frozen_digest, fitting),
+        };
+        if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
         let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?));
@@ -225,9 +252,15 @@ impl Checkpoints {
             Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
         };
+        for note in notes.iter().filter(|_| model.rank().index() == 0) {
+            tracing::warn!(step, "{note}");
+        }
         *optimizer = restored;
-        take(model, parameters, (step, training));
-        Ok(Ok(Resumed { step, user, broken: Vec::new(), later: Vec::new() }))
+        take(model, parameters, Counts { step, applied }, training);
+        let Unmatched { new_parameters, new_states, left_over } =
+            fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        let (broken, later) = (Vec::new(), Vec::new());
+        Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))
     }
 
     /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
@@ -241,13 +274,67 @@ impl Checkpoints {
         let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
         let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
-        together.agree(match saved {
-            Some(saved) if saved != here => Err(Problem::lasting(format!(
-                "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {here:#018x} here"
-            ))),
-            _ => Ok(()),
-        })
+        together.agree(same_frozen(saved, [here]))
     }
+}
+
+/// Checks that the frozen parameters have the digest of the checkpoint, if it leaves these out.
+fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(), Problem> {
+    match saved {
+        Some(saved) if !here.contains(&saved) => Err(Problem::lasting(format!(
+            "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {:#018x} here",
+            here[0]
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Compares the parameters that a checkpoint lacks with its digest of frozen ones, where the model takes what fits. The frozen parameters
+/// of the model that was saved are all of these, or those of them that are frozen here. Collective.
+pub(super) fn compare_lacking(
+    model: &ShardedModel,
+    step: u64,
+    saved: Option<u64>,
+    fitting: &Fitting,
+) -> Result<Result<(), Failed>, Error> {
+    let (together, fabric) = (loading(model, step), &model.engine.fabric);
+    let shards = model.engine.state().shards.clone();
+    let parts = together.run(|| {
+        let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
+        let all = frozen::part(fabric, &shards, |id| fitting.lacks(id))?;
+        let frozen = frozen::part(fabric, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
+        Ok([all, frozen])
+    })?;
+    let parts = together.tell(parts)?;
+    let here = [0, 1].map(|word| {
+        let parts: Vec<u64> = parts.iter().map(|parts| parts[word]).collect();
+        frozen::of_parts(fabric, &parts)
+    });
+    together.agree(same_frozen(saved, here))
+}
+
+/// Returns what a person should know of a load: values of the program that it replaces, and values in the checkpoint that it leaves out.
+fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
+    let manifest = saved.generation.manifest();
+    let takes_rates = !matches!(saved.options, SavedOptions::Own);
+    let rates = options::replaced_rates(manifest, own).filter(|_| takes_rates);
+    let rates = rates.map(|[ours, there]| {
+        format!(
+            "the learning rates of the checkpoint, {there}, replace those that the program has set, {ours}: set a rate after the load, or \
+             choose OtherOptions::KeepOwn"
+        )
+    });
+    let (scale, scaling) = (manifest.training.loss_scale, saved.fabric.options.loss_scaling);
+    let is_other = scale.is_some() != matches!(scaling, LossScaling::Dynamic(_));
+    let scale = is_other.then(|| {
+        let there =
+            scale.map_or("none".to_owned(), |scale| format!("a dynamic one, {}", scale.value));
+        format!(
+            "the checkpoint has another kind of loss scale ({there}) than this model ({scaling:?}), which begins with its own"
+        )
+    });
+    let unmatched = saved.fitting.and_then(|fitting| fitting.lists.text());
+    rates.into_iter().chain(scale).chain(unmatched).collect()
 }
 
 pub(super) fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
@@ -267,13 +354,20 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
     broken.into_iter().map(told).collect()
 }
 
-fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Training)) {
+/// The numbers of steps of a checkpoint.
+struct Counts {
+    step: u64,
+    applied: u64,
+}
+
+fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: Training) {
     let mut state = model.engine.state();
-    let Training { loss_scale, weight_hint } = training;
+    let Training { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
     parameters.put(&mut state.shards);
-    (state.next_step, state.committed) = (step, step);
+    let Counts { step, applied } = counts;
+    (state.next_step, state.committed, state.applied) = (step, step, applied);
     state.loads += 1;
     // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
@@ -284,8 +378,13 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
 struct Read {
     parameters: Parameters,
     frozen_digest: Option<u64>,
+    applied: u64,
     training: Training,
     user: Value,
+    /// Texts for a warning.
+    notes: Vec<String>,
+    /// What fits, if only that is taken.
+    fitting: Option<Fitting>,
 }
 
 /// The parameters that were read, by unit.
@@ -325,12 +424,32 @@ impl Parameters {
     }
 }
 
-fn read(saved: &SavedState<'_>) -> Result<Read, Problem> {
+fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
     let SavedState { fabric, generation, .. } = *saved;
     let Manifest { frozen_digest, training, user, .. } = generation.manifest();
-    let parameters = parameters_of(fabric, generation, str::to_owned)?;
+    let parameters = match saved.is_fitting() {
+        true => Parameters::All(fitting_shards(saved, model)?),
+        false => parameters_of(fabric, generation, str::to_owned)?,
+    };
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
-    Ok(Read { parameters, frozen_digest, training, user })
+    let applied = generation.manifest().applied_steps();
+    let (notes, fitting) = (Vec::new(), None);
+    Ok(Read { parameters, frozen_digest, applied, training, user, notes, fitting })
+}
+
+/// Returns this rank's shards with the parameters of a checkpoint that fit. The others are those of the model.
+fn fitting_shards(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Vec<Shard>, Problem> {
+    let own = model.engine.state().shards.clone();
+    shards_of(saved.fabric, |unit, portions, parameters| {
+        portions.iter().try_for_each(|portion| {
+            let own = |into: &mut [f32]| {
+                own[unit.index()].copy_to(saved.fabric, portion.range.start, into)
+            };
+            let start = portion.param_range().start;
+            let into = &mut parameters[portion.range.clone()];
+            saved.read_parameter(portion.parameter(), start, own, into)
+        })
+    })
 }
 
 /// The parameters of a checkpoint. `source` maps the name of a parameter to that of the tensor with its values.

@@ -10,7 +10,7 @@ pub(super) struct Identity {
     pub(super) model: ModelId,
     pub(super) loads: u64,
     pub(super) step: u64,
-    pub(super) digests: [u64; 2],
+    pub(super) digests: [u64; 3],
 }
 
 /// A generation on rank 0 of which the other ranks have not learned.

@@ -25,6 +25,7 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
         OptimizerHead {
             kind: [first.kind, second.kind].join(AND),
             options: json!([first.options, second.options]),
+            made_with: Some(json!([first.made_with, second.made_with])),
             updates: first.updates.into_iter().chain(second.updates).collect(),
         }
     }
@@ -44,8 +45,7 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     }
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let saved = saved.of_several();
-        let [mut all, other] = [self.0.expected(&saved), self.1.expected(&saved)];
+        let [mut all, other] = [self.0.expected(&saved.part(0)), self.1.expected(&saved.part(1))];
         all.tensors.extend(other.tensors);
         all.counted.extend(other.counted);
         all
@@ -74,7 +74,6 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let saved = saved.of_several();
-        Ok((self.0.restored(model, &saved)?, self.1.restored(model, &saved)?))
+        Ok((self.0.restored(model, &saved.part(0))?, self.1.restored(model, &saved.part(1))?))
     }
 }

@@ -25,12 +25,12 @@ pub(super) struct Portion {
 }
 
 impl Portion {
-    fn parameter(&self) -> ParamId {
+    pub(super) fn parameter(&self) -> ParamId {
         ParamId { unit: self.unit, index: self.param }
     }
 
     /// The elements, in the parameter.
-    fn param_range(&self) -> Range<usize> {
+    pub(super) fn param_range(&self) -> Range<usize> {
         let start = usize::try_from(self.offset).expect("it is within the parameter");
         start..start + self.range.len()
     }

@@ -98,8 +98,8 @@ pub(super) struct Saving<'a, O> {
     /// This rank's part of the digest of the frozen parameters, if these are left out.
     frozen: Option<u64>,
     of_optimizer: OptimizerHead,
-    /// `user` and the optimizer's options as JSON.
-    texts: [String; 2],
+    /// `user`, the optimizer's options and those with which it was made, as JSON.
+    texts: [String; 3],
 }
 
 impl<'a, O: Checkpointed> Saving<'a, O> {
@@ -109,7 +109,9 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         (user, frozen): (&'a Value, Option<u64>),
     ) -> Self {
         let of_optimizer = optimizer.head(model.plan().spec());
-        let texts = [user.to_string(), of_optimizer.options.to_string()];
+        let OptimizerHead { options, made_with, .. } = &of_optimizer;
+        let made_with = made_with.as_ref().map_or_else(String::new, Value::to_string);
+        let texts = [user.to_string(), options.to_string(), made_with];
         let step = model.committed_steps();
         Self { store, model, optimizer, user, step, frozen, of_optimizer, texts }
     }
@@ -127,7 +129,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Identity { model, loads, step: self.step, digests: self.digests() }
     }
 
-    fn digests(&self) -> [u64; 2] {
+    fn digests(&self) -> [u64; 3] {
         self.texts.each_ref().map(|text| digest::of_text(text))
     }
 
@@ -156,15 +158,16 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks, [`Error::Disagreement`] if they differed in
     /// the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
-        let (engine, [user, options]) = (&self.model.engine, self.digests());
+        let (engine, [user, options, made_with]) = (&self.model.engine, self.digests());
         let hint = engine.state().last_weight;
         let frozen = self.frozen.unwrap_or(0);
-        let said = [engine.digest_of_update(), user, options, hint, nonce, frozen];
+        let said = [engine.digest_of_update(), user, options, hint, nonce, frozen, made_with];
         let said = self.together().tell(said)?;
         let said = |word: usize| said.iter().map(|it| it[word]).collect::<Vec<_>>();
         engine.compare_updates(&said(0))?;
         self.check_same("the value `user` is", &said(1))?;
         self.check_same("the options of its optimizer are", &said(2))?;
+        self.check_same("the options with which its optimizer was made are", &said(6))?;
         self.check_size()?;
         let hint = said(3).into_iter().max().unwrap_or(0);
         let frozen = self.frozen.map(|_| frozen::of_parts(&engine.fabric, &said(5)));
@@ -187,7 +190,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// # Errors
     /// [`Error::Checkpoint`] if a manifest cannot hold one of these texts, which are the same on all ranks.
     fn check_size(&self) -> Result<(), Error> {
-        let names = ["the value `user` has", "the options of the optimizer have"];
+        let options = "the options of the optimizer have";
+        let names = ["the value `user` has", options, options];
         let sizes = names.into_iter().zip(self.texts.iter().map(String::len));
         let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > MOST_USER_BYTES) else {
             return Ok(());
@@ -219,10 +223,11 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     fn head(&self, weight_hint: u64, frozen_digest: Option<u64>) -> Head {
         let (state, mesh) = (self.model.engine.state(), self.model.plan().mesh());
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()].map(|it| it as u64);
+        let (loss_scale, applied) = (state.loss_scale.saved(), state.applied);
         Head {
             step: self.step,
             mesh: MeshShape { replicate, shard },
-            training: Training { loss_scale: state.loss_scale.saved(), weight_hint },
+            training: Training { loss_scale, weight_hint, applied_steps: Some(applied) },
             optimizer: Some(self.of_optimizer.clone()),
             user: self.user.clone(),
             frozen_digest,

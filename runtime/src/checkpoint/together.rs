@@ -111,8 +111,12 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
-    pub(super) fn lasting(what: String) -> Self {
+    pub(crate) fn lasting(what: String) -> Self {
         Self { kind: Kind::Lasting, what }
+    }
+
+    pub(crate) fn into_text(self) -> String {
+        self.what
     }
 
     pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
-use super::load::{Parameters, loading, parameters_of};
+use super::checkpointed::Whose;
+use super::fitting::{Fitting, Unmatched};
+use super::load::{Parameters, compare_lacking, loading, parameters_of, shards_of};
 use super::together::{Failed, Problem};
-use super::{Checkpoints, Resumed, check_between_steps, differences};
+use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
 use crate::engine::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -16,7 +18,8 @@ use crate::updated::Updated;
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as [`load_latest`](Self::load_latest) does, and nothing else:
     /// the model keeps its number of steps and its loss scale, and optimizers keep their state. Make optimizers and averages after this call.
-    /// The checkpoint may be of any optimizer, or of none. With [`Weights::Average`], parameters that have a moving average get that.
+    /// The checkpoint may be of any optimizer, or of none. With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting) the
+    /// model takes the parameters that fit. With [`Weights::Average`], parameters that have a moving average get that.
     ///
     /// ```
     /// use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights};
@@ -99,26 +102,66 @@ impl Checkpoints {
         };
         let read = loading(model, step).attempt(|| {
             let fabric = &model.engine.fabric;
-            differences::check_weights(fabric, &generation, self.content)?;
+            let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
+            let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
+            let fitting = differences::check_weights(saved, self.content, self.other_parameters)?;
             let averages = averages(&generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
-            parameters_of(fabric, &generation, source)
+            let parameters = match &fitting {
+                Some(fitting) => fitting_parameters(model, (&generation, fitting), source)?,
+                None => parameters_of(fabric, &generation, source)?,
+            };
+            Ok((parameters, fitting))
         });
-        let parameters = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
-            Ok(parameters) => parameters,
+        let (parameters, fitting) = match read?.inspect_err(|failed| self.note_broken(step, failed))
+        {
+            Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
         let saved = generation.manifest().frozen_digest;
-        if let Err(failed) = self.compare_frozen(model, step, saved)? {
+        let compared = match &fitting {
+            None => self.compare_frozen(model, step, saved),
+            Some(fitting) => compare_lacking(model, step, saved, fitting),
+        };
+        if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
         let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
         Ok(placed.map(|parameters| {
             take(model, parameters);
-            let user = generation.manifest().user.clone();
-            Resumed { step, user, broken: Vec::new(), later: Vec::new() }
+            let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+            if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
+                tracing::warn!(step, "{note}");
+            }
+            let Unmatched { new_parameters, new_states, left_over } = unmatched;
+            let (user, broken) = (generation.manifest().user.clone(), Vec::new());
+            let later = Vec::new();
+            Resumed { step, user, broken, later, new_parameters, new_states, left_over }
         }))
     }
+}
+
+/// The parameters of a checkpoint that fit; the others are those of the model. `source` maps the name of a parameter to that of the
+/// tensor with its values.
+fn fitting_parameters(
+    model: &ShardedModel,
+    (generation, fitting): (&Generation, &Fitting),
+    source: impl Fn(&str) -> String,
+) -> Result<Parameters, Problem> {
+    let fabric = &model.engine.fabric;
+    let own = model.engine.state().shards.clone();
+    let shards = shards_of(fabric, |unit, portions, parameters| {
+        for portion in portions {
+            let into = &mut parameters[portion.range.clone()];
+            if fitting.lacks(portion.parameter()) {
+                own[unit.index()].copy_to(fabric, portion.range.start, into)?;
+            } else {
+                generation.read(&source(&portion.name), portion.offset, into)?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(Parameters::All(shards))
 }
 
 /// The names of tensors with the averages of parameters, by parameter.

@@ -7,6 +7,7 @@ use hsdp_comm::Stage;
 use hsdp_sharding::{ParamId, Unit, UnitId};
 
 use crate::agreement::{Agreement, Statement};
+use crate::clipping::Clipping;
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
 use crate::engine::kept::GradShards;
@@ -138,6 +139,7 @@ impl Ended<'_> {
             weight,
             clip: 1.0,
             max_norm: None,
+            clipping: Clipping::default(),
             verdict,
             is_measured: false,
         })

@@ -17,7 +17,7 @@ use hsdp_sharding::{Param, ParamId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
-use crate::checkpoint::{Problem, SavedState, Spread, StateTensor};
+use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -143,10 +143,11 @@ fn each_block(
             let len = BLOCK.min(piece.len - at);
             let range = piece.shard_start + at..piece.shard_start + at + len;
             updating.parameters(unit, range.clone(), &mut parameters[..len])?;
-            updating.gradient(unit, range, &mut gradient[..len])?;
+            let parameter = ParamId { unit, index: piece.param };
+            updating.gradient(parameter, range, &mut gradient[..len])?;
             let (parameters, gradient) = (&parameters[..len], &gradient[..len]);
             let block = Block { start: piece.param_start + at, parameters, gradient };
-            act(ParamId { unit, index: piece.param }, block)?;
+            act(parameter, block)?;
         }
     }
     Ok(())
@@ -184,7 +185,7 @@ impl Kept for FactoredMoments {
         }
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
         self.each.read(fabric, saved)?;
         self.factors.iter_mut().try_for_each(|(id, factors)| {
             let [rows, columns] = &mut factors.moments;

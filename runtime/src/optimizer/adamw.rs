@@ -2,8 +2,9 @@
 
 use hsdp_kernels::AdamWStep;
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
+use serde_json::Value;
 
-use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting, set_number};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::{Grouped, Run};
 
@@ -43,6 +44,18 @@ impl OptimizerOptions for AdamWOptions {
         see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
         see("eps", Setting::Number(eps, Allowed::Positive));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
+    }
+
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        let number = match name {
+            "learning_rate" => &mut self.learning_rate,
+            "betas.0" => &mut self.betas.0,
+            "betas.1" => &mut self.betas.1,
+            "eps" => &mut self.eps,
+            "weight_decay" => &mut self.weight_decay,
+            _ => return false,
+        };
+        set_number(number, saved)
     }
 }
 

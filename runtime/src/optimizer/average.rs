@@ -67,16 +67,23 @@ impl Average {
         Ok(average)
     }
 
-    /// The average in a checkpoint, which this rank reads in its own parts.
+    /// The average in a checkpoint, which this rank reads in its own parts. `shards` are those of the model before the load.
     pub(crate) fn saved(
         fabric: &Fabric,
         (decay, step): (f64, u64),
         saved: &SavedState<'_>,
+        shards: &[Shard],
     ) -> Result<Self, Problem> {
         let mut average = Self::zeros(fabric, decay, ("loading", step))?;
         average.fill(fabric, |(unit, piece), into| {
             let parameter = ParamId { unit, index: piece.param };
-            saved.read((Self::KIND, parameter), piece.param_start, into)
+            if saved.takes_state(parameter) {
+                return saved.read((Self::KIND, parameter), piece.param_start, into);
+            }
+            // It begins as the parameter, as the model has it after the load.
+            let own =
+                |into: &mut [f32]| shards[unit.index()].copy_to(fabric, piece.shard_start, into);
+            saved.read_parameter(parameter, piece.param_start, own, into)
         })?;
         Ok(average)
     }

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::{ModelSpec, ParamId};
 
-use crate::checkpoint::SavedState;
+use crate::checkpoint::Source;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Updating;
@@ -70,8 +70,15 @@ impl Covered {
         self.parameters().map(|id| (spec[id].name.clone(), self.count(id)))
     }
 
-    /// Takes the numbers of updates in a checkpoint.
-    pub(super) fn read(&mut self, saved: &SavedState<'_>) {
+    /// Takes the numbers of updates of the parameters that both have.
+    pub(super) fn take_over(&mut self, earlier: &Self) {
+        for id in self.places.parameters() {
+            self.updates[id.unit.index()][id.index] = earlier.count(id);
+        }
+    }
+
+    /// Takes the numbers of updates in a checkpoint, or of earlier state.
+    pub(super) fn read(&mut self, saved: &dyn Source) {
         for id in self.places.parameters() {
             self.updates[id.unit.index()][id.index] = saved.updates(id);
         }

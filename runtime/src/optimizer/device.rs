@@ -61,7 +61,7 @@ pub(super) fn update_unit(
         let updated = shard.exclusive(device).and_then(|(parameters, rounded)| {
             let (gradient, divisor) = (sums.values(), gradients.divisor);
             let update = DeviceUpdate { parameters, rounded, gradient, divisor };
-            let (stream, clip) = (device.stream(), gradients.clip);
+            let (stream, clip) = (device.stream(), gradients.clip_factor());
             optimizer.update_on_device(DeviceRun { unit, stream, update, pieces, clip })
         });
         let failed = |error| fabric.device_error("optimizer step", gradients.step, error);

@@ -7,7 +7,7 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{EIGHT_BIT_BLOCK, EightBit};
 use hsdp_sharding::{Granularity, Param, ParamId, UnitId};
 
-use crate::checkpoint::{Problem, SavedState, Spread, StateTensor};
+use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -113,7 +113,7 @@ impl EightBitMoments {
 
     fn read_piece(
         &mut self,
-        saved: &SavedState<'_>,
+        saved: &dyn Source,
         parameter: ParamId,
         range: Range<usize>,
     ) -> Result<(), Problem> {
@@ -168,7 +168,7 @@ impl Kept for EightBitMoments {
         Ok(self.tensor(of, range))
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
         for unit in fabric.plan.spec().unit_ids() {
             for piece in trained_pieces(fabric, unit) {
                 let parameter = ParamId { unit, index: piece.param };

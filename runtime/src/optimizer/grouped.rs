@@ -13,7 +13,7 @@ use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, StateTensor
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 use crate::optimizer::groups::Groups;
-use crate::optimizer::method::{Method, Updates};
+use crate::optimizer::method::{Earlier, Method, Updates};
 use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
 
@@ -26,13 +26,24 @@ pub struct Grouped<O: OptimizerOptions> {
     method: &'static dyn Method<O>,
     groups: Groups<O>,
     state: Option<Box<dyn Updates<O>>>,
+    /// Whether the next update may be of other parameters than those that the state is of.
+    cover: Cover,
+}
+
+/// Whether an optimizer updates the parameters that its state is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cover {
+    /// It updates these and no others.
+    Fixed,
+    /// A checkpoint was loaded that has state of other parameters. The next update decides.
+    Open,
 }
 
 impl<O: OptimizerOptions> Grouped<O> {
     /// An optimizer without groups, before its first update.
     pub(super) fn of(model: &ShardedModel, method: &'static dyn Method<O>, options: O) -> Self {
         let groups = Groups::none(model, (method.kind(), options));
-        Self { model: model.id().clone(), method, groups, state: None }
+        Self { model: model.id().clone(), method, groups, state: None, cover: Cover::Fixed }
     }
 
     /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts, and that is in no earlier group.
@@ -78,8 +89,24 @@ impl<O: OptimizerOptions> Grouped<O> {
         let Some(state) = &self.state else { return Ok(false) };
         match state.covered().check(self.method.kind(), updating) {
             Err(_) if self.method.kinds(&self.groups.options).is_empty() => Ok(false),
+            Err(_) if self.cover == Cover::Open => Ok(false),
             checked => checked.map(|()| true),
         }
+    }
+
+    /// Makes the state of the parameters that are updated: zeros, or the earlier state where there is any.
+    fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
+        let of = ("optimizer step", updating.gradients.step);
+        let has = &|id| updating.has(id);
+        let mut state = self.method.zeros(&self.groups, (updating.fabric, of), has)?;
+        if let (Some(earlier), Cover::Open) = (&self.state, self.cover) {
+            let earlier = Earlier { fabric: updating.fabric, kept: &**earlier };
+            state.covered_mut().read(&earlier);
+            let read = state.read(updating.fabric, &earlier);
+            read.map_err(|problem| updating.misuse(problem.into_text()))?;
+        }
+        self.state = Some(state);
+        Ok(())
     }
 }
 
@@ -105,10 +132,9 @@ impl<O: OptimizerOptions> Optimizer for Grouped<O> {
         self.method.check(&self.groups)?;
         write!(lines, "{}", self.groups.lines()).expect("options have texts");
         if !self.fits(updating)? {
-            let of = ("optimizer step", updating.gradients.step);
-            let has = &|id| updating.has(id);
-            self.state = Some(self.method.zeros(&self.groups, (updating.fabric, of), has)?);
+            self.make_state(updating)?;
         }
+        self.cover = Cover::Fixed;
         Ok(())
     }
 
@@ -146,7 +172,8 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let counted = self.state.iter().filter(|_| self.method.traits().counts);
         let updates = counted.flat_map(|state| state.covered().counts(spec)).collect();
-        OptimizerHead { kind: self.method.kind().to_owned(), options: self.groups.json(), updates }
+        let (kind, options) = (self.method.kind().to_owned(), self.groups.json());
+        OptimizerHead { kind, options, made_with: Some(self.groups.made_with()), updates }
     }
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -160,9 +187,9 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
-        let parameters = saved.parameters_with(&self.kinds());
-        let of =
-            |id: &ParamId| self.method.tensors(&self.groups.options, *id, saved.parameter(*id));
+        let groups = self.groups.following(saved.options).unwrap_or_else(|_| self.groups.clone());
+        let parameters = saved.parameters_with(self.method.kinds(&groups.options));
+        let of = |id: &ParamId| self.method.tensors(&groups.options, *id, saved.parameter(*id));
         let tensors = parameters.iter().flat_map(of).collect();
         Expected {
             tensors,
@@ -195,18 +222,19 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
-        let has: BTreeSet<ParamId> = saved.parameters_with(&self.kinds()).into_iter().collect();
+        let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
+        let kinds = self.method.kinds(&groups.options);
+        let has: BTreeSet<ParamId> = saved.parameters_with(kinds).into_iter().collect();
         let fabric = &model.engine.fabric;
         let read = || {
             let of = ("loading", model.committed_steps());
-            let mut state =
-                self.method.zeros(&self.groups, (fabric, of), &|id| has.contains(&id))?;
+            let mut state = self.method.zeros(&groups, (fabric, of), &|id| has.contains(&id))?;
             state.covered_mut().read(saved);
             state.read(fabric, saved)?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;
-        let (model, groups) = (self.model.clone(), self.groups.clone());
-        Ok(Self { model, method: self.method, groups, state })
+        let cover = if saved.is_fitting() { Cover::Open } else { Cover::Fixed };
+        Ok(Self { model: self.model.clone(), method: self.method, groups, state, cover })
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::{ModelSpec, Param, Plan, Role, UnitId};
 use serde_json::{Value, json};
 
+use crate::checkpoint::{RATE, SavedOptions};
 use crate::digest;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -18,6 +19,8 @@ pub(super) struct Groups<O> {
     kind: &'static str,
     /// The options of parameters that are in no group.
     pub(super) options: O,
+    /// The same, as the program gave them when it made the optimizer.
+    made_with: O,
     groups: Vec<Group<O>>,
     plan: Arc<Plan>,
     /// By unit and parameter: the index of its group. Empty as long as there is no group.
@@ -38,6 +41,8 @@ enum Schedule {
 #[derive(Clone, Debug)]
 struct Group<O> {
     options: O,
+    /// The same, as the program gave them when it made the group.
+    made_with: O,
     schedule: Schedule,
     /// The number of its parameters.
     parameters: usize,
@@ -48,7 +53,7 @@ struct Group<O> {
 impl<O: OptimizerOptions> Groups<O> {
     pub(super) fn none(model: &ShardedModel, (kind, options): (&'static str, O)) -> Self {
         let plan = Arc::clone(&model.engine.fabric.plan);
-        Self { kind, options, groups: Vec::new(), plan, of: Vec::new() }
+        Self { kind, options, made_with: options, groups: Vec::new(), plan, of: Vec::new() }
     }
 
     pub(super) fn spec(&self) -> &ModelSpec {
@@ -74,8 +79,8 @@ impl<O: OptimizerOptions> Groups<O> {
             }
         }
         let (options, schedule) = changed(self.options, change);
-        let group =
-            Group { options, schedule, parameters: names.len(), names: digest::of_lines(&names) };
+        let (parameters, names) = (names.len(), digest::of_lines(&names));
+        let group = Group { options, made_with: options, schedule, parameters, names };
         self.groups.push(group);
         self
     }
@@ -158,14 +163,95 @@ impl<O: OptimizerOptions> Groups<O> {
         })
     }
 
-    /// The options for a checkpoint, those of groups by their index.
+    /// Returns the present options for a checkpoint, those of groups by their index.
     pub(super) fn json(&self) -> Value {
-        let mut options = options::json(&self.options);
-        if !self.groups.is_empty() {
-            let group = |group: &Group<O>| json!({ "parameters": group.parameters, "options": options::json(&group.options) });
-            options["groups"] = self.groups.iter().map(group).collect();
+        let mut all = self.json_of(&self.options, |group| &group.options);
+        for (index, group) in self.groups.iter().enumerate() {
+            all[GROUPS][index][OWN_RATE] = Value::from(group.schedule == Schedule::Own);
         }
-        options
+        all
+    }
+
+    /// Returns the options with which the program made the optimizer and its groups, for a checkpoint.
+    pub(super) fn made_with(&self) -> Value {
+        self.json_of(&self.made_with, |group| &group.made_with)
+    }
+
+    fn json_of(&self, options: &O, of_group: impl Fn(&Group<O>) -> &O) -> Value {
+        let mut all = options::json(options);
+        if !self.groups.is_empty() {
+            let group = |group: &Group<O>| {
+                let (parameters, options) = (group.parameters, options::json(of_group(group)));
+                let names = format!("{:#018x}", group.names);
+                json!({ "parameters": parameters, "names": names, "options": options })
+            };
+            all[GROUPS] = self.groups.iter().map(group).collect();
+        }
+        all
+    }
+
+    /// Returns the same groups with the options of a checkpoint, whose groups are these.
+    ///
+    /// # Errors
+    /// The name of an option that the checkpoint lacks, or that this kind of optimizer cannot set.
+    pub(super) fn following(&self, saved: SavedOptions<'_>) -> Result<Self, String> {
+        let mut following = self.clone();
+        match saved {
+            SavedOptions::Own => {}
+            SavedOptions::Rates { now } => following.take_rates(now)?,
+            SavedOptions::All { now, made_with } => following.take_all(now, made_with)?,
+        }
+        Ok(following)
+    }
+
+    fn take_rates(&mut self, now: &Value) -> Result<(), String> {
+        let kind = self.kind;
+        let rate_of = |options: &Value, of: &dyn fmt::Display| {
+            let rate = options[RATE].as_f64();
+            rate.ok_or_else(|| format!("{of} {RATE} is {} there, and not a number", options[RATE]))
+        };
+        self.set_learning_rate(rate_of(now, &kind)?);
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let saved = &now[GROUPS][index];
+            let rate = rate_of(&saved["options"], &format_args!("{kind} group {index}"))?;
+            // An older format does not say whether a group has a schedule of its own.
+            let follows = *group.options.learning_rate() == rate;
+            if saved[OWN_RATE].as_bool().unwrap_or(!follows) {
+                group.schedule = Schedule::Own;
+            }
+            *group.options.learning_rate() = rate;
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self, now: &Value, made_with: &Value) -> Result<(), String> {
+        let kind = self.kind;
+        options::set(&mut self.made_with, made_with, &kind)?;
+        options::set(&mut self.options, now, &kind)?;
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let of = format_args!("{kind} group {index}");
+            options::set(&mut group.made_with, &made_with[GROUPS][index]["options"], &of)?;
+            options::set(&mut group.options, &now[GROUPS][index]["options"], &of)?;
+            group.schedule = schedule([self.made_with, group.made_with].map(rate_of));
+        }
+        self.take_rates(now)
+    }
+}
+
+/// Names in the options of a checkpoint: of the groups, and of whether a group has a schedule of its own.
+const GROUPS: &str = "groups";
+const OWN_RATE: &str = "has_own_rate";
+
+fn rate_of<O: OptimizerOptions>(mut options: O) -> f64 {
+    *options.learning_rate()
+}
+
+/// Returns the schedule of a group that an optimizer of one rate made with the other.
+fn schedule([rate, of_group]: [f64; 2]) -> Schedule {
+    match rate == 0.0 {
+        false => Schedule::Ratio(of_group / rate),
+        true if of_group == 0.0 => Schedule::Ratio(1.0),
+        true => Schedule::Undefined,
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use hsdp_sharding::{ParamId, Piece, UnitId};
 
-use crate::checkpoint::{Problem, SavedState, Spread, StateTensor};
+use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
@@ -92,7 +92,7 @@ impl Kept for Held {
         Ok(true)
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
         let Self { kinds, covered, states } = self;
         let places = &covered.places;
         for (state, kind) in states.iter_mut().zip(*kinds) {

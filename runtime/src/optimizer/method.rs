@@ -7,7 +7,7 @@ use std::ops::Range;
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::{Param, ParamId};
 
-use crate::checkpoint::{Problem, SavedState, StateTensor, copy_part};
+use crate::checkpoint::{Problem, Source, StateTensor, copy_part};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
@@ -81,8 +81,32 @@ pub(super) trait Kept: Debug + Send + Sync {
         Ok(elements.map(|elements| copy_part(&elements, (0, into))).is_some())
     }
 
-    /// Reads this rank's part of the state from a checkpoint.
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem>;
+    /// Reads this rank's part of the state from a checkpoint, or from earlier state.
+    fn read(&mut self, fabric: &Fabric, source: &dyn Source) -> Result<(), Problem>;
+}
+
+/// Earlier state of an optimizer, which may be of other parameters.
+pub(super) struct Earlier<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) kept: &'a dyn Kept,
+}
+
+impl Source for Earlier<'_> {
+    fn updates(&self, parameter: ParamId) -> u64 {
+        self.kept.covered().count(parameter)
+    }
+
+    fn read(
+        &self,
+        (kind, parameter): (&str, ParamId),
+        start: usize,
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        if self.kept.covered().places.has(parameter) {
+            self.kept.copy_elements(self.fabric, (kind, parameter), (start, into))?;
+        }
+        Ok(())
+    }
 }
 
 /// The update of parameters, and of their state. [`Optimizer`](crate::Optimizer) says when each function is called.

@@ -13,7 +13,7 @@ use hsdp_sharding::{Param, ParamId, Part, Piece, WholeMatrix, Wholes};
 use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 
-use crate::checkpoint::{Problem, SavedState, StateTensor};
+use crate::checkpoint::{Problem, Source, StateTensor};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -112,7 +112,7 @@ impl Kept for Owned {
         self.held.elements(fabric, of, range)
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &SavedState<'_>) -> Result<(), Problem> {
+    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
         self.held.read(fabric, saved)
     }
 }
@@ -200,7 +200,7 @@ impl Owned {
         let Self { held, exchange, staged, .. } = self;
         *staged = Staged::default();
         let fill = |part: &Part, direction: &mut [f32]| {
-            updating.gradient(part.unit, part.shard.clone(), direction)?;
+            updating.gradient(exchange.matrix(part).param, part.shard.clone(), direction)?;
             let step = step_of(groups, exchange, (part, updating.clip()));
             let momentum = held.of_host(part.unit, &piece_of(exchange, part));
             hsdp_kernels::muon_direction(&step, direction, momentum);

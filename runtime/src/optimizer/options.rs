@@ -2,8 +2,10 @@
 
 use std::fmt::{self, Debug, Display};
 
+use hsdp_kernels::MomentumKind;
 use serde_json::{Map, Value};
 
+use crate::checkpoint::RATE;
 use crate::error::Error;
 
 /// The options of a kind of optimizer.
@@ -16,6 +18,54 @@ pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
 
     /// Calls `see` for each option, with its name and its value. Errors, checkpoints and the comparison of ranks name them so.
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>));
+
+    /// Sets an option to the value that a checkpoint has under its name, and returns whether it could. A choice is saved as the text of
+    /// its `Debug`. Only [`OtherOptions::TakeSaved`](crate::checkpoint::OtherOptions::TakeSaved) needs it, where an option differs.
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        let _ = (name, saved);
+        false
+    }
+}
+
+/// Sets all options to those of a checkpoint.
+///
+/// # Errors
+/// The first option that the checkpoint lacks, or that cannot be set.
+pub(super) fn set(
+    options: &mut impl OptimizerOptions,
+    saved: &Value,
+    of: &dyn Display,
+) -> Result<(), String> {
+    let (before, mut names) = (json(options), Vec::new());
+    options.each(&mut |name, _| names.push(name));
+    for name in names {
+        let (own, saved) = (&before[name], saved.get(name));
+        if saved == Some(own) {
+            continue;
+        }
+        if !saved.is_some_and(|saved| options.set(name, saved)) {
+            let saved = saved.map_or("missing".to_owned(), Value::to_string);
+            return Err(format!(
+                "{of} {name} is {saved} there, and cannot be taken in place of {own}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// All kinds of momentum.
+pub(super) const MOMENTUM_KINDS: [MomentumKind; 2] =
+    [MomentumKind::Classic, MomentumKind::Nesterov];
+
+/// Sets a number to a saved one, if that is a number.
+pub(super) fn set_number(number: &mut f64, saved: &Value) -> bool {
+    saved.as_f64().map(|saved| *number = saved).is_some()
+}
+
+/// Sets a choice to that of `all` whose text was saved.
+pub(super) fn set_choice<T: Copy + Debug>(choice: &mut T, all: &[T], saved: &Value) -> bool {
+    let is_saved = |it: &&T| saved.as_str().is_some_and(|saved| format!("{it:?}") == saved);
+    all.iter().find(is_saved).map(|saved| *choice = *saved).is_some()
 }
 
 /// The value of an option.
@@ -29,18 +79,19 @@ pub enum Setting<'a> {
     Choice(&'a dyn Debug),
 }
 
-/// The numbers that an option of an optimizer may be. Others would destroy the parameters: an update with them is refused.
+/// The numbers that an option of an optimizer may be. Others would destroy the parameters, or mean something else in f32, in which an
+/// update computes: an update with them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// Finite.
+    /// Finite in f32.
     Finite,
-    /// Finite, and 0 or more.
+    /// Finite in f32, and 0 or more.
     NotNegative,
-    /// Finite, and 0 or less.
+    /// Finite in f32, and 0 or less.
     NotPositive,
-    /// Finite, and above 0, also in f32.
+    /// Finite and above 0 in f32.
     Positive,
-    /// Finite, and above 0, and the square is so in f32.
+    /// Above 0, and its square is finite and above 0 in f32.
     PositiveSquare,
     /// From 0 to below 1.
     Fraction,
@@ -49,10 +100,10 @@ pub enum Allowed {
 impl Allowed {
     fn allows(self, value: f64) -> bool {
         match self {
-            Self::Finite => value.is_finite(),
-            Self::NotNegative => value.is_finite() && value >= 0.0,
-            Self::NotPositive => value.is_finite() && value <= 0.0,
-            Self::Positive => value.is_finite() && is_positive_in_f32(value),
+            Self::Finite => in_f32(value).is_finite(),
+            Self::NotNegative => in_f32(value).is_finite() && value >= 0.0,
+            Self::NotPositive => in_f32(value).is_finite() && value <= 0.0,
+            Self::Positive => is_positive_in_f32(value),
             Self::PositiveSquare => value > 0.0 && Self::Positive.allows(value * value),
             Self::Fraction => (0.0..1.0).contains(&value),
         }
@@ -60,18 +111,28 @@ impl Allowed {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "that is the question")]
-fn is_positive_in_f32(value: f64) -> bool {
-    value as f32 > 0.0
+fn in_f32(value: f64) -> f32 {
+    value as f32
+}
+
+/// Whether a number is finite and above 0 in f32.
+pub(crate) fn is_positive_in_f32(value: f64) -> bool {
+    in_f32(value).is_finite() && in_f32(value) > 0.0
+}
+
+/// Whether a number is 0 or more, finite in f32, and 0 there only if it is 0.
+pub(crate) fn is_held_in_f32(value: f64) -> bool {
+    value == 0.0 || is_positive_in_f32(value)
 }
 
 impl Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Finite => "finite",
-            Self::NotNegative => "finite, and 0 or more",
-            Self::NotPositive => "finite, and 0 or less",
-            Self::Positive => "finite, and above 0 in f32",
-            Self::PositiveSquare => "finite, and above 0, also its square in f32",
+            Self::Finite => "finite in f32",
+            Self::NotNegative => "finite in f32, and 0 or more",
+            Self::NotPositive => "finite in f32, and 0 or less",
+            Self::Positive => "finite and above 0 in f32",
+            Self::PositiveSquare => "above 0, and its square finite and above 0 in f32",
             Self::Fraction => "0 or more, and below 1",
         })
     }
@@ -87,6 +148,28 @@ pub(super) fn check(options: &impl OptimizerOptions, of: &dyn Display) -> Result
         if let (Ok(()), Setting::Number(value, allowed)) = (&checked, setting) {
             checked = check_number(of, name, (value, allowed));
         }
+    });
+    checked.and_then(|()| check_products(options, of))
+}
+
+/// A bound of the factor by which an optimizer multiplies the rate for a matrix, the root of one of its dims.
+const LARGEST_ROOT: f64 = 16_777_216.0;
+
+/// Refuses a learning rate that f32 holds, and whose products in an update it does not hold.
+fn check_products(options: &impl OptimizerOptions, of: &dyn Display) -> Result<(), Error> {
+    let rate = *{ *options }.learning_rate();
+    let mut checked = Ok(());
+    let mut check = |product: f64, what: &str| {
+        if checked.is_ok() && !in_f32(product).is_finite() {
+            let what = format!("{of} {RATE} {rate:?}: {what} it is not finite in f32");
+            checked = Err(Error::Options { what });
+        }
+    };
+    options.each(&mut |name, setting| match (name, setting) {
+        ("weight_decay", Setting::Number(decay, _)) => check(rate * decay, "times weight_decay"),
+        ("betas.0", Setting::Number(beta, _)) => check(rate / (1.0 - beta), "over 1 - betas.0"),
+        ("rate_scale", _) => check(rate * LARGEST_ROOT, "times the rate_scale of a large matrix"),
+        _ => {}
     });
     checked
 }
@@ -132,5 +215,8 @@ pub(super) fn json(options: &impl OptimizerOptions) -> Value {
         };
         json.insert(name.to_owned(), value);
     });
+    // An optimizer of the program's own may list its rate under another name.
+    let rate = *{ *options }.learning_rate();
+    json.entry(RATE).or_insert(Value::from(rate));
     Value::Object(json)
 }

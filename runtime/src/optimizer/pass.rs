@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hsdp_comm::World;
-use hsdp_kernels::{FusedUpdate, ValuesMut, update_in_blocks};
+use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
 use crate::checkpoint::ONE_OF_EACH_KIND;
@@ -36,7 +36,8 @@ impl ShardedModel {
     ///
     /// # Errors
     /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no optimizer selects, or more than one;
-    /// [`Error::Misuse`] for a [measured](Gradients::measured) update on a device, and for two optimizers of one kind while
+    /// [`Error::Misuse`] for an update on a device that is [measured](Gradients::measured), or clipped by
+    /// [value](Gradients::clip_value) or by groups, and for two optimizers of one kind while
     /// [checkpoints](crate::checkpoint::Checkpoints::open) of the model are open; those of [`Gradients::check_model`], of
     /// [`Optimizer::check`](crate::Optimizer::check) and of [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error)
     /// if the model lies on a device that fails: some units are updated then, and others are not.
@@ -68,7 +69,7 @@ impl ShardedModel {
         let pass =
             Pass { fabric, gradients: &gradients, assignment: &assignment, averages: &averages };
         pass.run(&mut state, optimizers)?;
-        state.commit();
+        state.commit(&gradients.verdict);
         state.assignment = assignment;
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,
@@ -134,6 +135,7 @@ impl<'a> Pass<'a> {
         let waiting = waiting(self.fabric, optimizers);
         let prepare = || {
             self.check_measured()?;
+            self.check_clipped()?;
             self.check_kinds(optimizers)?;
             self.assignment.write(optimizers.len(), &mut lines);
             for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
@@ -172,6 +174,15 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let what = "an update on a device is not measured: do not call `Gradients::measured`";
+        Err(self.fabric.misuse("optimizer step", self.gradients.step, what.to_owned()))
+    }
+
+    fn check_clipped(self) -> Result<(), Error> {
+        if !self.gradients.is_clipped_apart() || !self.fabric.updates_on_device() {
+            return Ok(());
+        }
+        let what = "an update on a device clips all gradients by one factor: do not clip by value, nor groups of parameters, or place the \
+                    model on the host";
         Err(self.fabric.misuse("optimizer step", self.gradients.step, what.to_owned()))
     }
 
@@ -230,10 +241,23 @@ impl<'a> Pass<'a> {
                 gradient: &sums[range],
                 divisor: self.gradients.divisor,
             };
-            let clip = self.gradients.clip;
-            let number = self.fabric.number_of(ParamId { unit, index: piece.param });
+            let clip = self.gradients.clip_factor();
+            let parameter = ParamId { unit, index: piece.param };
+            let number = self.fabric.number_of(parameter);
+            let clipped_apart = self.gradients.clip_of(self.fabric, parameter);
             update_in_blocks(fused, |block, parameters, gradient| {
                 let piece = part_of(piece, block);
+                let mut on_stack;
+                let gradient = match clipped_apart {
+                    None => gradient,
+                    Some(clip) => {
+                        on_stack = [0.0; UPDATE_BLOCK];
+                        let clipped = &mut on_stack[..gradient.len()];
+                        clipped.copy_from_slice(gradient);
+                        clip.apply(clipped);
+                        clipped
+                    }
+                };
                 let mut update = |parameters: &mut [f32]| {
                     optimizer.update(Run { unit, piece, parameters, gradient, clip });
                 };

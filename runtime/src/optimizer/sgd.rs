@@ -2,8 +2,11 @@
 
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
+use serde_json::Value;
 
-use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::options::{
+    Allowed, MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
+};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::{Grouped, Run};
 
@@ -16,10 +19,21 @@ pub enum Momentum {
     /// Not at all; no state is kept.
     #[default]
     Off,
-    /// The update follows a velocity, of which each step keeps this fraction.
+    /// The update follows a velocity, of which each step keeps this fraction, which is below 1.
     Classic(f64),
     /// Likewise, looking one step ahead.
     Nesterov(f64),
+}
+
+impl Momentum {
+    /// Returns the momentum that keeps this fraction: none if it is 0.
+    fn of(kind: MomentumKind, fraction: f64) -> Self {
+        match kind {
+            _ if fraction == 0.0 => Self::Off,
+            MomentumKind::Classic => Self::Classic(fraction),
+            MomentumKind::Nesterov => Self::Nesterov(fraction),
+        }
+    }
 }
 
 /// The parameters of SGD.
@@ -49,9 +63,28 @@ impl OptimizerOptions for SgdOptions {
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let SgdStep { learning_rate, momentum, kind, weight_decay, .. } = self.of_step(1.0);
         see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("momentum", Setting::Number(momentum, Allowed::NotNegative));
+        see("momentum", Setting::Number(momentum, Allowed::Fraction));
         see("momentum_kind", Setting::Choice(&kind));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
+    }
+
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        match name {
+            "learning_rate" => set_number(&mut self.learning_rate, saved),
+            "weight_decay" => set_number(&mut self.weight_decay, saved),
+            "momentum" => {
+                let kind = self.of_step(1.0).kind;
+                let momentum = saved.as_f64().map(|momentum| Momentum::of(kind, momentum));
+                momentum.map(|momentum| self.momentum = momentum).is_some()
+            }
+            "momentum_kind" => {
+                let SgdStep { momentum, mut kind, .. } = self.of_step(1.0);
+                let is_known = set_choice(&mut kind, &MOMENTUM_KINDS, saved);
+                self.momentum = Momentum::of(kind, momentum);
+                is_known
+            }
+            _ => false,
+        }
     }
 }
 

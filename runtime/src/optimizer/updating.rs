@@ -69,20 +69,22 @@ impl Updating<'_> {
         Err(self.misuse("the optimizer was made for another model".to_owned()))
     }
 
-    /// The factor of [`Gradients::clip`], or 1.
+    /// [`Gradients::clip_factor`], by which the update multiplies gradients first.
     #[must_use]
     pub fn clip(&self) -> f32 {
-        self.gradients.clip
+        self.gradients.clip_factor()
     }
 
-    /// Elements of this rank's shard of a unit's gradient, in f32, divided, before clipping.
+    /// Elements of a parameter in this rank's shard of its unit's gradient, in f32, divided, and clipped except for
+    /// [`clip`](Self::clip).
     pub(super) fn gradient(
         &self,
-        unit: UnitId,
+        parameter: ParamId,
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        let (sums, divisor) = (&self.gradients.grad_shards[unit.index()], self.gradients.divisor);
+        let sums = &self.gradients.grad_shards[parameter.unit.index()];
+        let divisor = self.gradients.divisor;
         match sums {
             Sums::Host(values) => scaled_copy(into, &values[range], divisor),
             Sums::Device(sums) => {
@@ -92,6 +94,9 @@ impl Updating<'_> {
                 read.map_err(|error| self.device_error(error))?;
                 divide_in_place(into, divisor);
             }
+        }
+        if let Some(clip) = self.gradients.clip_of(self.fabric, parameter) {
+            clip.apply(into);
         }
         Ok(())
     }

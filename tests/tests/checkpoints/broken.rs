@@ -158,7 +158,7 @@ fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
     let path = folder.path().join("step-00000004/manifest.json");
     let text = fs::read_to_string(&path).expect("there");
     let (_, value) = text.split_once("\"checkpoint\":").expect("an outer object");
-    let value = value.replace("\"format\":1", "\"format\":9");
+    let value = value.replace("\"format\":3", "\"format\":9");
     let hash = Hash::of(value.strip_suffix('}').expect("its end").as_bytes());
     fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{value}")).expect("written");
     let error = common_error(outcomes(RANKS, |world| {
@@ -169,7 +169,7 @@ fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
         loaded
     }));
     let expected = format!(
-        "loading at step 4, on rank 0: {}: this checkpoint was written by a newer version: format 9, this program reads up to 2",
+        "loading at step 4, on rank 0: {}: this checkpoint was written by a newer version: format 9, this program reads up to 3",
         path.display()
     );
     assert_eq!(error.to_string(), expected);

@@ -2,8 +2,8 @@
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`, `half_updated`; `faulty` (a file system with a fault),
 //! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `apart` (ranks whose folders differ), `reading` (alone; and going back),
-//! `trainable` (checkpoints without frozen parameters).
+//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `options`, `fitting` (of other parameters), `importing`, `apart` (ranks whose folders differ),
+//! `reading` (alone; and going back), `trainable` (checkpoints without frozen parameters).
 
 mod apart;
 mod background;
@@ -11,10 +11,12 @@ mod broken;
 mod crashes;
 mod failing;
 mod faulty;
+mod fitting;
 mod half_updated;
 mod hooked;
 mod importing;
 mod meshes;
+mod options;
 mod reading;
 mod refused;
 mod reported;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, OtherParameters, Weights};
 use hsdp::{
     AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel,
     StepOptions,
@@ -254,6 +254,44 @@ fn parameters_of_another_model_are_refused_with_all_differences() {
         assert!(told.contains(expected), "{told}");
     }
     assert!(!told.contains("optimizer"), "{told}");
+}
+
+/// As at the beginning of another task, whose head is new.
+#[test]
+fn a_model_takes_the_parameters_that_fit_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path(), 1);
+    let full = common(on_ranks(2, |world| {
+        let mut training = Training::new(world, &options((1, 2)))?;
+        training.load_latest(folder.path())?;
+        training.model.full_parameters()
+    }));
+    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
+        let loaded = on_ranks(mesh.0 * mesh.1, |world| {
+            let unit = hsdp::Unit::new("u").param(Param::new("rows.weight", [40, 5]).rows(8));
+            let head = hsdp::Unit::new("head").param(Param::new("new", [3]));
+            let other = hsdp::ModelSpec::new()
+                .unit(unit.param(Param::new("first.weight", [7, 13])))
+                .unit(head);
+            let mut model = ShardedModel::new(world, other, options(mesh), springs::initial)?;
+            let before = model.full_parameters()?;
+            let with =
+                CheckpointOptions { other_parameters: OtherParameters::TakeFitting, ..read_only() };
+            let mut reading = Checkpoints::read_only(&model, folder.path(), with)?;
+            let resumed = reading.load_latest_weights(&mut model, Weights::Trained)?;
+            let resumed = resumed.expect("there is one");
+            assert_eq!(resumed.new_parameters, ["first.weight", "new"]);
+            assert_eq!(resumed.new_states, [""; 0]);
+            assert!(resumed.left_over.contains(&"mixed.table".to_owned()));
+            assert!(!resumed.left_over.iter().any(|name| name.starts_with("optimizer:")));
+            let after = model.full_parameters()?;
+            assert!(
+                after["new"] == before["new"] && after["first.weight"] == before["first.weight"]
+            );
+            Ok(after["rows.weight"].clone())
+        });
+        assert!(common(loaded) == full["rows.weight"], "{mesh:?}");
+    }
 }
 
 /// The writer removes a generation when it is read for the first time, and has saved newer ones.

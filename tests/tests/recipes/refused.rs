@@ -74,11 +74,11 @@ fn options_that_would_destroy_parameters_are_refused() {
     assert_eq!(told, "muon momentum 1.0: it must be 0 or more, and below 1");
     let mut options = MuonOptions::default();
     options.newton_schulz.coefficients[1] = f64::INFINITY;
-    let told = "muon newton_schulz.coefficients.1 inf: it must be finite";
+    let told = "muon newton_schulz.coefficients.1 inf: it must be finite in f32";
     assert_eq!(muon(options), told);
     let mut options = MuonOptions::default();
     options.newton_schulz.eps = 1e-60;
-    let told = "muon newton_schulz.eps 1e-60: it must be finite, and above 0 in f32";
+    let told = "muon newton_schulz.eps 1e-60: it must be finite and above 0 in f32";
     assert_eq!(muon(options), told);
 }
 

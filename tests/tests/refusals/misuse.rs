@@ -296,9 +296,9 @@ fn options_that_make_no_sense_are_refused_with_their_value() {
     let on = || ModelOptions::on(Mesh::SINGLE);
     let refused = |options| model(options).expect_err("it makes no sense").to_string();
     let factor = refused(ModelOptions { objective: Objective::Factor(-2.0), ..on() });
-    assert_eq!(factor, "objective Factor(-2): a divide factor must be finite and above 0");
+    assert_eq!(factor, "objective Factor(-2): a divide factor must be finite and above 0 in f32");
     let scale = refused(ModelOptions { loss_scaling: LossScaling::Fixed(0.0), ..on() });
-    assert_eq!(scale, "loss scale 0: it must be finite and above 0");
+    assert_eq!(scale, "loss scale 0: it must be finite and above 0 in f32");
     let dtype = refused(ModelOptions { precision: Precision::compute_in(DType::I32), ..on() });
     assert_eq!(dtype, "parameters dtype i32: gradients and parameters must be f32, bf16 or f16");
 }

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{
-    AdamW, AdamWOptions, DynamicScale, Error, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec,
-    Momentum, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Error, LearningRate, Lion,
+    LionOptions, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions,
+    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
 };
 use hsdp_tests::support::models::{one_parameter, shards, unit};
 use hsdp_tests::support::slopes;
@@ -38,11 +39,11 @@ fn options_that_would_destroy_the_parameters_are_refused_by_name() {
         (adamw(AdamWOptions { learning_rate: f64::INFINITY, ..on() }), "adamw learning_rate inf"),
         (adamw(AdamWOptions { weight_decay: f64::NAN, ..on() }), "adamw weight_decay NaN"),
     ] {
-        assert_eq!(told, format!("{expected}: it must be finite, and 0 or more"));
+        assert_eq!(told, format!("{expected}: it must be finite in f32, and 0 or more"));
     }
     for eps in [-1e-8, 0.0, 1e-60] {
         let told = adamw(AdamWOptions { eps, ..on() });
-        assert_eq!(told, format!("adamw eps {eps:?}: it must be finite, and above 0 in f32"));
+        assert_eq!(told, format!("adamw eps {eps:?}: it must be finite and above 0 in f32"));
     }
     for (betas, expected) in [((-0.5, 0.9), "betas.0 -0.5"), ((0.9, 1.0), "betas.1 1.0")] {
         let told = adamw(AdamWOptions { betas, ..on() });
@@ -51,7 +52,117 @@ fn options_that_would_destroy_the_parameters_are_refused_by_name() {
     let sgd = |options: SgdOptions| refused(|model| Box::new(Sgd::new(model, options)));
     let momentum = Momentum::Classic(f64::NAN);
     let told = sgd(SgdOptions { momentum, ..SgdOptions::default() });
-    assert_eq!(told, "sgd momentum NaN: it must be finite, and 0 or more");
+    assert_eq!(told, "sgd momentum NaN: it must be 0 or more, and below 1");
+}
+
+/// What f32 cannot hold, alone or in the products of an update.
+#[test]
+fn options_that_f32_cannot_hold_are_refused_by_name() {
+    let huge = 1e300;
+    let adamw = |options: AdamWOptions| refused(|model| Box::new(AdamW::new(model, options)));
+    let sgd = |options: SgdOptions| refused(|model| Box::new(Sgd::new(model, options)));
+    let (on_adamw, on_sgd) = (AdamWOptions::default, SgdOptions::default);
+    let lion = LionOptions { learning_rate: huge, ..LionOptions::default() };
+    let adafactor = AdafactorOptions { eps: (1e-30, huge), ..AdafactorOptions::default() };
+    let decay = AdafactorOptions { beta2_decay: -huge, ..AdafactorOptions::default() };
+    let held = "it must be finite in f32, and 0 or more";
+    for (told, expected) in [
+        (
+            refused(|model| Box::new(Lion::new(model, lion))),
+            format!("lion learning_rate 1e300: {held}"),
+        ),
+        (
+            refused(|model| Box::new(Adafactor::new(model, adafactor))),
+            "adafactor eps.0 1e-30: it must be above 0, and its square finite and above 0 in f32"
+                .to_owned(),
+        ),
+        (
+            refused(|model| Box::new(Adafactor::new(model, decay))),
+            "adafactor beta2_decay -1e300: it must be finite in f32, and 0 or less".to_owned(),
+        ),
+        (
+            adamw(AdamWOptions { learning_rate: huge, ..on_adamw() }),
+            format!("adamw learning_rate 1e300: {held}"),
+        ),
+        (
+            adamw(AdamWOptions { weight_decay: 1e39, ..on_adamw() }),
+            format!("adamw weight_decay 1e39: {held}"),
+        ),
+        (
+            adamw(AdamWOptions { eps: 1e39, ..on_adamw() }),
+            "adamw eps 1e39: it must be finite and above 0 in f32".to_owned(),
+        ),
+        (
+            adamw(AdamWOptions { learning_rate: 1e20, weight_decay: 1e20, ..on_adamw() }),
+            "adamw learning_rate 1e20: times weight_decay it is not finite in f32".to_owned(),
+        ),
+        (
+            adamw(AdamWOptions { learning_rate: 1e38, weight_decay: 0.0, ..on_adamw() }),
+            "adamw learning_rate 1e38: over 1 - betas.0 it is not finite in f32".to_owned(),
+        ),
+        (
+            sgd(SgdOptions { learning_rate: huge, ..on_sgd() }),
+            format!("sgd learning_rate 1e300: {held}"),
+        ),
+        (
+            sgd(SgdOptions { weight_decay: huge, ..on_sgd() }),
+            format!("sgd weight_decay 1e300: {held}"),
+        ),
+    ] {
+        assert_eq!(told, expected);
+    }
+    for momentum in [1.0, 1.5, 1e300, -0.1] {
+        for kind in [Momentum::Classic, Momentum::Nesterov] {
+            let told = sgd(SgdOptions { momentum: kind(momentum), ..on_sgd() });
+            let expected = format!("sgd momentum {momentum:?}: it must be 0 or more, and below 1");
+            assert_eq!(told, expected);
+        }
+    }
+    let set = refused(|model| {
+        let mut lion = Lion::new(model, LionOptions::default());
+        lion.set_learning_rate(huge);
+        Box::new(lion)
+    });
+    assert_eq!(set, format!("lion learning_rate 1e300: {held}"));
+    let group = refused(|model| {
+        let eight = |it: LionOptions| LionOptions { learning_rate: it.learning_rate * 80.0, ..it };
+        let mut lion = Lion::new(model, LionOptions::default()).group(|_| true, eight);
+        lion.set_learning_rate(1e37);
+        Box::new(lion)
+    });
+    assert_eq!(group, format!("lion group 0 learning_rate 8e38: {held}"));
+    let muon = refused(|model| {
+        let options =
+            MuonOptions { learning_rate: 1e38, weight_decay: 0.0, ..MuonOptions::default() };
+        Box::new(Muon::new(model, options))
+    });
+    assert!(muon.contains("times the rate_scale of a large matrix"), "{muon}");
+}
+
+#[test]
+fn schedules_norms_scales_and_factors_that_f32_cannot_hold_are_refused() {
+    for rate in [f64::NAN, -1.0, f64::INFINITY, 1e39] {
+        let made = [
+            std::panic::catch_unwind(|| LearningRate::constant(rate)),
+            std::panic::catch_unwind(|| LearningRate::warmup_cosine(rate, 0.0, 1, 2)),
+            std::panic::catch_unwind(|| LearningRate::warmup_cosine(1.0, rate, 1, 2)),
+        ];
+        assert!(made.iter().all(Result::is_err), "{rate}");
+    }
+    let refused = |options| model(options).expect_err("f32 cannot hold it").to_string();
+    let on = || ModelOptions::on(Mesh::SINGLE);
+    for factor in [1e300, 1e-300] {
+        let told = refused(ModelOptions { objective: Objective::Factor(factor), ..on() });
+        assert!(told.ends_with("a divide factor must be finite and above 0 in f32"), "{told}");
+        let told = refused(ModelOptions { loss_scaling: LossScaling::Fixed(factor), ..on() });
+        assert!(told.ends_with("it must be finite and above 0 in f32"), "{told}");
+    }
+    for (initial, least) in [(128, 0), (1023, 0), (0, -127)] {
+        let [initial, least] = [initial, least].map(|power| f64::powi(2.0, power));
+        let dynamic = DynamicScale { initial, least, ..DynamicScale::default() };
+        let told = refused(ModelOptions { loss_scaling: LossScaling::Dynamic(dynamic), ..on() });
+        assert!(told.ends_with("both must be normal numbers in f32"), "{told}");
+    }
 }
 
 #[test]
@@ -77,10 +188,10 @@ fn more_optimizer_state_than_can_be_counted_is_refused() {
     assert!(refused.ends_with(&expected), "{refused}");
 }
 
-/// The largest power of two does not double: an infinite scale could not be halved, and every step would be skipped.
+/// The largest power of two in f32 does not double: an infinite scale could not be halved, and every step would be skipped.
 #[test]
 fn a_loss_scale_stays_finite() {
-    let initial = f64::powi(2.0, 1023);
+    let initial = f64::powi(2.0, 127);
     let growing = DynamicScale { initial, growth_interval: 1, least: 1.0 };
     let loss_scaling = LossScaling::Dynamic(growing);
     let options = ModelOptions { loss_scaling, ..ModelOptions::on(Mesh::SINGLE) };

@@ -1,10 +1,12 @@
 //! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and optimizers.
 
+mod clipping;
 mod forgotten;
 mod groups;
 mod norms_and_rates;
 mod own_optimizer;
 mod refusals;
+mod skipped;
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use hsdp_candle::llama::LlamaConfig;
 use hsdp_program::command_line;
-use hsdp_program::number::{count, positive};
+use hsdp_program::number::{count, learning_rate};
 
 use super::shared::failure::Failure;
 use super::shared::options::{MAX_STEPS, RunOptions};
@@ -47,7 +47,7 @@ pub(crate) struct Options {
 
     /// Learning rate, which stays as it is: 2e-3 by default, 2e-4 for lion, 1e-2 for adafactor; matrices that muon updates have five
     /// times this rate
-    #[arg(long, value_name = "RATE", value_parser = positive)]
+    #[arg(long, value_name = "RATE", value_parser = learning_rate)]
     pub(crate) lr: Option<f64>,
 
     /// Keep a moving average of the weights, of which each step keeps this fraction; it is evaluated at the end, and exported in place of

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use hsdp_program::command_line;
-use hsdp_program::number::{count, positive};
+use hsdp_program::number::{count, learning_rate};
 
 use super::bounds;
 use super::shared::failure::Failure;
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     pub(crate) context: usize,
 
     /// Peak learning rate; it rises linearly over the first twentieth of the steps, then falls along a cosine to a tenth
-    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = positive)]
+    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = learning_rate)]
     pub(crate) lr: f64,
 
     /// Seed of the initial parameters, the batches and the sample

@@ -210,7 +210,8 @@ impl<'a> Rank<'a> {
         }
         let update = watch.time(|| {
             let _span = info_span!("optimizer").entered();
-            self.optimizer.set_learning_rate(recipe::learning_rate(options).at(step as u64));
+            let rate = recipe::learning_rate(options).at(self.model.applied_steps());
+            self.optimizer.set_learning_rate(rate);
             self.optimizer.step(&mut self.model, gradients.clip(MAX_NORM))
         })?;
         if options.verify {

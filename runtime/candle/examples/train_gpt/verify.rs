@@ -119,8 +119,9 @@ impl Twin {
             }
             Some(bound) => self.compare_norms(sharded.gradients, &own, bound)?,
         }
+        let rate = learning_rate(job.options).at(self.compared as u64);
         self.compared += 1;
-        self.model.update(&own, job.options, learning_rate(job.options).at(self.step as u64));
+        self.model.update(&own, job.options, rate);
         Ok(())
     }
 

@@ -1,6 +1,9 @@
 //! Generations that a newer version wrote: they are told apart from damage, and nothing takes their place.
 
-use hsdp_checkpoint::{Elements, Error, Head, Lease, Slice, Store, Writer};
+use hsdp_checkpoint::{
+    Elements, Error, Head, Lease, OptimizerHead, Slice, Store, Training, Writer,
+};
+use serde_json::json;
 
 use super::fixture::{Fixture, save};
 
@@ -12,7 +15,7 @@ fn make_newer(fixture: &Fixture, step: u64) {
 fn assert_newer(fixture: &Fixture, step: u64, error: &Error) {
     let path = fixture.manifest(step);
     let expected = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 2",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 3",
         path.display()
     );
     assert_eq!(error.to_string(), expected);
@@ -86,5 +89,58 @@ fn a_digest_in_format_1_and_format_2_without_one_are_damage() {
         assert!(told.is_damage());
         let expected = format!("its format is {format}, and only format 2 has a frozen_digest");
         assert!(told.to_string().ends_with(&expected), "{told}");
+    }
+}
+
+/// Saves a step with a number of applied steps.
+fn save_applied(lease: &mut Lease, step: u64, applied_steps: u64) {
+    let draft = lease.begin(step).expect("new");
+    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
+    draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
+    let head = Head::of_step(step);
+    let training = Training { applied_steps: Some(applied_steps), ..head.training };
+    let updates = [("w".to_owned(), 5), ("v".to_owned(), 7)].into();
+    let optimizer = OptimizerHead {
+        kind: "adamw".to_owned(),
+        options: json!({}),
+        made_with: Some(json!({})),
+        updates,
+    };
+    let optimizer = Some(optimizer);
+    draft.commit(Head { training, optimizer, ..head }, 1).expect("whole");
+}
+
+#[test]
+fn only_a_checkpoint_with_a_number_of_applied_steps_has_format_3() {
+    let fixture = Fixture::saved(&[1]);
+    let mut lease = fixture.store().lease("test").expect("free");
+    save_applied(&mut lease, 10, 6);
+    let text = |step| std::fs::read_to_string(fixture.manifest(step)).expect("read");
+    assert!(text(1).contains("\"format\":1,") && !text(1).contains("applied_steps"));
+    assert!(text(10).contains("\"format\":3,") && text(10).contains("\"applied_steps\":6"));
+    let applied = |step| fixture.store().open(step).expect("read").manifest().applied_steps();
+    assert_eq!([applied(1), applied(10)], [1, 6]);
+    // An older format counts the updates of parameters alone.
+    fixture.rewrite(10, |value| {
+        let value = value.replace("\"format\":3", "\"format\":1");
+        value.replace(",\"applied_steps\":6", "").replace("\"made_with\":{},", "")
+    });
+    assert_eq!(applied(10), 7);
+}
+
+#[test]
+fn numbers_of_applied_steps_that_cannot_be_are_damage() {
+    let with = |from: &'static str, to: &'static str| move |value: &str| value.replace(from, to);
+    for (change, problem) in [
+        (with("\"format\":3", "\"format\":1"), "its format is 1, and only format 3 has made_with"),
+        (with("\"applied_steps\":6", "\"applied_steps\":11"), "11 of 10 steps were applied"),
+        (with(",\"applied_steps\":6", ""), "its format is 3, and applied_steps is missing"),
+    ] {
+        let fixture = Fixture::saved(&[1]);
+        let mut lease = fixture.store().lease("test").expect("free");
+        save_applied(&mut lease, 10, 6);
+        fixture.rewrite(10, change);
+        let told = fixture.store().open(10).expect_err("it cannot be");
+        assert!(told.is_damage() && told.to_string().ends_with(problem), "{told}");
     }
 }

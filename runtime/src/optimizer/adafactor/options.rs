@@ -1,8 +1,9 @@
 //! The options of Adafactor.
 
 use hsdp_kernels::adafactor::AdafactorStep;
+use serde_json::Value;
 
-use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::options::{Allowed, OptimizerOptions, Setting, set_number};
 
 /// The parameters of Adafactor. The defaults are those of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,5 +60,18 @@ impl OptimizerOptions for AdafactorOptions {
         see("eps.1", Setting::Number(eps.1, Allowed::NotNegative));
         see("threshold", Setting::Number(threshold, Allowed::Positive));
         see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
+    }
+
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        let number = match name {
+            "learning_rate" => &mut self.learning_rate,
+            "beta2_decay" => &mut self.beta2_decay,
+            "eps.0" => &mut self.eps.0,
+            "eps.1" => &mut self.eps.1,
+            "threshold" => &mut self.threshold,
+            "weight_decay" => &mut self.weight_decay,
+            _ => return false,
+        };
+        set_number(number, saved)
     }
 }

@@ -1,9 +1,12 @@
 //! The options of Muon.
 
-use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
+use hsdp_kernels::{MatrixDType, MomentumKind, MuonStep, NewtonSchulz};
 use hsdp_sharding::WholeMatrix;
+use serde_json::Value;
 
-use crate::optimizer::options::{Allowed, OptimizerOptions, Setting};
+use crate::optimizer::options::{
+    Allowed, MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
+};
 
 /// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,5 +101,32 @@ impl OptimizerOptions for MuonOptions {
         see("newton_schulz.eps", Setting::Number(eps, Allowed::Positive));
         see("newton_schulz.dtype", Setting::Choice(&dtype));
         see("rate_scale", Setting::Choice(&rate_scale));
+    }
+
+    fn set(&mut self, name: &str, saved: &Value) -> bool {
+        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = &mut self.newton_schulz;
+        let number = match name {
+            "learning_rate" => &mut self.learning_rate,
+            "momentum" => &mut self.momentum,
+            "weight_decay" => &mut self.weight_decay,
+            "newton_schulz.coefficients.0" => a,
+            "newton_schulz.coefficients.1" => b,
+            "newton_schulz.coefficients.2" => c,
+            "newton_schulz.eps" => eps,
+            "newton_schulz.steps" => {
+                let saved = saved.as_u64().and_then(|saved| usize::try_from(saved).ok());
+                return saved.map(|saved| *steps = saved).is_some();
+            }
+            "newton_schulz.dtype" => {
+                return set_choice(dtype, &[MatrixDType::F32, MatrixDType::BF16], saved);
+            }
+            "momentum_kind" => return set_choice(&mut self.momentum_kind, &MOMENTUM_KINDS, saved),
+            "rate_scale" => {
+                let all = [RateScale::Original, RateScale::MatchRmsAdamW];
+                return set_choice(&mut self.rate_scale, &all, saved);
+            }
+            _ => return false,
+        };
+        set_number(number, saved)
     }
 }

@@ -61,6 +61,8 @@ pub struct WholeParameters {
     /// The elements of state of a parameter.
     len: fn(&Param) -> usize,
     held: Option<Held>,
+    /// Whether the next update may be of other parameters: a checkpoint was loaded that has state of others.
+    is_open: bool,
 }
 
 #[derive(Debug)]
@@ -83,7 +85,7 @@ impl WholeParameters {
     /// State of this kind, such as `shampoo`, of which each parameter has `len` f32 on its owner.
     #[must_use]
     pub fn new(model: &ShardedModel, kind: &'static str, len: fn(&Param) -> usize) -> Self {
-        Self { model: model.id().clone(), kind, len, held: None }
+        Self { model: model.id().clone(), kind, len, held: None, is_open: false }
     }
 
     /// The optimizer that updates each parameter by this function, for [`ShardedModel::update_by`].
@@ -117,6 +119,29 @@ impl WholeParameters {
         let covered = Covered::of(fabric, has);
         let (staged, staged_states) = (Staged::default(), BTreeMap::new());
         Ok(Held { covered, exchange, tensors, states, staged, staged_states })
+    }
+}
+
+impl Held {
+    /// Takes the state of the parameters that both have.
+    ///
+    /// # Errors
+    /// The first parameter whose state another rank owns now. All ranks find the same.
+    fn take_over(&mut self, earlier: &Self) -> Result<(), ParamId> {
+        let moved = |now: &&StateTensor| {
+            let mut before = earlier.tensors.iter();
+            before.any(|it| it.parameter == now.parameter && it.spread != now.spread)
+        };
+        if let Some(moved) = self.tensors.iter().find(moved) {
+            return Err(moved.parameter);
+        }
+        self.covered.take_over(&earlier.covered);
+        for (parameter, state) in &mut self.states {
+            if let Some(earlier) = earlier.states.get(parameter) {
+                state.copy_from_slice(earlier);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -176,14 +201,29 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         }
         lines.push_str(state.kind);
         lines.push('\n');
+        let of = ("optimizer step", updating.gradients.step);
+        let zeros = || state.zeros((updating.fabric, of), |id| updating.has(id));
         match &state.held {
-            Some(held) => held.covered.check(state.kind, updating),
-            None => {
-                let of = ("optimizer step", updating.gradients.step);
-                state.held = Some(state.zeros((updating.fabric, of), |id| updating.has(id))?);
-                Ok(())
-            }
+            Some(held) => match held.covered.check(state.kind, updating) {
+                Err(_) if state.is_open => {
+                    let mut changed = zeros()?;
+                    changed.take_over(held).map_err(|moved| {
+                        let name = &updating.plan().spec()[moved].name;
+                        let what = format!(
+                            "parameter `{name}`: another rank would own its state of {}, because the update has parameters that the \
+                             checkpoint has no state of; load it with all of its parameters",
+                            state.kind
+                        );
+                        Error::Options { what }
+                    })?;
+                    state.held = Some(changed);
+                }
+                checked => checked?,
+            },
+            None => state.held = Some(zeros()?),
         }
+        state.is_open = false;
+        Ok(())
     }
 
     fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
@@ -195,7 +235,8 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         let fill = |part: &Part, into: &mut [f32]| {
             let (values, gradient) = into.split_at_mut(part.shard.len());
             updating.parameters(part.unit, part.shard.clone(), values)?;
-            updating.gradient(part.unit, part.shard.clone(), gradient)?;
+            let parameter = held.exchange.matrix(part).param;
+            updating.gradient(parameter, part.shard.clone(), gradient)?;
             gradient.iter_mut().for_each(|it| *it *= updating.clip());
             Ok(())
         };
@@ -262,7 +303,8 @@ fn copies(
 impl Checkpointed for WholeParameters {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let updates = self.held.iter().flat_map(|held| held.covered.counts(spec)).collect();
-        OptimizerHead { kind: self.kind.to_owned(), options: Value::Null, updates }
+        let kind = self.kind.to_owned();
+        OptimizerHead { kind, options: Value::Null, made_with: None, updates }
     }
 
     fn is_of(&self, model: &ModelId) -> bool {
@@ -300,7 +342,8 @@ impl Checkpointed for WholeParameters {
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let has = self.covered_in(saved);
-        let mut restored = Self { model: self.model.clone(), held: None, ..*self };
+        let (model_id, is_open) = (self.model.clone(), saved.is_fitting());
+        let mut restored = Self { model: model_id, held: None, is_open, ..*self };
         if has.is_empty() {
             return Ok(restored);
         }

@@ -1,0 +1,162 @@
+//! Loads of a checkpoint whose parameters are not those of the model: what fits is taken, and the rest is listed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_sharding::{Param, ParamId, Role};
+
+use super::{Expected, SavedState, StateTensor};
+use crate::optimizer::Average;
+
+/// What a load does where the checkpoint has other parameters than the model, or other parameters are frozen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherParameters {
+    /// The load fails, and the error lists all differences.
+    #[default]
+    Refuse,
+    /// The model takes each parameter that the checkpoint has under its name with its shape, and keeps its own values of the others. The
+    /// optimizer takes the state of parameters that are trained there and here, and begins anew with the others. [`Resumed`] lists
+    /// what is new and what is left over. This is for a new head, a head that is gone, or parameters that are frozen or trained anew.
+    ///
+    /// Groups of parameters are compared by their number and options, and not by the parameters that they have. The optimizer has the
+    /// same kind as the one that was saved.
+    ///
+    /// [`Resumed`]: super::Resumed
+    TakeFitting,
+}
+
+/// What of a checkpoint fits a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fitting {
+    /// Parameters whose state is taken.
+    states: BTreeSet<ParamId>,
+    /// Parameters of which the checkpoint has no values that fit.
+    lacking: BTreeSet<ParamId>,
+    pub(super) lists: Unmatched,
+}
+
+/// The lists of what does not fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unmatched {
+    pub(super) new_parameters: Vec<String>,
+    pub(super) new_states: Vec<String>,
+    pub(super) left_over: Vec<String>,
+}
+
+impl Fitting {
+    /// Finds what fits, where an optimizer expects these tensors and counts.
+    pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
+        let (spec, manifest) = (saved.fabric.plan.spec(), saved.generation.manifest());
+        let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
+        for tensor in &expected.tensors {
+            of_parameter.entry(tensor.parameter).or_default().push(tensor);
+        }
+        let stateful = Stateful::of(manifest);
+        let (mut fitting, mut used) = (Self::default(), BTreeSet::new());
+        for (id, param) in spec.params() {
+            let has_value = has_value(manifest, param);
+            if has_value {
+                used.insert(param.name.clone());
+            } else {
+                fitting.lacking.insert(id);
+                // The digest of the frozen parameters stands for those that the files leave out.
+                let is_base = param.role == Role::Frozen
+                    && manifest.frozen_digest.is_some()
+                    && !manifest.tensors.contains_key(&param.name);
+                if !is_base {
+                    fitting.lists.new_parameters.push(param.name.clone());
+                }
+            }
+            if param.role == Role::Frozen {
+                continue;
+            }
+            let states = of_parameter.get(&id).into_iter().flatten();
+            let states: Vec<(String, Vec<u64>)> = states
+                .map(|it| (state_tensor(it.kind, &param.name), it.spread.shape(param)))
+                .collect();
+            let is_there = |(name, shape): &(String, Vec<u64>)| {
+                manifest.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
+            };
+            let is_counted = || stateful.counted.contains(&*param.name);
+            let is_whole = has_value
+                && states.iter().all(is_there)
+                && (!expected.counted.contains(&id) || is_counted());
+            if is_whole {
+                fitting.states.insert(id);
+                used.extend(states.into_iter().map(|(name, _)| name));
+            }
+            if !is_whole && stateful.any() || stateful.lacks(&param.name) {
+                fitting.lists.new_states.push(param.name.clone());
+            }
+        }
+        let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
+        fitting.lists.left_over = left_over.cloned().collect();
+        fitting
+    }
+
+    /// Whether the state of a parameter is taken.
+    pub(super) fn takes_state(&self, parameter: ParamId) -> bool {
+        self.states.contains(&parameter)
+    }
+
+    /// Whether the checkpoint lacks values of a parameter.
+    pub(super) fn lacks(&self, parameter: ParamId) -> bool {
+        self.lacking.contains(&parameter)
+    }
+}
+
+/// Whether a checkpoint has values of a parameter, with its shape.
+fn has_value(manifest: &Manifest, param: &Param) -> bool {
+    let shape = param.shape.iter().map(|size| *size as u64);
+    manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
+}
+
+/// The parameters of a checkpoint that optimizers have updated, besides averages.
+struct Stateful<'a> {
+    with_state: BTreeSet<&'a str>,
+    counted: BTreeSet<&'a str>,
+}
+
+impl<'a> Stateful<'a> {
+    fn of(manifest: &'a Manifest) -> Self {
+        let states = manifest.tensors.keys();
+        let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
+        let with_state = states.filter(|(kind, _)| *kind != Average::KIND).map(|it| it.1).collect();
+        let updates = |head: &'a OptimizerHead| head.updates.keys().map(|name| &**name);
+        let counted = manifest.optimizer.iter().flat_map(updates).collect();
+        Self { with_state, counted }
+    }
+
+    fn any(&self) -> bool {
+        !self.with_state.is_empty() || !self.counted.is_empty()
+    }
+
+    /// Whether there is state of others, and none of this parameter.
+    fn lacks(&self, name: &str) -> bool {
+        self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
+    }
+}
+
+impl Unmatched {
+    /// Returns a text for a warning, if something does not fit.
+    pub(super) fn text(&self) -> Option<String> {
+        let Self { new_parameters, new_states, left_over } = self;
+        let lists = [
+            ("parameters that keep the values of the model", new_parameters),
+            ("parameters whose optimizer state begins anew", new_states),
+            ("tensors of the checkpoint that are left over", left_over),
+        ];
+        let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
+        let text = |(what, names): (&str, &Vec<String>)| {
+            let names: Vec<String> = names.iter().map(|it| it.escape_debug().to_string()).collect();
+            format!("{what}: {}", names.join(", "))
+        };
+        let texts: Vec<String> = lists.map(text).collect();
+        (!texts.is_empty()).then(|| {
+            format!(
+                "the checkpoint is of another model, of which this one takes what fits; {}",
+                texts.join("; ")
+            )
+        })
+    }
+}

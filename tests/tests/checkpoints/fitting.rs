@@ -1,0 +1,430 @@
+//! Checkpoints of other parameters than those of the model: what fits is taken, and the rest is listed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hsdp::checkpoint::{
+    CheckpointOptions, Checkpointed, Checkpoints, Content, OtherParameters, Resumed,
+};
+use hsdp::{
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
+    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Unit, Whole, WholeParameters, World,
+};
+use hsdp_tests::support::slopes;
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use serde_json::json;
+
+type Parameters = BTreeMap<String, Vec<f32>>;
+
+/// An optimizer, or several, and the update by it.
+trait Train: Checkpointed {
+    fn make(model: &ShardedModel) -> Result<Self, Error>;
+
+    fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error>;
+
+    fn average(&self) -> Option<&Ema> {
+        None
+    }
+}
+
+macro_rules! train {
+    ($optimizer:ty, $make:expr) => {
+        impl Train for $optimizer {
+            fn make(model: &ShardedModel) -> Result<Self, Error> {
+                let make: fn(&ShardedModel) -> Self = $make;
+                Ok(make(model))
+            }
+
+            fn train(
+                &mut self,
+                model: &mut ShardedModel,
+                gradients: Gradients,
+            ) -> Result<(), Error> {
+                self.step(model, gradients).map(drop)
+            }
+        }
+    };
+}
+
+train!(AdamW, |model| {
+    let adamw = AdamW::new(model, AdamWOptions::default());
+    adamw.group(|param| param.shape.len() == 1, |it| AdamWOptions { weight_decay: 0.0, ..it })
+});
+train!(Sgd, |model| Sgd::new(
+    model,
+    SgdOptions { momentum: Momentum::Classic(0.9), ..SgdOptions::default() }
+));
+train!(Lion, |model| Lion::new(model, LionOptions::default()));
+train!(Adafactor, |model| Adafactor::new(model, AdafactorOptions::default()));
+
+/// AdamW in 8 bits, and averages.
+type Both = (AdamW, Ema);
+
+impl Train for Both {
+    fn make(model: &ShardedModel) -> Result<Self, Error> {
+        let adamw = AdamW::with_eight_bit_state(model, AdamWOptions::default());
+        Ok((adamw, Ema::new(model, 0.5)?))
+    }
+
+    fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
+        self.0.step(model, gradients).map(drop)
+    }
+
+    fn average(&self) -> Option<&Ema> {
+        Some(&self.1)
+    }
+}
+
+fn is_matrix(param: &Param) -> bool {
+    param.shape.len() == 2
+}
+
+impl Train for ((Muon, AdamW), Ema) {
+    fn make(model: &ShardedModel) -> Result<Self, Error> {
+        let muon = Muon::new(model, MuonOptions::default());
+        let adamw = AdamW::new(model, AdamWOptions::default());
+        Ok(((muon, adamw), Ema::new(model, 0.5)?))
+    }
+
+    fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
+        let (muon, adamw) = &mut self.0;
+        let both: [hsdp::Selected<'_>; 2] = [(muon, is_matrix), (adamw, |param| !is_matrix(param))];
+        model.update_by(gradients, both).map(drop)
+    }
+
+    fn average(&self) -> Option<&Ema> {
+        Some(&self.1)
+    }
+}
+
+impl Train for WholeParameters {
+    fn make(model: &ShardedModel) -> Result<Self, Error> {
+        Ok(WholeParameters::new(model, "counting", |_| 2))
+    }
+
+    fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
+        let update = |Whole { values, gradient, state, .. }: Whole<'_>| {
+            state[0] += 1.0;
+            values.iter_mut().zip(gradient).for_each(|(it, slope)| *it -= 0.1 * slope / state[0]);
+        };
+        model.update_whole(gradients, self, update).map(drop)
+    }
+}
+
+/// Parameters by name with their shapes; `*` marks a frozen one.
+fn spec(params: &[(&str, &[usize])]) -> ModelSpec {
+    let param = |(name, shape): &(&str, &[usize])| {
+        let param = Param::new(name.trim_start_matches('*'), *shape).blocks(256);
+        if name.starts_with('*') { param.frozen() } else { param }
+    };
+    let unit = |it: &(&str, &[usize])| Unit::new(it.0.trim_start_matches('*')).param(param(it));
+    params.iter().map(unit).fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+fn seed(param: &Param) -> u8 {
+    param.name.bytes().fold(0, u8::wrapping_add)
+}
+
+fn init(param: &Param) -> Vec<f32> {
+    (0..param.numel()).map(|at| ((at * 7) as f32 + f32::from(seed(param))).sin()).collect()
+}
+
+fn model(world: World, spec: &ModelSpec, sizes: (usize, usize)) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), ModelOptions::on(mesh(sizes.0, sizes.1)), init)
+}
+
+/// Steps whose gradients depend on the number of the step and the parameter alone.
+fn steps<O: Train>(
+    model: &mut ShardedModel,
+    by: &mut O,
+    numbers: std::ops::Range<u8>,
+) -> Result<(), Error> {
+    numbers.into_iter().try_for_each(|number| {
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch_by(&mut step, &|param| {
+            // A few bits, so that a mean over ranks is exact.
+            Some(((f32::from(number) * 1.7 + f32::from(seed(param))).cos() * 64.0).round() / 64.0)
+        })?;
+        let gradients = step.finish()?;
+        by.train(model, gradients)
+    })
+}
+
+/// Parameters, and averages if there are any under a name with a star.
+fn state<O: Train>(model: &mut ShardedModel, by: &O) -> Result<Parameters, Error> {
+    let mut all = model.full_parameters()?;
+    if let Some(average) = by.average() {
+        let averages = model.with_shards(average, |model| model.full_parameters())?;
+        all.extend(averages.into_iter().map(|(name, values)| (format!("*{name}"), values)));
+    }
+    Ok(all)
+}
+
+/// The state of a model that makes these steps from the beginning, on one rank.
+fn alone<O: Train>(spec: &ModelSpec, numbers: std::ops::Range<u8>) -> Parameters {
+    common(on_ranks(1, |world| {
+        let mut model = model(world, spec, (1, 1))?;
+        let mut by = O::make(&model)?;
+        steps(&mut model, &mut by, numbers.clone())?;
+        state(&mut model, &by)
+    }))
+}
+
+fn open(
+    model: &ShardedModel,
+    folder: &Path,
+    content: Content,
+    other: OtherParameters,
+) -> Result<Checkpoints, Error> {
+    let options =
+        CheckpointOptions { content, other_parameters: other, ..CheckpointOptions::default() };
+    Checkpoints::open(model, folder, options)
+}
+
+const FITTING: OtherParameters = OtherParameters::TakeFitting;
+const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (3, 1)];
+
+/// Trains three steps of one model, and two of the other from its checkpoint. The second part saves, and is resumed once more in between.
+fn go<O: Train>(
+    [first, second]: [&ModelSpec; 2],
+    [save, load]: [(usize, usize); 2],
+    content: Content,
+) -> (Resumed, Parameters) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    on_ranks(save.0 * save.1, |world| {
+        let mut model = model(world, first, save)?;
+        let mut by = O::make(&model)?;
+        steps(&mut model, &mut by, 0..3)?;
+        let mut checkpoints = open(&model, folder, content, OtherParameters::Refuse)?;
+        checkpoints.save(&model, &by, &json!(7))
+    });
+    let refused = common_error(outcomes(load.0 * load.1, |world| {
+        let mut model = model(world, second, load)?;
+        let mut by = O::make(&model)?;
+        let before = model.full_parameters()?;
+        let mut checkpoints = open(&model, folder, content, OtherParameters::Refuse)?;
+        let loaded = checkpoints.load_latest(&mut model, &mut by);
+        assert!(model.full_parameters()? == before);
+        loaded
+    }));
+    let told = refused.to_string();
+    assert!(told.contains("other") || told.contains("is of another model"), "{told}");
+    let resumed = common(on_ranks(load.0 * load.1, |world| {
+        let mut model = model(world, second, load)?;
+        let mut by = O::make(&model)?;
+        let mut checkpoints = open(&model, folder, content, FITTING)?;
+        let resumed = checkpoints.load_latest(&mut model, &mut by)?.expect("there is one");
+        assert_eq!((resumed.step, model.applied_steps()), (3, 3));
+        steps(&mut model, &mut by, 3..4)?;
+        drop(checkpoints);
+        let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
+        checkpoints.save(&model, &by, &json!(7))?;
+        Ok(resumed)
+    }));
+    let ended = common(on_ranks(save.0 * save.1, |world| {
+        let mut model = model(world, second, save)?;
+        let mut by = O::make(&model)?;
+        let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
+        checkpoints.load_latest(&mut model, &mut by)?.expect("there is one");
+        steps(&mut model, &mut by, 4..5)?;
+        state(&mut model, &by)
+    }));
+    (resumed, ended)
+}
+
+fn sorted(names: &[String]) -> Vec<&str> {
+    let mut names: Vec<&str> = names.iter().map(|name| &**name).collect();
+    names.sort_unstable();
+    names
+}
+
+const A: (&str, &[usize]) = ("a", &[40, 10]);
+const B: (&str, &[usize]) = ("b", &[3, 100]);
+const C: (&str, &[usize]) = ("c", &[70]);
+
+/// All that `names` name is the same in both, bit by bit.
+fn assert_same(ended: &Parameters, expected: &Parameters, names: [&str; 2]) {
+    for (name, values) in expected {
+        let plain = name.trim_start_matches('*');
+        if names.contains(&plain) {
+            let bits = |values: &Vec<f32>| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&ended[name]) == bits(values), "{name} differs");
+        }
+    }
+}
+
+fn frozen_then_trained_and_back<O: Train>() {
+    let (all, without) = (spec(&[A, B, C]), spec(&[A, ("*b", B.1), ("*c", C.1)]));
+    let whole = alone::<O>(&all, 0..5);
+    for (turn, save) in MESHES.into_iter().enumerate() {
+        let load = MESHES[(turn + 1) % MESHES.len()];
+        for content in [Content::All, Content::Trainable] {
+            // Trained anew: `a` goes on, and the others begin.
+            let (resumed, ended) = go::<O>([&without, &all], [save, load], content);
+            let new: &[&str] = if content == Content::All { &[] } else { &["b", "c"] };
+            assert_eq!(sorted(&resumed.new_parameters), new);
+            assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
+            assert_eq!(sorted(&resumed.left_over), [""; 0]);
+            assert_same(&ended, &whole, ["a", "a"]);
+            assert_same(&ended, &alone::<O>(&all, 3..5), ["b", "c"]);
+            // Frozen: `a` goes on, and the others stay as they were.
+            let (resumed, ended) = go::<O>([&all, &without], [save, load], content);
+            assert!(resumed.new_parameters.is_empty() && resumed.new_states.is_empty());
+            assert!(!resumed.left_over.is_empty());
+            let is_state = |name: &String| {
+                name.starts_with("optimizer:") && (name.ends_with(":b") || name.ends_with(":c"))
+            };
+            assert!(resumed.left_over.iter().all(is_state), "{:?}", resumed.left_over);
+            assert_same(&ended, &whole, ["a", "a"]);
+            let mut still = alone::<O>(&all, 0..3);
+            still.retain(|name, _| !name.starts_with('*'));
+            assert_same(&ended, &still, ["b", "c"]);
+        }
+    }
+}
+
+fn a_new_head<O: Train>() {
+    let (old, new) = (spec(&[A, C, B]), spec(&[A, ("head", &[2, 40]), ("b", &[5, 100])]));
+    let whole = alone::<O>(&old, 0..5);
+    for (turn, save) in MESHES.into_iter().enumerate() {
+        let load = MESHES[(turn + 2) % MESHES.len()];
+        for content in [Content::All, Content::Trainable] {
+            let (resumed, ended) = go::<O>([&old, &new], [save, load], content);
+            assert_eq!(sorted(&resumed.new_parameters), ["b", "head"]);
+            assert_eq!(sorted(&resumed.new_states), ["b", "head"]);
+            let left: Vec<&String> =
+                resumed.left_over.iter().filter(|it| !it.starts_with("optimizer:")).collect();
+            assert_eq!(left, ["b", "c"]);
+            assert!(resumed.left_over.len() > 2);
+            assert_same(&ended, &whole, ["a", "a"]);
+            assert_same(&ended, &alone::<O>(&new, 3..5), ["b", "head"]);
+        }
+    }
+}
+
+#[test]
+fn parameters_that_are_trained_anew_or_frozen_go_on_by_one_optimizer() {
+    frozen_then_trained_and_back::<AdamW>();
+    frozen_then_trained_and_back::<Lion>();
+}
+
+#[test]
+fn parameters_that_are_trained_anew_or_frozen_go_on_by_other_optimizers() {
+    frozen_then_trained_and_back::<Sgd>();
+    frozen_then_trained_and_back::<WholeParameters>();
+}
+
+#[test]
+fn parameters_that_are_trained_anew_or_frozen_go_on_with_averages() {
+    frozen_then_trained_and_back::<Both>();
+}
+
+#[test]
+fn a_head_is_new_or_gone_by_one_optimizer() {
+    a_new_head::<AdamW>();
+    a_new_head::<WholeParameters>();
+}
+
+#[test]
+fn a_head_is_new_or_gone_with_averages() {
+    a_new_head::<Both>();
+}
+
+/// The sums over ranks of these optimizers have other last bits on each mesh.
+#[test]
+fn optimizers_that_add_up_over_ranks_take_what_fits() {
+    fn close<O: Train>() {
+        let (all, without) = (spec(&[A, B, C]), spec(&[A, ("*b", B.1), ("*c", C.1)]));
+        let (whole, anew) = (alone::<O>(&all, 0..5), alone::<O>(&all, 3..5));
+        for content in [Content::All, Content::Trainable] {
+            let (resumed, ended) = go::<O>([&without, &all], [(1, 2), (2, 2)], content);
+            assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
+            for (name, values) in &ended {
+                let is_a = name.trim_start_matches('*') == "a";
+                let expected = if is_a { &whole[name] } else { &anew[name] };
+                let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
+                let off = off.fold(0.0, f32::max);
+                assert!(off < 1e-5, "{name} is off by {off}");
+            }
+        }
+    }
+    close::<Adafactor>();
+    close::<((Muon, AdamW), Ema)>();
+}
+
+#[test]
+fn what_fits_is_everything_where_nothing_differs() {
+    let all = spec(&[A, ("*b", B.1), C]);
+    let folder = tempfile::tempdir().expect("a folder");
+    for content in [Content::All, Content::Trainable] {
+        let resumed = on_ranks(2, |world| {
+            let mut model = model(world, &all, (1, 2))?;
+            let mut by = AdamW::make(&model)?;
+            let mut checkpoints = open(&model, folder.path(), content, FITTING)?;
+            steps(&mut model, &mut by, 0..2)?;
+            checkpoints.save(&model, &by, &json!(null))?;
+            let before = state(&mut model, &by)?;
+            steps(&mut model, &mut by, 2..4)?;
+            let step = model.committed_steps() - 2;
+            let resumed = checkpoints.load(&mut model, &mut by, step)?;
+            assert!(state(&mut model, &by)? == before);
+            Ok(resumed)
+        });
+        let Resumed { new_parameters, new_states, left_over, .. } = common(resumed);
+        assert!([new_parameters, new_states, left_over].iter().all(Vec::is_empty));
+        std::fs::remove_dir_all(folder.path().join("step-00000002")).expect("removed");
+    }
+}
+
+/// What a checkpoint leaves out is not known by anything but its digest.
+#[test]
+fn another_base_is_refused_also_where_what_fits_is_taken() {
+    let (first, second) = (spec(&[A, ("*b", B.1)]), spec(&[A, B, C]));
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut model = model(world, &first, (2, 1))?;
+        let mut by = AdamW::make(&model)?;
+        steps(&mut model, &mut by, 0..2)?;
+        let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
+        checkpoints.save(&model, &by, &json!(null))
+    });
+    let load = |change: f32, spec: &ModelSpec| {
+        outcomes(2, |world| {
+            let options = ModelOptions::on(mesh(1, 2));
+            let changed = |param: &Param| {
+                let mut values = init(param);
+                values[0] += if param.name == "b" { change } else { 0.0 };
+                values
+            };
+            let mut model = ShardedModel::new(world, spec.clone(), options, changed)?;
+            let mut by = AdamW::make(&model)?;
+            let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
+            checkpoints.load_latest(&mut model, &mut by)
+        })
+    };
+    let unfrozen = spec(&[A, B]);
+    let with_head = spec(&[A, ("*b", B.1), C]);
+    for fits in [&unfrozen, &with_head] {
+        assert!(load(0.0, fits).iter().all(Result::is_ok));
+        let told = common_error(load(1.0, fits)).to_string();
+        assert!(told.contains("was saved with other frozen parameters"), "{told}");
+    }
+    // A new parameter beside one that was frozen: the digest can be of neither.
+    let told = common_error(load(0.0, &second)).to_string();
+    assert!(told.contains("was saved with other frozen parameters"), "{told}");
+}
+
+#[test]
+fn another_optimizer_is_refused_also_where_what_fits_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = common_error(outcomes(2, |world| {
+        let mut model = model(world, &spec(&[A, B]), (1, 2))?;
+        let mut checkpoints = open(&model, folder.path(), Content::All, FITTING)?;
+        checkpoints.save(&model, &Lion::make(&model)?, &json!(null))?;
+        let mut adamw = AdamW::make(&model)?;
+        checkpoints.load_latest(&mut model, &mut adamw)
+    }));
+    assert!(told.to_string().ends_with("its optimizer is lion, not adamw"), "{told}");
+}
