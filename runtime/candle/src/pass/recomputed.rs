@@ -13,14 +13,17 @@ use crate::error::Error;
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{Read, Recompute, is_differentiated};
 use crate::usage::Usage;
+use crate::variables::Reached;
 
 impl Pass<'_> {
     /// As [`unit`](Self::unit), but keeps none of the tensors that `forward` makes, except its output. The backward gathers the
     /// unit, as it does for `unit`, and runs `forward` again for its gradients (activation checkpointing). So one unit at a time
     /// has its activations, and each such unit computes its forward twice. The collectives are those of `unit`.
     ///
-    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that it captures must have no
-    /// history: it would lose their gradients. An input that is a view is copied first, to be contiguous.
+    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that
+    /// it captures must have no gradients, which would be lost: an output that depends on a captured
+    /// variable, or on a tensor computed from parameters, is an error. State that `forward` changes is
+    /// changed twice, once in each run. An input that is a view is copied first, to be contiguous.
     ///
     /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more than two numbers, and the graph of
     /// the second run cuts this sum, another order may round otherwise: the gradient of a parameter that this unit reads more than
@@ -29,8 +32,8 @@ impl Pass<'_> {
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit), and [`Error::History`] if the output has a history without the unit's parameters and input. The
-    /// backward fails with [`Error::NotRepeatable`] if the second run differs.
+    /// As [`unit`](Self::unit), and [`Error::History`] if the output has a gradient to give to anything beside the
+    /// unit's parameters and input. The backward fails with [`Error::NotRepeatable`] if the second run differs.
     pub fn recomputed(
         &self,
         name: &str,
@@ -57,8 +60,8 @@ impl Pass<'_> {
         let reader = Reader { pass: self, own, usage: &usage, input: &input };
         let first = FirstRun { reader, reads: Mutex::default() };
         let output = forward(&first, &input.detach())?;
-        if output.track_op() {
-            return Err(Error::History { unit: name.to_owned() });
+        if let Some(what) = Reached::from(&output).described() {
+            return Err(Error::History { unit: name.to_owned(), what });
         }
         let reads = first.reads.into_inner();
         let output = match is_differentiated(&input) || reads.iter().any(Read::is_trainable) {
@@ -68,7 +71,7 @@ impl Pass<'_> {
                 let output = Mutex::new(Some(output));
                 self.anchor.apply_op2(&input, Recompute { own, forward, usage, reads, output })?
             }
-            false => output.copy()?,
+            false => output.detach().copy()?,
         };
         usage.reshard()?;
         Ok(output)
