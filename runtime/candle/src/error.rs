@@ -157,6 +157,19 @@ pub enum Error {
         /// The things that the output depends on.
         what: String,
     },
+    /// A tensor left the forward of a recomputed unit beside its output, and is used.
+    #[error(
+        "a tensor left recomputed unit {unit} beside its output, and {what} depends on it: its \
+         gradients would be lost, because the backward runs the forward again for the gradient of \
+         its output alone; return the tensor as part of the output, run the unit with `Pass::unit`, \
+         or detach the tensor"
+    )]
+    BesideOutput {
+        /// The unit that the tensor left.
+        unit: String,
+        /// The loss, or another recomputed unit.
+        what: String,
+    },
     /// A loss depends on variables of the program that are no parameters of the model.
     #[error(
         "the loss depends on {count} of the program's own variables, which are no parameters of the \

@@ -14,6 +14,7 @@ use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use self::reader::Reader;
+use self::recomputed::FirstRuns;
 use self::start::Start;
 use crate::dtype::{candle_dtype, cast_output};
 use crate::error::Error;
@@ -53,6 +54,7 @@ pub struct Pass<'step> {
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
     wanted: Wanted,
+    first_runs: FirstRuns,
     watch: Watch,
     kind: Kind,
 }
@@ -105,6 +107,7 @@ impl<'step> Pass<'step> {
             device: device.clone(),
             anchor: Purpose::Parameters.variable(device)?,
             wanted: Wanted::default(),
+            first_runs: FirstRuns::default(),
             watch: if frozen && kind == Kind::Training { Watch::Input } else { Watch::Off },
             kind,
         })
@@ -198,7 +201,8 @@ impl<'step> Pass<'step> {
     ///
     /// # Errors
     /// [`Error::Undeclared`] if `loss` depends on a variable of the program whose gradient was not
-    /// [asked for](Self::gradient_of); [`Error::OtherPass`] if it depends on a unit that another pass
+    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left a
+    /// recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that another pass
     /// runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
     /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
@@ -243,6 +247,7 @@ impl<'step> Pass<'step> {
             return Err(candle_core::Error::Msg(what).into());
         }
         let reached = Reached::from(loss);
+        self.first_runs.check(&reached, &"the loss")?;
         self.wanted.check(&reached)?;
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         let seed = self.inner.loss(as_sum(value))?.value();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
 use hsdp::{Mesh, ModelSpec, Param, StepOptions, Unit, World};
@@ -243,4 +243,44 @@ fn a_tensor_of_the_microbatch_before_names_both_microbatches() {
     assert!(matches!(error, Error::Runtime(hsdp::Error::StalePass { .. })), "{error:?}");
     let message = error.to_string();
     assert!(message.contains("microbatch 0") && message.contains("microbatch 1"), "{message}");
+}
+
+/// A penalty that a block keeps aside, as a router of experts has: with `unit` it has gradients.
+#[test]
+fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
+    let run = |recomputed: bool, of_input: bool, detached: bool| {
+        let mut model = sharded(alone(), layers(2, 4), mesh());
+        step(&mut model, |pass| {
+            let aside = Arc::new(Mutex::new(None));
+            let kept = Arc::clone(&aside);
+            let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+                let y = layer(p, 1, x)?;
+                let penalty = if of_input { x.sqr()? } else { y.abs()? }.sum_all()?;
+                let penalty = if detached { penalty.detach() } else { penalty };
+                kept.lock().expect("no panic").get_or_insert(penalty);
+                Ok(y)
+            });
+            let units: &dyn Units = pass;
+            let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+            let y = match recomputed {
+                true => units.recomputed("layer.1", &x, forward)?,
+                false => units.unit("layer.1", &x, &mut |p, x| forward(p, x))?,
+            };
+            let penalty = aside.lock().expect("no panic").take().expect("it ran");
+            y.sqr()?.mean_all()? + penalty
+        })
+        .map(|gradients| gradients.norm())
+    };
+    for of_input in [false, true] {
+        let error = run(true, of_input, false).expect_err("its gradients would be lost");
+        assert!(matches!(&error, Error::BesideOutput { .. }), "{error:?}");
+        let message = error.to_string();
+        let start = "a tensor left recomputed unit layer.1 beside its output, and the loss depends";
+        assert!(message.starts_with(start), "{message}");
+        let [with, without] = [false, true].map(|it| run(true, of_input, it));
+        assert!(with.is_err());
+        let constant = run(false, of_input, true).expect("a step");
+        assert_eq!(without.expect("a detached one counts in the loss alone"), constant);
+    }
+    assert!(run(false, false, false).expect("a step") > run(false, false, true).expect("a step"));
 }
