@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use hsdp::{FullCopies, LossSum, ParamId};
+use hsdp::{FullCopies, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use self::reader::Reader;
 use self::recomputed::FirstRuns;
-use self::start::Start;
+use self::start::{Form, Start};
 use crate::dtype::{candle_dtype, cast_output};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
@@ -206,7 +206,7 @@ impl<'step> Pass<'step> {
     /// runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
     /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, |value| LossSum::from_mean(value, weight))
+        self.backward_of(loss, Form::Mean, weight)
     }
 
     /// As [`backward`](Self::backward), for a loss that is the sum over items of total weight `weight`.
@@ -214,7 +214,7 @@ impl<'step> Pass<'step> {
     /// # Errors
     /// As [`backward`](Self::backward).
     pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, |value| LossSum::new(value, weight))
+        self.backward_of(loss, Form::Sum, weight)
     }
 
     /// Ends a batch of an evaluation; or a microbatch without a backward, whose weight is 0.
@@ -228,17 +228,13 @@ impl<'step> Pass<'step> {
         Ok(self.inner.finish()?)
     }
 
-    fn backward_of(self, loss: &Tensor, as_sum: impl FnOnce(f64) -> LossSum) -> Result<f64, Error> {
+    fn backward_of(self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
         let handle = self.inner.handle();
-        let result = self.run_backward(loss, as_sum);
+        let result = self.run_backward(loss, form, weight);
         result.inspect_err(|error| handle.note_failure(&format_args!("backward: {error}")))
     }
 
-    fn run_backward(
-        mut self,
-        loss: &Tensor,
-        as_sum: impl FnOnce(f64) -> LossSum,
-    ) -> Result<f64, Error> {
+    fn run_backward(mut self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
         if !loss.dims().is_empty() || loss.dtype().is_int() {
             let (shape, dtype) = (loss.dims(), loss.dtype().as_str());
             let what = format!(
@@ -247,15 +243,17 @@ impl<'step> Pass<'step> {
             return Err(candle_core::Error::Msg(what).into());
         }
         let reached = Reached::from(loss);
-        self.first_runs.check(&reached, &"the loss")?;
-        self.wanted.check(&reached)?;
+        if self.kind == Kind::Training {
+            self.first_runs.check(&reached, &"the loss")?;
+            self.wanted.check(&reached)?;
+        }
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let seed = self.inner.loss(as_sum(value))?.value();
+        let seed = self.inner.loss(form.loss(value, weight))?;
         // The mean over no items is NaN, and so would be its gradient. Such a loss has seed 0.
-        if seed == 0.0 {
+        if seed.value() == 0.0 {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
-            self.differentiate(loss, &reached, Start::of(seed, loss.dtype(), self.dtype))?;
+            self.differentiate(loss, &reached, Start::of(seed, form, [loss.dtype(), self.dtype]))?;
         }
         self.finish()?;
         Ok(value)

@@ -284,3 +284,14 @@ fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
     }
     assert!(run(false, false, false).expect("a step") > run(false, false, true).expect("a step"));
 }
+
+#[test]
+fn a_backward_of_an_evaluation_says_that_there_is_none() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    let mut evaluation = model.evaluation().expect("an evaluation");
+    let pass = Pass::new(evaluation.batch().expect("a batch")).expect("a pass");
+    let x = candle_core::Var::from_tensor(&input(0, 3, 4)).expect("a variable");
+    let loss = loss_of_layers(&pass, 2, &x).expect("a forward");
+    let error = pass.backward(&loss, 1).expect_err("there is no backward").to_string();
+    assert!(error.contains("a batch of an evaluation has no backward: finish it"), "{error}");
+}

@@ -57,6 +57,7 @@ fn no_dtype_of_the_loss_or_the_model_rounds_a_weight() {
         vec![vec![4099, 3], vec![5, 7]],
         vec![vec![300_001], vec![2], vec![2], vec![0]],
         vec![vec![(1 << 24) - 1], vec![3]],
+        vec![vec![3, (1 << 24) - 1], vec![1, 5]],
     ];
     let scalings = [LossScaling::Off, LossScaling::Fixed(1000.0), LossScaling::Fixed(16_777_216.0)];
     let dtypes = [
@@ -65,6 +66,7 @@ fn no_dtype_of_the_loss_or_the_model_rounds_a_weight() {
         (CandleDType::F16, DType::F16),
         (CandleDType::F32, DType::BF16),
         (CandleDType::F64, DType::BF16),
+        (CandleDType::F32, DType::F16),
         (CandleDType::BF16, DType::F32),
         (CandleDType::F16, DType::F32),
     ];
@@ -74,6 +76,11 @@ fn no_dtype_of_the_loss_or_the_model_rounds_a_weight() {
             .into_iter()
             .flat_map(|scaling| splits.iter().map(move |items| (scaling, items.clone())))
         {
+            // A scale that f16 does not hold is an overflow where only the model is in f16.
+            let is_large = scaling == LossScaling::Fixed(16_777_216.0);
+            if is_large && (loss, parameters) == (CandleDType::F32, DType::F16) {
+                continue;
+            }
             for mode in ["unit", "recomputed"] {
                 let case = Case { loss, parameters, scaling, mode, items: items.clone() };
                 for (objective, accumulation) in [
