@@ -261,7 +261,8 @@ impl Engine {
         step.note(|step| step.take_loss(&self.fabric, shards, loss))?;
         let exponent = step.exponent.unwrap_or(0);
         let sensitivity = loss.sensitivity(self.fabric.options.objective);
-        Ok(Seed(sensitivity * f64::powi(2.0, -exponent) * scale))
+        let value = sensitivity * f64::powi(2.0, -exponent) * scale;
+        Ok(Seed { value, loss_scale: scale })
     }
 
     /// Takes a unit's gradients of a microbatch.

@@ -128,12 +128,22 @@ impl LossSum {
 /// keeps gradients on the wire at the size of a mean. The runtime divides the gradients by the same factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "the backward pass must start from the seed"]
-pub struct Seed(pub(crate) f64);
+pub struct Seed {
+    pub(crate) value: f64,
+    pub(crate) loss_scale: f64,
+}
 
 impl Seed {
     /// The factor as a number.
     #[must_use]
     pub fn value(self) -> f64 {
-        self.0
+        self.value
+    }
+
+    /// The loss scale, one of the seed's factors. An autograd that computes in 16 bits may begin with it alone, and multiply the
+    /// gradients of parameters by the rest in f32, so that no weight is rounded or out of range.
+    #[must_use]
+    pub fn loss_scale(self) -> f64 {
+        self.loss_scale
     }
 }

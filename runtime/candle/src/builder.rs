@@ -3,9 +3,11 @@
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use hsdp_sharding::Role;
 
 use crate::error::Error;
 use crate::model::Parameters;
+use crate::recorded::buffers;
 
 /// A `VarBuilder` of `parameters`, in their dtype and on their device.
 ///
@@ -22,7 +24,8 @@ use crate::model::Parameters;
 ///
 /// It asks for a parameter when the constructor does, and copies nothing. It has the names of the whole model; a parameter of
 /// another unit is gathered with that unit. Its `get` fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the
-/// constructor asks for something other than the model declares: an f32 builder over a bf16 model would copy each parameter.
+/// constructor asks for something other than the model declares: an f32 builder over a bf16 model would copy each parameter;
+/// and with [`Error::Buffers`] if it asks for running statistics that the model declares as trainable.
 /// Initialization hints have no effect (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
@@ -43,6 +46,9 @@ impl OfUnit<'_> {
         let spec = self.0.spec();
         if let Some(id) = spec.find(name) {
             let declared = &spec[id].shape;
+            if buffers::is_name(name) && spec[id].role == Role::Trainable {
+                Err(Error::Buffers { names: name.to_owned() })?;
+            }
             let (parameter, unit) = (|| name.to_owned(), || spec[id.unit].name.clone());
             if let Some(asked) = shape.filter(|shape| shape.dims() != declared.as_slice()) {
                 let (asked, declared) = (asked.dims().to_vec(), declared.clone());

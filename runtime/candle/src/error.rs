@@ -104,6 +104,32 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
+    /// A constructor asks for state that a forward changes, which hsdp does not keep.
+    #[error(
+        "{names} are buffers, not parameters: a forward in training changes them, and not by \
+         gradients, so hsdp would lose the changes; use a norm without running statistics \
+         (`layer_norm`, `group_norm`), or, if they do not change, declare them as frozen parameters \
+         in a `ModelSpec` of your own and run the layer with `train` false"
+    )]
+    Buffers {
+        /// The names, separated by commas, and the reason where it is not the name.
+        names: String,
+    },
+    /// `Recorded::map` changed what the constructors decide.
+    #[error(
+        "`Recorded::map` declares parameter {parameter} as {name} of shape {shape:?}: its name and \
+         its shape are those that the constructors ask for, {recorded:?}"
+    )]
+    Redeclared {
+        /// The recorded name.
+        parameter: String,
+        /// The recorded shape.
+        recorded: Vec<usize>,
+        /// The name that `map` gave it.
+        name: String,
+        /// The shape that `map` gave it.
+        shape: Vec<usize>,
+    },
     /// No pattern takes these parameters.
     #[error("no pattern takes {parameters}: the pattern `root` takes all that others leave")]
     NoUnit {
@@ -118,15 +144,44 @@ pub enum Error {
         /// The pattern.
         pattern: String,
     },
-    /// A recomputed unit captures a tensor that has a history.
+    /// A recomputed unit depends on something with a history beside its parameters and its input.
     #[error(
-        "the output of recomputed unit {unit} has a history though its parameters and its input have \
-         none: its forward captures a tensor whose gradient would be lost; make that tensor the \
-         input, or detach it"
+        "the output of recomputed unit {unit} depends on {what}, beside its own parameters and its \
+         input: their gradients would be lost, because the backward runs its forward again with \
+         these alone; run it with `Pass::unit`, make the tensor that it captures part of its input, \
+         or detach that tensor"
     )]
     History {
         /// The unit.
         unit: String,
+        /// The things that the output depends on.
+        what: String,
+    },
+    /// A tensor left the forward of a recomputed unit beside its output, and is used.
+    #[error(
+        "a tensor left recomputed unit {unit} beside its output, and {what} depends on it: its \
+         gradients would be lost, because the backward runs the forward again for the gradient of \
+         its output alone; return the tensor as part of the output, run the unit with `Pass::unit`, \
+         or detach the tensor"
+    )]
+    BesideOutput {
+        /// The unit that the tensor left.
+        unit: String,
+        /// The loss, or another recomputed unit.
+        what: String,
+    },
+    /// A loss depends on variables of the program that are no parameters of the model.
+    #[error(
+        "the loss depends on {count} of the program's own variables, which are no parameters of the \
+         model, so their gradients would be lost: {variables}; declare each as a `Param` of a unit \
+         and read it with `get`, ask for its gradient with `Pass::gradient_of` before the backward, \
+         or detach it if it is not trained"
+    )]
+    Undeclared {
+        /// The number of such variables.
+        count: usize,
+        /// Their shapes and dtypes.
+        variables: String,
     },
     /// The forward of a recomputed unit did something else in the backward.
     #[error("recomputed unit {unit} is not repeatable: {how}")]
@@ -136,7 +191,18 @@ pub enum Error {
         /// The difference.
         how: String,
     },
-    /// A gradient came from a backward that the pass did not run.
+    /// A loss depends on parameters that another pass has gathered.
+    #[error(
+        "the loss depends on {what} through another pass than the one that runs the backward: a \
+         pass reduces the gradients of its own microbatch alone; detach the output of the other pass \
+         before it enters this loss, or declare the units of both models in one `ModelSpec`, frozen \
+         where they are not trained"
+    )]
+    OtherPass {
+        /// The unit of the other pass, if it is known.
+        what: String,
+    },
+    /// A gradient came from a backward that no pass runs.
     #[error(
         "a gradient came to unit {unit} outside of the backward of its pass: call \
          Pass::backward, not Tensor::backward"

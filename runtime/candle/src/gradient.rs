@@ -6,13 +6,50 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use hsdp_kernels::{GradientValues, Values};
 
-/// Lends a gradient without a copy; one that is not contiguous is copied.
-pub(crate) fn lent(gradient: &Tensor) -> Result<Arc<dyn GradientValues>> {
+/// Lends a gradient, multiplied by `factor` in f32. It is not copied if it is contiguous and the
+/// factor is 1.
+pub(crate) fn lent(gradient: &Tensor, factor: f32) -> Result<Arc<dyn GradientValues>> {
     #[cfg(feature = "candle-cuda")]
     if gradient.device().is_cuda() {
-        return crate::cuda::lent(gradient.detach().contiguous()?);
+        let gradient = gradient.detach();
+        let gradient = match factor {
+            1.0 => gradient,
+            _ => (gradient.to_dtype(candle_core::DType::F32)? * f64::from(factor))?,
+        };
+        return crate::cuda::lent(gradient.contiguous()?);
     }
-    Ok(Arc::new(TensorGradient::new(gradient)?))
+    let gradient = TensorGradient::new(gradient)?;
+    Ok(match factor {
+        1.0 => Arc::new(gradient),
+        _ => Arc::new(Scaled { gradient, factor }),
+    })
+}
+
+/// A gradient times a factor, in f32. Products are made as they are read, a range at a time.
+#[derive(Debug)]
+struct Scaled {
+    gradient: TensorGradient,
+    factor: f32,
+}
+
+impl GradientValues for Scaled {
+    fn len(&self) -> usize {
+        self.gradient.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        let mut products = Vec::with_capacity(range.len());
+        self.gradient.read(range, &mut |values| match values {
+            Values::F32(values) => products.extend(values.iter().map(|it| it * self.factor)),
+            Values::F16(values) => {
+                products.extend(values.iter().map(|it| it.to_f32() * self.factor));
+            }
+            Values::BF16(values) => {
+                products.extend(values.iter().map(|it| it.to_f32() * self.factor));
+            }
+        });
+        visit(Values::F32(&products));
+    }
 }
 
 /// A contiguous tensor on the host, of dtype f32, f16 or bf16.
@@ -71,7 +108,7 @@ fn values(storage: &Storage) -> Option<Values<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     use super::*;
 
@@ -99,6 +136,23 @@ mod tests {
         let all = Tensor::new(&[[1.0_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("2 x 2");
         let gradient = TensorGradient::new(&all.t().expect("two dims")).expect("f32 on the host");
         assert_eq!(read(&gradient, 0..4), [1.0, 3.0, 2.0, 4.0]);
+    }
+
+    #[test]
+    fn a_factor_enters_in_f32() {
+        let factor = 1003.0 / 512.0;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let values = Tensor::new(&[1_f32, -2.0, 0.5, 3.0], &Device::Cpu).expect("4 elements");
+            let gradient = values.to_dtype(dtype).expect("a float");
+            let scaled = lent(&gradient, factor).expect("a float on the host");
+            assert_eq!(scaled.len(), 4);
+            let mut seen = Vec::new();
+            scaled.read(1..4, &mut |values| match values {
+                Values::F32(values) => seen.extend_from_slice(values),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(seen, [-2.0 * factor, 0.5 * factor, 3.0 * factor], "{dtype:?}");
+        }
     }
 
     #[test]

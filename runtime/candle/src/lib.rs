@@ -18,6 +18,7 @@
 //! | activation checkpointing | `checkpoint_wrapper` | [`Pass::recomputed`] |
 //! | evaluation | `model.eval()`, `torch.no_grad()` | [`hsdp::Evaluation`], [`Pass::finish`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
+//! | `x.grad` of a tensor that is no parameter | `x.grad` | [`Pass::gradient_of`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | layers | `torch.nn.functional` | [`nn`] |
@@ -131,7 +132,7 @@
 //!
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors), `plain`,
 //! `pass` (implementations of the traits), `ops` (the custom ops that candle calls), `usage`, `unit` (the
-//! state of a unit in a microbatch), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
+//! state of a unit in a microbatch), `variables` (what else a loss depends on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
 //! lending buffers), `error`; [`distributed`]; [`nn`]; [`gpt`]; [`llama`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
@@ -156,6 +157,7 @@ mod recorded;
 mod storage;
 mod unit;
 mod usage;
+mod variables;
 
 pub use builder::var_builder;
 pub use dtype::candle_dtype;
@@ -164,3 +166,4 @@ pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;
 pub use plain::Plain;
 pub use recorded::{Recorded, record};
+pub use variables::VariableGradient;

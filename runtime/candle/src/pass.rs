@@ -2,24 +2,27 @@
 
 mod reader;
 mod recomputed;
+mod start;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Tensor, Var};
-use hsdp::{FullCopies, LossSum, ParamId};
+use hsdp::{FullCopies, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use self::reader::Reader;
+use self::recomputed::FirstRuns;
+use self::start::{Form, Start};
 use crate::dtype::{candle_dtype, cast_output};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::Identity;
-use crate::unit::UnitState;
+use crate::unit::{Backward, Progress, UnitState};
 use crate::usage::{Usage, Watch};
+use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
 
 /// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
 const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
@@ -49,6 +52,9 @@ pub struct Pass<'step> {
     device: Device,
     /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
+    /// Variables of the program whose gradients it has asked for.
+    wanted: Wanted,
+    first_runs: FirstRuns,
     watch: Watch,
     kind: Kind,
 }
@@ -86,8 +92,8 @@ impl<'step> Pass<'step> {
             return Err(hsdp::Error::Options { what: what.to_owned() }.into());
         }
         let spec = handle.plan().spec();
-        let in_forward = Arc::new(AtomicBool::new(true));
-        let on = || (device.clone(), Arc::clone(&in_forward));
+        let progress = Arc::<Progress>::default();
+        let on = || (device.clone(), Arc::clone(&progress));
         let unit = |id| Arc::new(UnitState::new(id, handle.clone(), on()));
         let states = spec.unit_ids().map(unit).collect();
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
@@ -95,11 +101,13 @@ impl<'step> Pass<'step> {
         handle.explain_unused(CUT);
         Ok(Self {
             inner,
-            units: LiveUnits { states, in_forward },
+            units: LiveUnits { states, progress },
             tensors: Mutex::default(),
             dtype: candle_dtype(handle.precision().parameters)?,
             device: device.clone(),
-            anchor: Var::zeros((), DType::F32, device)?,
+            anchor: Purpose::Parameters.variable(device)?,
+            wanted: Wanted::default(),
+            first_runs: FirstRuns::default(),
             watch: if frozen && kind == Kind::Training { Watch::Input } else { Watch::Off },
             kind,
         })
@@ -158,16 +166,47 @@ impl<'step> Pass<'step> {
         Ok(output)
     }
 
+    /// Asks for the gradient of a variable of the program, which is no parameter of the model: an
+    /// input, say, or a temperature that the program trains itself. The
+    /// [`backward`](Self::backward) of this pass provides it. Not collective.
+    ///
+    /// The gradient is that of this rank's loss alone. Variables that all ranks train together are
+    /// better declared as parameters, which are reduced, clipped, updated and saved.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor, Var};
+    /// # use hsdp::prelude::*;
+    /// # use hsdp_candle::Pass;
+    /// # fn microbatch(step: &mut hsdp::Step<'_>) -> Result<Tensor, hsdp_candle::Error> {
+    /// let pass = Pass::new(step.microbatch()?)?;
+    /// let x = Var::new(&[[1f32, 2., 3.]], &Device::Cpu)?;
+    /// let gradient = pass.gradient_of(&x);
+    /// let y = pass.unit("linear", &x, |p, x| x.matmul(&p.get("weight")?.t()?))?;
+    /// pass.backward(&y.sqr()?.mean_all()?, 1)?;
+    /// let gradient = gradient.get().expect("the loss depends on x"); // [1, 3], of the loss
+    /// # Ok(gradient)
+    /// # }
+    /// ```
+    pub fn gradient_of(&self, variable: &Var) -> VariableGradient {
+        self.wanted.add(variable)
+    }
+
     /// Runs the backward of a loss that is the mean over items of total weight `weight` (tokens,
     /// say), and ends the microbatch. Returns the loss.
+    ///
+    /// A loss in bf16 or f16 has gradients of full precision, but its value is read as it is, with 8
+    /// or 11 bits. Compute the loss in f32, from logits cast by [`Units::output`], to see more.
     ///
     /// Collective over the shard group, and in the first step over the world.
     ///
     /// # Errors
-    /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
-    /// [`Error::Candle`] if `loss` is not a scalar, or an op has no backward.
+    /// [`Error::Undeclared`] if `loss` depends on a variable of the program whose gradient was not
+    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left a
+    /// recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that another pass
+    /// runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
+    /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, |value| LossSum::from_mean(value, weight))
+        self.backward_of(loss, Form::Mean, weight)
     }
 
     /// As [`backward`](Self::backward), for a loss that is the sum over items of total weight `weight`.
@@ -175,7 +214,7 @@ impl<'step> Pass<'step> {
     /// # Errors
     /// As [`backward`](Self::backward).
     pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, |value| LossSum::new(value, weight))
+        self.backward_of(loss, Form::Sum, weight)
     }
 
     /// Ends a batch of an evaluation; or a microbatch without a backward, whose weight is 0.
@@ -189,27 +228,53 @@ impl<'step> Pass<'step> {
         Ok(self.inner.finish()?)
     }
 
-    fn backward_of(self, loss: &Tensor, as_sum: impl FnOnce(f64) -> LossSum) -> Result<f64, Error> {
+    fn backward_of(self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
         let handle = self.inner.handle();
-        let result = self.run_backward(loss, as_sum);
+        let result = self.run_backward(loss, form, weight);
         result.inspect_err(|error| handle.note_failure(&format_args!("backward: {error}")))
     }
 
-    fn run_backward(
-        mut self,
-        loss: &Tensor,
-        as_sum: impl FnOnce(f64) -> LossSum,
-    ) -> Result<f64, Error> {
+    fn run_backward(mut self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
+        if !loss.dims().is_empty() || loss.dtype().is_int() {
+            let (shape, dtype) = (loss.dims(), loss.dtype().as_str());
+            let what = format!(
+                "a loss must be a scalar of a float dtype, this one is {shape:?} of {dtype}"
+            );
+            return Err(candle_core::Error::Msg(what).into());
+        }
+        let reached = Reached::from(loss);
+        if self.kind == Kind::Training {
+            self.first_runs.check(&reached, &"the loss")?;
+            self.wanted.check(&reached)?;
+        }
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let seed = self.inner.loss(as_sum(value))?.value();
+        let seed = self.inner.loss(form.loss(value, weight))?;
         // The mean over no items is NaN, and so would be its gradient. Such a loss has seed 0.
-        if seed != 0.0 {
-            let _span = tracing::info_span!("backward").entered();
-            self.units.in_forward.store(false, Ordering::Relaxed);
-            (loss * seed)?.backward()?;
+        if seed.value() == 0.0 {
+            self.wanted.deliver(&reached, Tensor::zeros_like)?;
+        } else {
+            self.differentiate(loss, &reached, Start::of(seed, form, [loss.dtype(), self.dtype]))?;
         }
         self.finish()?;
         Ok(value)
+    }
+
+    /// Runs candle's backward. The ops of the graph deliver the gradients of parameters.
+    fn differentiate(&self, loss: &Tensor, reached: &Reached, start: Start) -> Result<(), Error> {
+        let _span = tracing::info_span!("backward").entered();
+        self.units.progress.begin_backward(start.outside);
+        let gradients = {
+            let _backward = Backward::begin();
+            start.scaled(loss)?.backward()?
+        };
+        if reached.anchors.iter().any(|anchor| anchor.id() != self.anchor.id()) {
+            return Err(Error::OtherPass { what: "parameters".to_owned() });
+        }
+        self.wanted.deliver(reached, |variable| match gradients.get(variable) {
+            Some(gradient) => start.unscaled(gradient),
+            None => variable.zeros_like(),
+        })?;
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Result<&Arc<UnitState>, Error> {
@@ -254,13 +319,12 @@ impl Units for Pass<'_> {
 #[derive(Debug)]
 struct LiveUnits {
     states: Vec<Arc<UnitState>>,
-    /// Whether the backward has not begun. Gradients that come after the microbatch are stale, which the runtime says.
-    in_forward: Arc<AtomicBool>,
+    progress: Arc<Progress>,
 }
 
 impl Drop for LiveUnits {
     fn drop(&mut self) {
-        self.in_forward.store(false, Ordering::Relaxed);
+        self.progress.end_forward();
         for unit in &self.states {
             if let Err(error) = unit.end() {
                 tracing::error!(%error, "a unit could not be freed");

@@ -34,6 +34,7 @@ use crate::model::{Parameters, RepeatableForward};
 use crate::ops::{Identity, copy};
 use crate::unit::UnitState;
 use crate::usage::Usage;
+use crate::variables::Reached;
 
 /// Whether candle's backward comes to this tensor: it has a history, and is not of integers.
 pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
@@ -84,6 +85,11 @@ impl Recompute {
             let again = (self.forward)(&run, &leaf)?;
             if !are_same_bits(&again, output)? {
                 let how = "its second output differs from its first, as with a dropout that draws a new seed";
+                Err(self.not_repeatable(how.to_owned()))?;
+            }
+            if run.reaches_others(&again, &leaf) {
+                let how = "its second run depends on a tensor with a history that this run did not make, as a \
+                           cache of a value computed from parameters, whose gradients would be lost";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
             again.apply_op1(Identity::Seed(gradient.clone()))?.backward()?
@@ -191,6 +197,17 @@ impl<'a> SecondRun<'a> {
         let leaf = move_to_variable(&tensor)?;
         leaves.insert(place, (leaf.clone(), tensor));
         Ok(leaf)
+    }
+
+    /// Whether the output depends on variables that are neither parameters in this run nor its input.
+    fn reaches_others(&self, output: &Tensor, input: &Tensor) -> bool {
+        let leaves = self.leaves.lock();
+        let is_known = |variable: &Tensor| {
+            variable.id() == input.id()
+                || leaves.values().any(|(leaf, _)| leaf.id() == variable.id())
+        };
+        let Reached { anchors, programs, .. } = Reached::from(output);
+        !anchors.is_empty() || !programs.iter().all(is_known)
     }
 
     /// Gives the storages back, and then the gradients to the units. The last one frees the unit.

@@ -1,5 +1,6 @@
 //! The parameters that a model's constructors ask a `VarBuilder` for.
 
+pub(crate) mod buffers;
 mod initial;
 mod patterns;
 
@@ -22,15 +23,20 @@ use crate::error::Error;
 /// it gives no shape.
 ///
 /// # Errors
-/// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and [`Error::NoShape`].
+/// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and
+/// [`Error::NoShape`]; [`Error::Buffers`] if it asks for the running statistics of a norm or a
+/// codebook, or for integers: they are no parameters, and hsdp does not keep their changes.
 pub fn record<M>(
     load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
 ) -> Result<Recorded, Error> {
     let asked = Arc::<Mutex<Asked>>::default();
     let recorder = Box::new(Recorder(Arc::clone(&asked)));
     load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
-    let parameters = std::mem::take(&mut asked.lock().parameters);
-    Ok(Recorded { parameters, marked: Vec::new() })
+    let Asked { parameters, buffers, .. } = std::mem::take(&mut *asked.lock());
+    if !buffers.is_empty() {
+        return Err(Error::Buffers { names: buffers::listed(&buffers) });
+    }
+    Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
 }
 
 /// The parameters that a model's constructors asked for, in this order, with their shapes and initialization hints.
@@ -39,6 +45,8 @@ pub struct Recorded {
     parameters: Vec<Parameter>,
     /// Units by name, each with its mark.
     marked: Vec<(String, AfterForward)>,
+    /// First parameter that `map` gave another name or shape, as recorded and as changed.
+    redeclared: Option<(Param, Param)>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,14 +65,17 @@ impl Recorded {
         self.parameters.iter().map(|parameter| &parameter.param)
     }
 
-    /// Replaces the declaration of each parameter by that which `change` makes of it: `map(Param::frozen)` freezes all. Names
-    /// and shapes stay as they were recorded.
+    /// Replaces the declaration of each parameter by that which `change` makes of it: `map(Param::frozen)` freezes all.
+    /// Another name or shape is an error of [`spec`](Self::spec).
     #[must_use]
     pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
         for Parameter { param, .. } in &mut self.parameters {
-            let (name, shape) = (param.name.clone(), param.shape.clone());
-            *param = change(param.clone());
-            (param.name, param.shape) = (name, shape);
+            let changed = change(param.clone());
+            if (&changed.name, &changed.shape) != (&param.name, &param.shape) {
+                self.redeclared.get_or_insert((param.clone(), changed));
+                continue;
+            }
+            *param = changed;
         }
         self
     }
@@ -102,8 +113,14 @@ impl Recorded {
     ///
     /// # Errors
     /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no name; [`Error::UnknownUnit`] if
-    /// a unit that was marked does not exist; the planner's error if the units make no model.
+    /// a unit that was marked does not exist; [`Error::Redeclared`] if [`map`](Self::map) changed a
+    /// name or a shape; the planner's error if the units make no model.
     pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
+        if let Some((recorded, changed)) = self.redeclared.clone() {
+            let (parameter, recorded) = (recorded.name, recorded.shape);
+            let (name, shape) = (changed.name, changed.shape);
+            return Err(Error::Redeclared { parameter, recorded, name, shape });
+        }
         let mut units = patterns::group(&self.parameters, patterns)?;
         for (name, after_forward) in &self.marked {
             let known =
@@ -144,6 +161,8 @@ struct Asked {
     parameters: Vec<Parameter>,
     /// Where they are, by name.
     places: HashMap<String, usize>,
+    /// Names of tensors that are no parameters.
+    buffers: Vec<String>,
 }
 
 impl Asked {
@@ -175,7 +194,13 @@ impl SimpleBackend for Recorder {
         dtype: DType,
         device: &Device,
     ) -> CandleResult<Tensor> {
-        self.0.lock().note(name, &shape, init)?;
+        let mut asked = self.0.lock();
+        asked.note(name, &shape, init)?;
+        if dtype.is_int() {
+            asked.buffers.push(format!("{name} (of {})", dtype.as_str()));
+        } else if buffers::is_name(name) {
+            asked.buffers.push(name.to_owned());
+        }
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)
     }
 

@@ -13,9 +13,10 @@
 //! And no use holds the unit for its frozen parameters, which have no gradient (see
 //! [`Usage`](crate::usage::Usage)).
 
+use std::cell::Cell;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use hsdp::{Full, ModelSpec, PassHandle, UnitId};
@@ -35,9 +36,38 @@ pub(crate) struct UnitState {
     handle: PassHandle,
     /// The device on which candle computes.
     device: Device,
-    /// Whether the pass has not begun its backward. A pass that is over has.
-    in_forward: Arc<AtomicBool>,
+    progress: Arc<Progress>,
     ledger: Mutex<Ledger>,
+}
+
+/// The part of a microbatch that its pass is in.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Whether the backward has begun, or the pass is over. Gradients that come after the microbatch
+    /// are stale, which the runtime reports.
+    is_past_forward: AtomicBool,
+    /// Bits of the factor of all gradients of parameters.
+    factor: AtomicU32,
+}
+
+impl Progress {
+    /// Lets gradients come. Each gradient of a parameter is multiplied by `factor`, in f32.
+    pub(crate) fn begin_backward(&self, factor: f32) {
+        self.factor.store(factor.to_bits(), Ordering::Relaxed);
+        self.end_forward();
+    }
+
+    pub(crate) fn end_forward(&self) {
+        self.is_past_forward.store(true, Ordering::Relaxed);
+    }
+
+    fn is_in_forward(&self) -> bool {
+        !self.is_past_forward.load(Ordering::Relaxed)
+    }
+
+    fn factor(&self) -> f32 {
+        f32::from_bits(self.factor.load(Ordering::Relaxed))
+    }
 }
 
 #[derive(Debug)]
@@ -74,11 +104,11 @@ enum Contents {
 }
 
 impl UnitState {
-    pub(crate) fn new(id: UnitId, handle: PassHandle, on: (Device, Arc<AtomicBool>)) -> Self {
+    pub(crate) fn new(id: UnitId, handle: PassHandle, on: (Device, Arc<Progress>)) -> Self {
         let parameters = vec![Parameter::default(); handle.plan().spec()[id].params.len()];
         let ledger = Ledger { contents: Contents::Unused, parameters, awaited: 0, holds: 0 };
-        let (device, in_forward) = on;
-        Self { id, handle, device, in_forward, ledger: Mutex::new(ledger) }
+        let (device, progress) = on;
+        Self { id, handle, device, progress, ledger: Mutex::new(ledger) }
     }
 
     /// Its place in the model.
@@ -206,17 +236,27 @@ impl UnitState {
                 None => piece,
             });
         }
-        ledger.awaited -= 1;
+        let Some(awaited) = ledger.awaited.checked_sub(1) else {
+            return Err(self.of_another_pass());
+        };
+        ledger.awaited = awaited;
         self.settle(&mut ledger)
     }
 
     fn check_backward(&self) -> Result<(), Error> {
-        if !self.in_forward.load(Ordering::Relaxed) {
+        if !self.progress.is_in_forward() {
             return Ok(());
         }
-        let error = Error::TensorBackward { unit: self.name().to_owned() };
+        let error = match Backward::runs_here() {
+            true => self.of_another_pass(),
+            false => Error::TensorBackward { unit: self.name().to_owned() },
+        };
         self.handle.note_failure(&error);
         Err(error)
+    }
+
+    fn of_another_pass(&self) -> Error {
+        Error::OtherPass { what: format!("unit {}", self.name()) }
     }
 
     /// Keeps the unit full until a [`release`](Self::release), whatever gradients come; without one,
@@ -262,9 +302,35 @@ impl UnitState {
         if gradients.iter().all(Option::is_none) {
             return Ok(());
         }
-        let lent = |gradient: Option<Tensor>| gradient.map(|it| gradient::lent(&it)).transpose();
+        let factor = self.progress.factor();
+        let lent =
+            |gradient: Option<Tensor>| gradient.map(|it| gradient::lent(&it, factor)).transpose();
         let gradients = gradients.into_iter().map(lent).collect::<candle_core::Result<_>>()?;
         Ok(self.handle.reduce(self.id, gradients)?)
+    }
+}
+
+thread_local! {
+    static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The backward of a pass, while this thread runs it.
+pub(crate) struct Backward(());
+
+impl Backward {
+    pub(crate) fn begin() -> Self {
+        IN_BACKWARD.set(true);
+        Self(())
+    }
+
+    fn runs_here() -> bool {
+        IN_BACKWARD.get()
+    }
+}
+
+impl Drop for Backward {
+    fn drop(&mut self) {
+        IN_BACKWARD.set(false);
     }
 }
 

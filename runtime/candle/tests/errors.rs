@@ -2,11 +2,11 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
-use hsdp::{Mesh, StepOptions, World};
-use hsdp_candle::{Error, Pass};
+use hsdp::{Mesh, ModelSpec, Param, StepOptions, Unit, World};
+use hsdp_candle::{Error, Parameters, Pass, Units};
 
 use common::{input, layer, layers, loss_of_layers, sharded, step};
 
@@ -136,4 +136,162 @@ fn a_backward_of_candle_is_told_that_the_pass_has_one() {
              Pass::backward, not Tensor::backward"
         );
     }
+}
+
+/// Runs two layers of each of two models in one step, one after the other, and then the backward of
+/// the first model's pass.
+fn through_both(
+    second: ModelSpec,
+    run: impl FnOnce(&Pass<'_>, &Pass<'_>) -> candle_core::Result<Tensor>,
+) -> Error {
+    let mut models = [sharded(alone(), layers(2, 4), mesh()), sharded(alone(), second, mesh())];
+    let [mut first, mut second] = models
+        .each_mut()
+        .map(|model| model.begin_step(StepOptions::microbatches(1)).expect("a step"));
+    let first = Pass::new(first.microbatch().expect("a microbatch")).expect("a pass");
+    let second = Pass::new(second.microbatch().expect("a microbatch")).expect("a pass");
+    let loss = run(&first, &second).expect("a forward");
+    first.backward(&loss, 1).expect_err("it depends on another pass")
+}
+
+#[test]
+fn a_loss_through_another_pass_says_so() {
+    let frozen = |unit: &Unit| {
+        let mut unit = unit.clone();
+        unit.params = unit.params.into_iter().map(Param::frozen).collect();
+        unit
+    };
+    let frozen = layers(2, 4).units().iter().map(frozen).fold(ModelSpec::new(), ModelSpec::unit);
+    for second in [layers(2, 4), frozen] {
+        let error = through_both(second, |first, second| {
+            let x = first.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+            loss_of_layers(second, 2, &x)
+        });
+        assert!(matches!(&error, Error::OtherPass { .. }), "{error:?}");
+        let message = error.to_string();
+        assert!(
+            message.starts_with("the loss depends on unit layer.1 through another pass"),
+            "{message}"
+        );
+        assert!(message.contains("one `ModelSpec`"), "{message}");
+    }
+}
+
+#[test]
+fn a_recomputed_unit_of_another_pass_says_so() {
+    let error = through_both(layers(2, 4), |_, second| {
+        let layer = Arc::new(|p: &dyn Parameters, x: &Tensor| layer(p, 1, x));
+        second.recomputed("layer.1", &input(0, 3, 4), layer)?.sqr()?.mean_all()
+    });
+    assert!(matches!(&error, Error::OtherPass { .. }), "{error:?}");
+}
+
+/// An activation that a unit captures from another unit: `unit` takes its gradient, `recomputed` cannot.
+#[test]
+fn a_recomputed_unit_that_captures_an_activation_names_it_and_unit_takes_it() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    let mut skipped = |recomputed: bool| {
+        step(&mut model, |pass| {
+            let h = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+            let skip = h.clone();
+            let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? + &skip);
+            let units: &dyn Units = pass;
+            let y = match recomputed {
+                true => units.recomputed("layer.1", &h.tanh()?, forward)?,
+                false => units.unit("layer.1", &h.tanh()?, &mut |p, x| forward(p, x))?,
+            };
+            y.sqr()?.mean_all()
+        })
+    };
+    let error = skipped(true).map(drop).expect_err("its gradient would be lost");
+    assert!(matches!(&error, Error::History { .. }), "{error:?}");
+    let message = error.to_string();
+    assert!(message.contains("depends on tensors computed from the parameters"), "{message}");
+    assert!(message.contains("run it with `Pass::unit`"), "{message}");
+    assert!(skipped(false).expect("a step").norm() > 0.0);
+}
+
+/// A captured mask has no gradient, so nothing is lost.
+#[test]
+fn a_recomputed_unit_may_capture_a_mask_that_was_computed() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    let gradients = step(&mut model, |pass| {
+        let h = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+        let mask = h.gt(0.0)?.to_dtype(h.dtype())?;
+        let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? * &mask);
+        pass.recomputed("layer.1", &h, forward)?.sqr()?.mean_all()
+    });
+    assert!(gradients.expect("a step").norm() > 0.0);
+}
+
+/// A hidden state of the microbatch before: it must be detached.
+#[test]
+fn a_tensor_of_the_microbatch_before_names_both_microbatches() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
+    let mut state = input(0, 3, 4);
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let pass = Pass::new(step.microbatch().expect("a microbatch")).expect("a pass");
+        let x = (input(0, 3, 4) + &state).expect("equal shapes");
+        state = pass.unit("layer.0", &x, |p, x| layer(p, 0, x)).expect("a forward");
+        let loss = pass.unit("layer.1", &state, |p, x| layer(p, 1, x)).expect("a forward");
+        let loss = loss.sqr().and_then(|it| it.mean_all()).expect("a loss");
+        ends.push(pass.backward(&loss, 1));
+    }
+    let error = ends.pop().expect("two").expect_err("it depends on microbatch 0");
+    assert!(matches!(error, Error::Runtime(hsdp::Error::StalePass { .. })), "{error:?}");
+    let message = error.to_string();
+    assert!(message.contains("microbatch 0") && message.contains("microbatch 1"), "{message}");
+}
+
+/// A penalty that a block keeps aside, as a router of experts has: with `unit` it has gradients.
+#[test]
+fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
+    let run = |recomputed: bool, of_input: bool, detached: bool| {
+        let mut model = sharded(alone(), layers(2, 4), mesh());
+        step(&mut model, |pass| {
+            let aside = Arc::new(Mutex::new(None));
+            let kept = Arc::clone(&aside);
+            let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+                let y = layer(p, 1, x)?;
+                let penalty = if of_input { x.sqr()? } else { y.abs()? }.sum_all()?;
+                let penalty = if detached { penalty.detach() } else { penalty };
+                kept.lock().expect("no panic").get_or_insert(penalty);
+                Ok(y)
+            });
+            let units: &dyn Units = pass;
+            let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+            let y = match recomputed {
+                true => units.recomputed("layer.1", &x, forward)?,
+                false => units.unit("layer.1", &x, &mut |p, x| forward(p, x))?,
+            };
+            let penalty = aside.lock().expect("no panic").take().expect("it ran");
+            y.sqr()?.mean_all()? + penalty
+        })
+        .map(|gradients| gradients.norm())
+    };
+    for of_input in [false, true] {
+        let error = run(true, of_input, false).expect_err("its gradients would be lost");
+        assert!(matches!(&error, Error::BesideOutput { .. }), "{error:?}");
+        let message = error.to_string();
+        let start = "a tensor left recomputed unit layer.1 beside its output, and the loss depends";
+        assert!(message.starts_with(start), "{message}");
+        let [with, without] = [false, true].map(|it| run(true, of_input, it));
+        assert!(with.is_err());
+        let constant = run(false, of_input, true).expect("a step");
+        assert_eq!(without.expect("a detached one counts in the loss alone"), constant);
+    }
+    assert!(run(false, false, false).expect("a step") > run(false, false, true).expect("a step"));
+}
+
+#[test]
+fn a_backward_of_an_evaluation_says_that_there_is_none() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    let mut evaluation = model.evaluation().expect("an evaluation");
+    let pass = Pass::new(evaluation.batch().expect("a batch")).expect("a pass");
+    let x = candle_core::Var::from_tensor(&input(0, 3, 4)).expect("a variable");
+    let loss = loss_of_layers(&pass, 2, &x).expect("a forward");
+    let error = pass.backward(&loss, 1).expect_err("there is no backward").to_string();
+    assert!(error.contains("a batch of an evaluation has no backward: finish it"), "{error}");
 }

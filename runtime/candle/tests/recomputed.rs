@@ -6,8 +6,8 @@ mod common;
 mod llama;
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Linear, Module, embedding};
@@ -436,8 +436,23 @@ fn a_captured_tensor_with_a_history_is_refused() {
     let captured = Var::new(&[[1_f32; 4]; 3], &Device::Cpu).expect("a variable");
     let captured = (captured.as_tensor() * 2.0).expect("a tensor with a history");
     let error = refused(move |p, x| layer(p, 1, &(x + &captured)?));
-    assert!(matches!(&error, Error::History { unit } if unit == "layer.1"), "{error:?}");
-    assert!(error.to_string().contains("captures a tensor whose gradient would be lost"));
+    assert!(matches!(&error, Error::History { unit, .. } if unit == "layer.1"), "{error:?}");
+    let message = error.to_string();
+    assert!(message.contains("depends on variables of the program ([3, 4] of f32)"), "{message}");
+    assert!(message.contains("run it with `Pass::unit`"), "{message}");
+}
+
+/// A value that is computed from a parameter once and kept would get no gradient in the second run.
+#[test]
+fn a_value_of_the_first_run_that_the_second_uses_is_refused() {
+    let cache = OnceLock::new();
+    let error = refused(move |p, x| {
+        let weight = p.get("layer.1.weight")?;
+        let twice = cache.get_or_init(|| (weight * 2.0).expect("it is full"));
+        x.matmul(twice)?.broadcast_add(&p.get("layer.1.bias")?)
+    });
+    assert!(matches!(&error, Error::NotRepeatable { .. }), "{error:?}");
+    assert!(error.to_string().contains("a cache of a value computed from parameters"), "{error}");
 }
 
 #[test]

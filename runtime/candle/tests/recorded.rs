@@ -1,6 +1,6 @@
 //! The parameters that constructors ask for become a model.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder, embedding, linear, linear_no_bias};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, ShardedModel};
 use hsdp_candle::{Error, Recorded, record};
@@ -76,13 +76,10 @@ fn declared(param: Param) -> Param {
 
 #[test]
 fn declarations_can_be_changed_and_units_kept() {
-    let freeze = |mut param: Param| {
-        param.shape.clear(); // Shapes and names stay.
-        match &param.name {
-            name if name.starts_with("h.0") => param.frozen(),
-            name if name == "h.1.mlp.weight" => declared(param),
-            _ => param,
-        }
+    let freeze = |param: Param| match &param.name {
+        name if name.starts_with("h.0") => param.frozen(),
+        name if name == "h.1.mlp.weight" => declared(param),
+        _ => param,
     };
     let recorded = recorded().map(freeze).keep("h.1");
     let spec = recorded.spec(&["embed", "h.*", "root"]).expect("units");
@@ -151,4 +148,47 @@ fn a_parameter_that_was_not_recorded_has_no_initial_values() {
     let made = ShardedModel::new(hsdp::World::single(), spec, options, recorded().init(3));
     let said = made.expect_err("no values").to_string();
     assert!(said.contains("a.weight") && said.contains("init"), "{said}");
+}
+
+/// candle_nn's batch norm changes its running statistics in its forward: they are no parameters.
+#[test]
+fn running_statistics_are_refused_by_name() {
+    let load = |vb: VarBuilder<'_>| {
+        linear(4, 4, vb.pp("first"))?;
+        candle_nn::batch_norm(4, 1e-5, vb.pp("bn.1"))?;
+        candle_nn::batch_norm(4, 1e-5, vb.pp("bn.2")).map(drop)
+    };
+    let error = record(load).expect_err("buffers");
+    assert!(matches!(error, Error::Buffers { .. }), "{error:?}");
+    let message = error.to_string();
+    let names =
+        "bn.1.running_mean, bn.1.running_var, bn.2.running_mean, bn.2.running_var are buffers";
+    assert!(message.starts_with(names), "{message}");
+}
+
+#[test]
+fn integers_are_refused_by_name() {
+    let load = |vb: VarBuilder<'_>| {
+        vb.get_with_hints_dtype(7, "embeddings.position_ids", Init::Const(0.0), DType::I64)
+    };
+    let error = record(load).expect_err("integers").to_string();
+    assert!(error.starts_with("embeddings.position_ids (of i64) are buffers"), "{error}");
+}
+
+#[test]
+fn a_declaration_keeps_its_name_and_shape() {
+    let renamed = |mut param: Param| {
+        param.name = format!("model.{}", param.name);
+        param
+    };
+    let error = recorded().map(renamed).spec(&["root"]).expect_err("other names").to_string();
+    let want = "`Recorded::map` declares parameter embed.weight as model.embed.weight of shape \
+                [10, 4]";
+    assert!(error.starts_with(want), "{error}");
+    let reshaped = |mut param: Param| {
+        param.shape = vec![1];
+        param
+    };
+    let error = recorded().map(reshaped).spec(&["root"]).expect_err("other shapes");
+    assert!(matches!(error, Error::Redeclared { .. }), "{error:?}");
 }

@@ -1,6 +1,7 @@
 //! The gradient of a product: for each member, the product of the others' elements.
 
 use hsdp_comm::{Group, Tag};
+use hsdp_sharding::DType;
 
 use super::Differentiable;
 use super::exchange::Exchange;
@@ -16,7 +17,22 @@ impl<T: Differentiable> Factors<T> {
     /// Each member gets all members' elements of its own range, makes the products that leave one out, and sends them
     /// back: two all_to_alls, and memory for one input, where an all_gather would need one for each member. A product
     /// that leaves one out is made of the elements before and after that one, never by a division.
+    ///
+    /// Products of 16-bit elements travel in f32: f16 may hold a gradient whose product of others it cannot hold.
     pub(super) fn multiply_by_others(
+        &self,
+        group: &Group,
+        tag: Tag,
+        cotangents: &mut [T],
+    ) -> Result<(), Error> {
+        match T::DTYPE {
+            DType::F16 | DType::BF16 => self.multiply::<f32>(group, tag, cotangents),
+            _ => self.multiply::<T>(group, tag, cotangents),
+        }
+    }
+
+    /// Multiplies with products that travel as `P`.
+    fn multiply<P: Differentiable>(
         &self,
         group: &Group,
         tag: Tag,
@@ -24,7 +40,7 @@ impl<T: Differentiable> Factors<T> {
     ) -> Result<(), Error> {
         let exchange = Exchange::new(group, self.0.len());
         let everybodys = exchange.to_owners(group, tag, &self.0)?;
-        let others = exchange.to_members(group, tag, &others(&everybodys, group.size()))?;
+        let others = exchange.to_members(group, tag, &others::<T, P>(&everybodys, group.size()))?;
         for (cotangent, others) in cotangents.iter_mut().zip(others) {
             *cotangent = T::from_f64(cotangent.to_f64() * others.to_f64());
         }
@@ -33,9 +49,9 @@ impl<T: Differentiable> Factors<T> {
 }
 
 /// For each member, the products of the other members' elements. `everybodys` has one range of each, in member order.
-fn others<T: Differentiable>(everybodys: &[T], members: usize) -> Vec<T> {
+fn others<T: Differentiable, P: Differentiable>(everybodys: &[T], members: usize) -> Vec<P> {
     let len = everybodys.len() / members;
-    let mut others = vec![T::from_f64(1.0); everybodys.len()];
+    let mut others = vec![P::from_f64(1.0); everybodys.len()];
     let (mut before, mut after) = (vec![1.0; members], vec![1.0; members]);
     for element in 0..len {
         let of = |member: usize| everybodys[member * len + element].to_f64();
@@ -45,7 +61,7 @@ fn others<T: Differentiable>(everybodys: &[T], members: usize) -> Vec<T> {
             after[back] = after[back + 1] * of(back + 1);
         }
         for member in 0..members {
-            others[member * len + element] = T::from_f64(before[member] * after[member]);
+            others[member * len + element] = P::from_f64(before[member] * after[member]);
         }
     }
     others

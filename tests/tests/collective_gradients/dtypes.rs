@@ -94,6 +94,17 @@ fn an_average_needs_no_room_for_its_sum() {
     }
 }
 
+/// An f16 has no room for the product of two of these, and room for the gradient of the third.
+#[test]
+fn a_gradient_of_a_product_needs_no_room_for_the_others() {
+    let [large, small] = [300.0, 0.001].map(f16::from_f64);
+    let collective = Collective::AllReduce { reducer: Reducer::Product, output: Copies::Invariant };
+    let inputs = [vec![large], vec![large], vec![small]];
+    let cotangent = f16::from_f64(0.125);
+    let done = differentiate(&collective, &inputs, |_, _| vec![cotangent]);
+    assert_eq!(done[2].gradient, [f16::from_f64(300.0 * 300.0 * 0.125)]);
+}
+
 /// What only travels is not touched in any dtype.
 #[test]
 fn what_travels_keeps_its_bits() {

@@ -414,6 +414,7 @@ table!(CANDLE {
     hsdp_candle::Plain: Send Sync Unpin,
     hsdp_candle::Recorded: Send Sync Unpin,
     hsdp_candle::RepeatableForward: Send Sync Unpin,
+    hsdp_candle::VariableGradient: Send Sync Unpin,
 });
 
 table!(GPT {

@@ -1,7 +1,7 @@
 //! candle as an autograd in which collectives are recorded.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use hsdp::collective::Backward;
 use hsdp::dist::{Applied, Call, Carrier, Record};
@@ -11,6 +11,7 @@ use super::recorded::{Nowhere, Recorded};
 use super::tie::Tie;
 use super::{integers, refuse, rows};
 use crate::error::Error;
+use crate::variables::Purpose;
 
 /// candle's autograd: `Tape<Candle>` carries its tensors.
 ///
@@ -103,5 +104,5 @@ fn nowhere<T: Real>(
 /// The start of the chain of collectives. candle's backward skips tensors that depend on no variable, and these may differ
 /// from rank to rank. With this variable, every collective depends on one, on all ranks.
 fn first_link() -> Result<Tensor, Error> {
-    Ok(Var::zeros((), DType::F32, &Device::Cpu)?.as_tensor().clone())
+    Ok(Purpose::Collectives.variable(&Device::Cpu)?.into_inner())
 }

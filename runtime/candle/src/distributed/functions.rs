@@ -11,7 +11,8 @@ use crate::error::Error;
 /// candle's functions of one tensor, each for the states in which it is correct. Not collective.
 ///
 /// Linear functions take every state: their results for the terms of a sum add up to their result for the sum. The others do
-/// not take Partial values. For other functions see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
+/// not take Partial values. Sums, means, factors and constants enter in f32 where the value is in 16 bits, and the result is
+/// rounded once. For other functions see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
 ///
 /// ```compile_fail,E0277
 /// # use hsdp::dist::{Partial, Replicate};
@@ -139,31 +140,31 @@ impl<R: State, S: State> Functions<R, S> for dist::Dist<Candle, R, S> {
     }
 
     fn scale(&self, factor: f64) -> Result<Self, Error> {
-        linear(self, |x| x.affine(factor, 0.0))
+        linear(self, |x| in_f32(x, |x| x.affine(factor, 0.0)))
     }
 
     fn sum(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| x.sum(dims))
+        linear(self, |x| in_f32(x, |x| x.sum(dims)))
     }
 
     fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| x.sum_keepdim(dims))
+        linear(self, |x| in_f32(x, |x| x.sum_keepdim(dims)))
     }
 
     fn sum_all(&self) -> Result<Self, Error> {
-        linear(self, |x| x.sum_all())
+        linear(self, |x| in_f32(x, |x| x.sum_all()))
     }
 
     fn mean(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| x.mean(dims))
+        linear(self, |x| in_f32(x, |x| x.mean(dims)))
     }
 
     fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| x.mean_keepdim(dims))
+        linear(self, |x| in_f32(x, |x| x.mean_keepdim(dims)))
     }
 
     fn mean_all(&self) -> Result<Self, Error> {
-        linear(self, |x| x.mean_all())
+        linear(self, |x| in_f32(x, |x| x.mean_all()))
     }
 
     fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error> {
@@ -195,7 +196,7 @@ impl<R: State, S: State> Functions<R, S> for dist::Dist<Candle, R, S> {
         R: Free,
         S: Free,
     {
-        free(self, |x| x.affine(1.0, constant))
+        free(self, |x| in_f32(x, |x| x.affine(1.0, constant)))
     }
 
     fn sqr(&self) -> Result<Self, Error>
@@ -291,6 +292,18 @@ fn free<R: Free, S: Free>(
     function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
 ) -> Result<dist::Dist<Candle, R, S>, Error> {
     value.map(|x| Ok(function(x)?))
+}
+
+/// Applies a function with f32 in place of 16 bits, and rounds the result once. candle would round
+/// the function's factor to 16 bits too: a third, or the one over the number of terms of a mean.
+fn in_f32(
+    x: &Tensor,
+    function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
+) -> CandleResult<Tensor> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => function(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype()),
+        _ => function(x),
+    }
 }
 
 fn to_float(x: &Tensor, dtype: DType) -> CandleResult<Tensor> {

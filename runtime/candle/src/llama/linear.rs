@@ -1,6 +1,6 @@
 //! Linear layers without a bias, and their adapters of low rank.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
 use candle_nn::{Init, Module, VarBuilder};
 
@@ -111,8 +111,35 @@ impl Module for Linear {
             None => Ok(y),
             // The scale is applied where the tensor is narrow.
             Some(Adapter { a, b, scale }) => {
-                y + nn::linear(&(nn::linear(x, a, None)? * *scale)?, b, None)?
+                let narrow = nn::linear(x, a, None)?;
+                // In 16 bits candle would round the scale too.
+                let scaled = (narrow.to_dtype(DType::F32)? * *scale)?.to_dtype(narrow.dtype())?;
+                y + nn::linear(&scaled, b, None)?
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// 8 / 3 is no number of 16 bits: candle would multiply by another.
+    #[test]
+    fn the_scale_of_an_adapter_is_not_rounded() -> Result<()> {
+        for dtype in [DType::BF16, DType::F16] {
+            let of = |value: f64| Tensor::new(&[[value]], &Device::Cpu)?.to_dtype(dtype);
+            let adapter = Adapter { a: of(1.0)?, b: of(1.0)?, scale: 8.0 / 3.0 };
+            let linear = Linear { weight: of(0.0)?, adapter: Some(adapter) };
+            for number in 1..200 {
+                let number = f64::from(number);
+                let [got, want] = [linear.forward(&of(number)?)?, of(number * 8.0 / 3.0)?]
+                    .map(|it| it.to_dtype(DType::F64).and_then(|it| it.to_vec2::<f64>()));
+                assert_eq!(got?, want?, "{number} in {dtype:?}");
+            }
+        }
+        Ok(())
     }
 }

@@ -1,26 +1,34 @@
 //! The first run of a recomputed unit, in the forward.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use hsdp::ModelSpec;
+use candle_core::{DType, Device, Tensor, TensorId, Var};
+use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use super::reader::Reader;
 use super::{Kind, Pass};
 use crate::error::Error;
+use crate::gathered::{move_back, move_to_variable};
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{Read, Recompute, is_differentiated};
 use crate::usage::Usage;
+use crate::variables::Reached;
 
 impl Pass<'_> {
     /// As [`unit`](Self::unit), but keeps none of the tensors that `forward` makes, except its output. The backward gathers the
     /// unit, as it does for `unit`, and runs `forward` again for its gradients (activation checkpointing). So one unit at a time
     /// has its activations, and each such unit computes its forward twice. The collectives are those of `unit`.
     ///
-    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that it captures must have no
-    /// history: it would lose their gradients. An input that is a view is copied first, to be contiguous.
+    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that
+    /// it captures must have no gradients, which would be lost: an output that depends on a captured
+    /// variable, or on a tensor computed from parameters, is an error. So is a loss that depends on a
+    /// tensor which left `forward` beside its output; one that is kept for a log must be detached, or it
+    /// keeps the tensors of the first run. State that `forward` changes is
+    /// changed twice, once in each run. An input that is a view is copied first, to be contiguous.
     ///
     /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more than two numbers, and the graph of
     /// the second run cuts this sum, another order may round otherwise: the gradient of a parameter that this unit reads more than
@@ -29,8 +37,8 @@ impl Pass<'_> {
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit), and [`Error::History`] if the output has a history without the unit's parameters and input. The
-    /// backward fails with [`Error::NotRepeatable`] if the second run differs.
+    /// As [`unit`](Self::unit), and [`Error::History`] if the output has a gradient to give to anything beside the
+    /// unit's parameters and input; [`Error::BesideOutput`]. The backward fails with [`Error::NotRepeatable`] if the second run differs.
     pub fn recomputed(
         &self,
         name: &str,
@@ -55,23 +63,43 @@ impl Pass<'_> {
         usage.reads(own);
         own.gather()?;
         let reader = Reader { pass: self, own, usage: &usage, input: &input };
-        let first = FirstRun { reader, reads: Mutex::default() };
-        let output = forward(&first, &input.detach())?;
-        if output.track_op() {
-            return Err(Error::History { unit: name.to_owned() });
-        }
-        let reads = first.reads.into_inner();
-        let output = match is_differentiated(&input) || reads.iter().any(Read::is_trainable) {
-            true => {
-                await_gradients(&usage, &reads);
-                let (own, usage) = (Arc::clone(own), Arc::clone(&usage));
-                let output = Mutex::new(Some(output));
-                self.anchor.apply_op2(&input, Recompute { own, forward, usage, reads, output })?
-            }
-            false => output.copy()?,
-        };
+        let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
+        let output = self.first_output(&first, forward);
+        first.end()?;
+        let output = output?;
         usage.reshard()?;
         Ok(output)
+    }
+
+    fn first_output(
+        &self,
+        first: &FirstRun<'_>,
+        forward: RepeatableForward,
+    ) -> Result<Tensor, Error> {
+        let Reader { own, usage, input, .. } = first.reader;
+        // Variables, so that a tensor which leaves the forward beside its output is noticed.
+        let leaf = match is_differentiated(input) {
+            true => Var::from_tensor(&input.detach())?.into_inner(),
+            false => input.detach(),
+        };
+        let output = forward(first, &leaf);
+        let leaves = first.leaves.lock().iter().map(|it| it.leaf.id()).chain([leaf.id()]).collect();
+        self.first_runs.note(own.name(), leaves);
+        let output = output?;
+        let mut reached = Reached::from(&output);
+        reached.programs.retain(|variable| !self.first_runs.is_of(own.name(), variable));
+        self.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
+        if let Some(what) = reached.described() {
+            return Err(Error::History { unit: own.name().to_owned(), what });
+        }
+        let reads = std::mem::take(&mut *first.reads.lock());
+        if !is_differentiated(input) && !reads.iter().any(Read::is_trainable) {
+            return Ok(output.detach().copy()?);
+        }
+        await_gradients(usage, &reads);
+        let (own, usage) = (Arc::clone(own), Arc::clone(usage));
+        let output = Mutex::new(Some(output.detach()));
+        Ok(self.anchor.apply_op2(input, Recompute { own, forward, usage, reads, output })?)
     }
 }
 
@@ -85,21 +113,71 @@ fn await_gradients(usage: &Usage, reads: &[Read]) {
     }
 }
 
-/// Gives the first run its parameters, without a history, and notes which it reads.
+/// Gives the first run its parameters, and notes which it reads. Like those of the second run, the
+/// trainable ones are variables, each of which has the storage of a parameter while the run lasts.
 struct FirstRun<'a> {
     reader: Reader<'a>,
     reads: Mutex<Vec<Read>>,
+    leaves: Mutex<Vec<Leaf>>,
+}
+
+/// A trainable parameter in a first run.
+struct Leaf {
+    id: ParamId,
+    leaf: Tensor,
+    /// The tensor to which the storage goes back.
+    tensor: Tensor,
 }
 
 impl FirstRun<'_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.reader.gathered(name)?;
-        let tensor = self.reader.tensor(unit, id)?;
+        let mut leaves = self.leaves.lock();
+        if let Some(known) = leaves.iter().find(|it| it.id == id) {
+            return Ok(known.leaf.clone());
+        }
+        let tensor = self.reader.tensor(unit, id)?.detach();
         let mut reads = self.reads.lock();
         if !reads.iter().any(|read| read.is(id)) {
             reads.push(Read { unit: Arc::clone(unit), index: id.index });
         }
-        Ok(tensor.detach())
+        if unit.role(id.index) == Role::Frozen {
+            return Ok(tensor);
+        }
+        let leaf = move_to_variable(&tensor)?;
+        leaves.push(Leaf { id, leaf: leaf.clone(), tensor });
+        Ok(leaf)
+    }
+
+    /// Gives the storages back.
+    fn end(&self) -> candle_core::Result<()> {
+        self.leaves.lock().drain(..).try_for_each(|it| move_back(&it.leaf, &it.tensor))
+    }
+}
+
+/// Variables of the first runs of a pass, with the names of their units. Their gradients are lost.
+#[derive(Debug, Default)]
+pub(super) struct FirstRuns(Mutex<HashMap<TensorId, String>>);
+
+impl FirstRuns {
+    fn note(&self, unit: &str, leaves: Vec<TensorId>) {
+        self.0.lock().extend(leaves.into_iter().map(|leaf| (leaf, unit.to_owned())));
+    }
+
+    fn is_of(&self, unit: &str, variable: &Tensor) -> bool {
+        self.0.lock().get(&variable.id()).is_some_and(|of| of == unit)
+    }
+
+    /// Refuses what depends on a tensor that left a recomputed unit beside its output.
+    ///
+    /// # Errors
+    /// [`Error::BesideOutput`].
+    pub(super) fn check(&self, reached: &Reached, what: &dyn fmt::Display) -> Result<(), Error> {
+        let leaves = self.0.lock();
+        match reached.programs.iter().find_map(|variable| leaves.get(&variable.id())) {
+            None => Ok(()),
+            Some(unit) => Err(Error::BesideOutput { unit: unit.clone(), what: what.to_string() }),
+        }
     }
 }
 

@@ -160,3 +160,39 @@ fn a_gradient_that_is_not_there_is_zeros() {
     });
     assert_eq!(seen, [[1.0, 1.0, 0.0, 0.0]; 2]);
 }
+
+/// candle rounds a factor, a constant and the one over a number of terms to the dtype of the tensor.
+#[test]
+fn sums_means_and_factors_in_16_bits_are_rounded_once() {
+    for dtype in [DType::F16, DType::BF16] {
+        let rounded = |value: f64| -> CandleResult<f64> {
+            Tensor::new(value, &Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?.to_scalar()
+        };
+        let seen = ranks(1, |world| {
+            let tape = Member::new(&world, dtype)?.tape;
+            for number in 1..200_u32 {
+                let x = Var::new(&[f64::from(number); 300], &Device::Cpu)?.to_dtype(dtype)?;
+                let x: Value = tape.assume(Var::from_tensor(&x)?.into_inner());
+                let one = |value: &Tensor| -> CandleResult<f64> {
+                    value.flatten_all()?.get(0)?.to_dtype(DType::F64)?.to_scalar()
+                };
+                let (number, some) = (f64::from(number), x.narrow(0, 0, 7)?);
+                for (name, got, want) in [
+                    ("scale", one(x.scale(1.0 / 7.0)?.tensor())?, number / 7.0),
+                    ("add_constant", one(x.add_constant(1.0 / 7.0)?.tensor())?, number + 1.0 / 7.0),
+                    ("sum_all", one(x.sum_all()?.tensor())?, number * 300.0),
+                    ("sum", one(x.sum(0)?.tensor())?, number * 300.0),
+                    ("mean_all", one(some.mean_all()?.tensor())?, number),
+                    ("mean", one(some.mean(0)?.tensor())?, number),
+                ] {
+                    assert_eq!(got, rounded(want)?, "{name} of {number} in {dtype:?}");
+                }
+                let loss = x.scale(1003.0 / 7.0)?.sum_all()?.to_partial(OnShard)?;
+                let gradient = one(gradient_of(&loss.backward()?, &x)?.tensor())?;
+                assert_eq!(gradient, rounded(1003.0 / 7.0)?, "of scale in {dtype:?}");
+            }
+            Ok(())
+        });
+        assert_eq!(seen.len(), 1);
+    }
+}

@@ -1,0 +1,212 @@
+//! Variables that a loss depends on: hsdp's own, which start graphs, and those of the program.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use parking_lot::Mutex;
+
+use crate::error::Error;
+
+/// A purpose for which hsdp makes a variable. Such a variable has no gradient that anyone needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// First parent of the parameters of a pass.
+    Parameters,
+    /// Start of the chain of collectives of a tape.
+    Collectives,
+}
+
+impl Purpose {
+    const ALL: [Self; 2] = [Self::Parameters, Self::Collectives];
+
+    /// Bits of an f32 that is not a number. candle shows neither the op of a tensor nor an owner,
+    /// so variables of hsdp are known by this value, which no arithmetic produces.
+    fn bits(self) -> u32 {
+        match self {
+            Self::Parameters => 0x7fd5_3d01,
+            Self::Collectives => 0x7fd5_3d02,
+        }
+    }
+
+    /// Makes a variable with this purpose, a scalar.
+    pub(crate) fn variable(self, device: &Device) -> Result<Var> {
+        Var::from_tensor(&Tensor::from_vec(vec![f32::from_bits(self.bits())], (), device)?)
+    }
+
+    /// Returns the purpose of a variable that hsdp has made, and `None` for one of the program.
+    fn of(variable: &Tensor) -> Option<Self> {
+        if variable.dtype() != DType::F32 || !variable.dims().is_empty() {
+            return None;
+        }
+        let bits = variable.to_scalar::<f32>().ok()?.to_bits();
+        Self::ALL.into_iter().find(|purpose| purpose.bits() == bits)
+    }
+}
+
+/// Variables that a backward of a tensor gives gradients.
+#[derive(Debug, Default)]
+pub(crate) struct Reached {
+    /// First parents of parameters, one of each pass.
+    pub(crate) anchors: Vec<Tensor>,
+    /// Whether a collective of a tape is reached.
+    pub(crate) collectives: bool,
+    /// Variables of the program.
+    pub(crate) programs: Vec<Tensor>,
+}
+
+impl Reached {
+    /// Finds the variables to which a backward from `tensor` comes. Variables of integers have no
+    /// gradient.
+    pub(crate) fn from(tensor: &Tensor) -> Self {
+        let mut reached = Self::default();
+        for node in tensor.sorted_nodes() {
+            if !node.is_variable() || node.dtype().is_int() {
+                continue;
+            }
+            match Purpose::of(node) {
+                Some(Purpose::Parameters) => reached.anchors.push(node.clone()),
+                Some(Purpose::Collectives) => reached.collectives = true,
+                None => reached.programs.push(node.clone()),
+            }
+        }
+        reached
+    }
+
+    /// Describes the variables; `None` if a backward comes to none.
+    pub(crate) fn described(&self) -> Option<String> {
+        let parameters = "tensors computed from the parameters of a pass".to_owned();
+        let programs = || format!("variables of the program ({})", described(self.programs.iter()));
+        let parts = [
+            (!self.anchors.is_empty()).then_some(parameters),
+            (!self.programs.is_empty()).then(programs),
+            self.collectives.then(|| "collectives of a tape".to_owned()),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join(" and "))
+    }
+}
+
+/// Describes variables of the program by shapes and dtypes, the first eight of them.
+pub(crate) fn described<'a>(variables: impl ExactSizeIterator<Item = &'a Tensor>) -> String {
+    let count = variables.len();
+    let described = variables
+        .take(8)
+        .map(|variable| format!("{:?} of {}", variable.dims(), variable.dtype().as_str()));
+    let mut described = described.collect::<Vec<_>>().join(", ");
+    if count > 8 {
+        described += &format!(", and {} more", count - 8);
+    }
+    described
+}
+
+/// The gradient of a variable of the program, once the backward of its pass is over. See
+/// [`Pass::gradient_of`](crate::Pass::gradient_of).
+#[derive(Clone, Debug)]
+pub struct VariableGradient(Arc<Mutex<Option<Tensor>>>);
+
+impl VariableGradient {
+    /// Returns the gradient of this rank's `loss`, the tensor that was given to the backward, with
+    /// respect to the variable, in the variable's shape and dtype. It has no factor of the loss
+    /// scale or of the weight, and it is not reduced over ranks. Not collective.
+    ///
+    /// `None` before the backward is over, if it failed, and if the loss does not depend on the
+    /// variable. Zeros if the microbatch has weight 0.
+    #[must_use]
+    pub fn get(&self) -> Option<Tensor> {
+        self.0.lock().clone()
+    }
+}
+
+/// Variables of the program whose gradients it has asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted(Mutex<Vec<(Tensor, VariableGradient)>>);
+
+impl Wanted {
+    /// Notes that the program asks for the gradient of `variable`.
+    pub(crate) fn add(&self, variable: &Var) -> VariableGradient {
+        let gradient = VariableGradient(Arc::default());
+        self.0.lock().push((variable.as_tensor().clone(), gradient.clone()));
+        gradient
+    }
+
+    /// Refuses variables of the program that a loss depends on, and whose gradients would be lost.
+    ///
+    /// # Errors
+    /// [`Error::Undeclared`].
+    pub(crate) fn check(&self, reached: &Reached) -> std::result::Result<(), Error> {
+        let wanted = self.0.lock();
+        let is_wanted = |id| wanted.iter().any(|(variable, _)| variable.id() == id);
+        let lost: Vec<_> = reached.programs.iter().filter(|it| !is_wanted(it.id())).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let variables = described(lost.iter().copied());
+        Err(Error::Undeclared { count: lost.len(), variables })
+    }
+
+    /// Gives the program the gradients that it has asked for, of those that were reached.
+    pub(crate) fn deliver(
+        &self,
+        reached: &Reached,
+        gradient_of: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        for (variable, slot) in &*self.0.lock() {
+            if reached.programs.iter().any(|it| it.id() == variable.id()) {
+                *slot.0.lock() = Some(gradient_of(variable)?.detach());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_hsdp_are_told_from_those_of_the_program() {
+        let cpu = &Device::Cpu;
+        for purpose in Purpose::ALL {
+            let variable = purpose.variable(cpu).expect("a scalar");
+            assert_eq!(Purpose::of(&variable), Some(purpose));
+        }
+        for value in [0.0, 1.0, f32::NAN, -f32::NAN, f32::INFINITY] {
+            let variable = Var::new(value, cpu).expect("a scalar");
+            assert_eq!(Purpose::of(&variable), None);
+        }
+    }
+
+    #[test]
+    fn what_has_no_gradient_is_not_reached() {
+        let cpu = &Device::Cpu;
+        let anchor = Purpose::Parameters.variable(cpu).expect("a scalar");
+        let link = Purpose::Collectives.variable(cpu).expect("a scalar");
+        let (one, cut) = (Var::new(1_f32, cpu).expect("one"), Var::new(2_f32, cpu).expect("two"));
+        let rows = Var::new(&[1_u32, 0], cpu).expect("two rows");
+        let table = Var::new(&[1_f32, 2.0], cpu).expect("two elements");
+        let sum = [
+            (anchor.as_tensor() * 1.0).expect("a product"),
+            (link.as_tensor() * 1.0).expect("a product"),
+            (one.as_tensor() * cut.detach()).expect("a product"),
+            (cut.as_tensor() * 0.0).expect("a product"),
+            table.index_select(&rows, 0).and_then(|it| it.sum_all()).expect("a sum"),
+        ];
+        let sum = Tensor::stack(&sum, 0).and_then(|it| it.sum_all()).expect("a sum");
+        let reached = Reached::from(&sum);
+        let ids = |tensors: &[Tensor]| tensors.iter().map(Tensor::id).collect::<Vec<_>>();
+        assert_eq!(ids(&reached.anchors), [anchor.id()]);
+        assert!(reached.collectives);
+        let mut programs = ids(&reached.programs);
+        programs.sort_by_key(|id| *id != one.id());
+        assert_eq!(programs, [one.id(), table.id()]);
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let one = Tensor::new(&[1_f32], &Device::Cpu).expect("one");
+        let many = vec![&one; 10];
+        let described = described(many.into_iter());
+        assert!(described.starts_with("[1] of f32, [1] of f32"), "{described}");
+        assert!(described.ends_with(", and 2 more"), "{described}");
+    }
+}
