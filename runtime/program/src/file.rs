@@ -118,6 +118,20 @@ pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     file.write_all(bytes).map_err(failed)
 }
 
+/// Makes a file to which lines are written as they come, or empties the one that is there. Nothing waits for the other end of a FIFO.
+///
+/// # Errors
+/// [`FileError::NotRegular`], [`FileError::Io`].
+pub fn create_log(path: &Path) -> Result<File, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    check_writable(path)?;
+    let options = &mut OpenOptions::new();
+    let file = open(path, options.write(true).create(true).truncate(false)).map_err(failed)?;
+    regular(path, &file.metadata().map_err(failed)?)?;
+    file.set_len(0).map_err(failed)?;
+    Ok(file)
+}
+
 /// Opens a file without a wait for the other end of a FIFO.
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     #[cfg(unix)]
