@@ -29,6 +29,7 @@ mod machine;
 mod model;
 mod mpirun;
 mod outcome;
+mod output;
 mod plan;
 mod search;
 mod simulate;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hsdp_checkpoint::{Disk, Exported, Weights, export};
 use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
 
 use super::Which;
 use crate::outcome::Outcome;
@@ -37,8 +38,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let Exported { files, tensors, bytes } =
         export((&generation, &Disk), &options.out, weights, most)?;
     let (step, out) = (generation.manifest().step, options.out.display());
-    print(format_args!(
+    print(in_one_line(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
-    ))?;
+    )))?;
     Ok(Outcome::Well)
 }
