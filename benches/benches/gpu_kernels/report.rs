@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use hsdp_benches::size::Size;
+use hsdp_program::file::create_log;
 use hsdp_program::print;
 
 use crate::case::Failure;
@@ -22,7 +23,9 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
-        let file = options.csv.as_ref().map(File::create).transpose().map_err(failed)?;
+        // Rows are written as they come, so that a measurement that is cut off leaves them.
+        let file = options.csv.as_deref().map(create_log).transpose();
+        let file = file.map_err(|error| Failure::Wrong(format!("cannot write {error}")))?;
         let mut report = Self { file };
         report.line(&COLUMNS)?;
         let names = ["size", "MB moved", "least", "median", "GB/s", "of a copy"];

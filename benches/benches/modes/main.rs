@@ -21,6 +21,7 @@ mod table;
 
 use std::process::ExitCode;
 
+use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
 use hsdp_program::Failure;
 
@@ -32,14 +33,11 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Failure> {
     options.check()?;
+    let plot = Plot::check(options.plot.as_deref())?;
     let rows = measure::rows(options)?;
     table::show(options, &rows)?;
     if options.predict {
         predict::show(options, &rows)?;
     }
-    match &options.plot {
-        None => Ok(()),
-        Some(file) => plot::draw(file, options, &rows)
-            .map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display()))),
-    }
+    plot.write(|| plot::draw(options, &rows))
 }

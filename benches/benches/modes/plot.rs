@@ -1,7 +1,6 @@
 //! The times as a picture: over memory on the left, over slow links on the right.
 
 use std::error::Error;
-use std::path::Path;
 use std::time::Duration;
 
 use hsdp::Accumulation;
@@ -22,9 +21,15 @@ struct Half<'a> {
     time: fn(&Row) -> Duration,
 }
 
-/// Draws the time of a step in each mode against the number of microbatches.
-pub(crate) fn draw(file: &Path, options: &Options, rows: &[Row]) -> Result<(), Box<dyn Error>> {
-    let area = SVGBackend::new(file, (960, 400)).into_drawing_area();
+/// Draws the time of a step in each mode against the number of microbatches, as SVG.
+pub(crate) fn draw(options: &Options, rows: &[Row]) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    draw_into(&mut svg, options, rows)?;
+    Ok(svg)
+}
+
+fn draw_into(svg: &mut String, options: &Options, rows: &[Row]) -> Result<(), Box<dyn Error>> {
+    let area = SVGBackend::with_string(svg, (960, 400)).into_drawing_area();
     area.fill(&WHITE)?;
     let slow = format!("links of {}, injected", options.words());
     let halves = [

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
 use hsdp_program::{Failure, print};
 use hsdp_simulator::Errors;
@@ -37,12 +38,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
+    let plot = Plot::check(options.plot.as_deref())?;
     let held = [node().map_err(Failure::work)?, cores().map_err(Failure::work)?];
     held.iter().try_for_each(show)?;
-    if let Some(file) = &options.plot {
-        let drawn = plot::draw(file, &held);
-        drawn.map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display())))?;
-    }
+    plot.write(|| plot::draw(&held))?;
     held.iter().try_for_each(check)
 }
 

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::ops::Range;
-use std::path::Path;
 
 use hsdp_simulator::Time;
 use plotters::coord::combinators::LogCoord;
@@ -17,8 +16,15 @@ const BAND: f64 = 0.1;
 
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<LogCoord<f64>, LogCoord<f64>>>;
 
-pub(crate) fn draw(file: &Path, held: &[Held]) -> Result<(), Box<dyn Error>> {
-    let area = SVGBackend::new(file, (640, 560)).into_drawing_area();
+/// Draws the steps of all machines, as SVG.
+pub(crate) fn draw(held: &[Held]) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    draw_into(&mut svg, held)?;
+    Ok(svg)
+}
+
+fn draw_into(svg: &mut String, held: &[Held]) -> Result<(), Box<dyn Error>> {
+    let area = SVGBackend::with_string(svg, (640, 560)).into_drawing_area();
     area.fill(&WHITE)?;
     let range = range(held);
     let mut chart = ChartBuilder::on(&area)

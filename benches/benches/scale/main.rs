@@ -23,6 +23,7 @@ mod threads;
 
 use std::process::ExitCode;
 
+use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
 use hsdp_comm::Between;
 use hsdp_program::Failure;
@@ -40,6 +41,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         return rank::run(measured, options);
     }
     options.check()?;
+    let plot = Plot::check(options.plot.as_deref())?;
     let mut report = Report::default();
     for ranks in &options.ranks {
         report.threads.push(threads::operation(Between::Memory, *ranks, options)?);
@@ -48,9 +50,5 @@ fn run(options: &Options) -> Result<(), Failure> {
     #[cfg(feature = "nccl")]
     processes::measure(options, &mut report)?;
     report.show(options)?;
-    match &options.plot {
-        None => Ok(()),
-        Some(file) => plot::draw(file, &report)
-            .map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display()))),
-    }
+    plot.write(|| plot::draw(&report))
 }

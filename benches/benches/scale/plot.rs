@@ -1,7 +1,6 @@
 //! The times as a picture: operations on the left, exchanges on the right.
 
 use std::error::Error;
-use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -20,9 +19,15 @@ struct Half<'a> {
     lines: Vec<(&'a str, &'a [Point])>,
 }
 
-/// Draws all times against the number of ranks, on logarithmic scales.
-pub(crate) fn draw(file: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
-    let area = SVGBackend::new(file, (960, 400)).into_drawing_area();
+/// Draws all times against the number of ranks, on logarithmic scales, as SVG.
+pub(crate) fn draw(report: &Report) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    draw_into(&mut svg, report)?;
+    Ok(svg)
+}
+
+fn draw_into(svg: &mut String, report: &Report) -> Result<(), Box<dyn Error>> {
+    let area = SVGBackend::with_string(svg, (960, 400)).into_drawing_area();
     area.fill(&WHITE)?;
     let operations = report.operations().into_iter().filter(|(_, points)| !points.is_empty());
     let halves = [

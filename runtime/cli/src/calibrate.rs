@@ -2,10 +2,11 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use hsdp_program::file::Output;
+use hsdp_program::stderr::in_one_line;
 use hsdp_program::{file, print};
 use hsdp_simulator::{
     AllReduceRow, Fit, Machine, Measurements, StepRow, Time, Workload, fit, read_all_reduces,
@@ -14,6 +15,7 @@ use hsdp_simulator::{
 
 use crate::machine;
 use crate::outcome::Outcome;
+use crate::output::cannot_write;
 
 /// The most bytes of a table.
 const MAX_BYTES: u64 = 16 << 20;
@@ -40,6 +42,9 @@ pub(crate) struct Options {
 
 /// Fits the machine, prints the errors of all rows and the fitted numbers, and writes the machine.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let machine_file = Path::new(&options.machine);
+    let inputs = [machine_file, &options.steps].into_iter().chain(options.all_reduce.as_deref());
+    let out = Output::check(&options.out, &inputs.collect::<Vec<_>>()).map_err(cannot_write)?;
     let mut machine = machine::find(&options.machine)?;
     let mut told = Told::default();
     if let Some(path) = &options.all_reduce {
@@ -58,8 +63,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let of = StepRow::numbers(&machine);
     let fitted = fit_table(&options.steps, &workloads, |it| fit(&machine, of, it, predict_step))?;
     told.add("steps", &rows, &fitted);
-    write(&options.out, &fitted.machine)?;
-    print(format_args!("{}{}\nwrote {}", told.rows, told.numbers, options.out.display()))?;
+    out.write_all(fitted.machine.to_toml()).map_err(cannot_write)?;
+    let wrote = in_one_line(options.out.display());
+    print(format_args!("{}{}\nwrote {wrote}", told.rows, told.numbers))?;
     Ok(Outcome::Well)
 }
 
@@ -83,10 +89,6 @@ fn fit_table<R>(
     let table = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     fit(&Measurements { table: &table, rows })
         .map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn write(path: &Path, machine: &Machine) -> Result<(), String> {
-    fs::write(path, machine.to_toml()).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Reads a table.

@@ -10,7 +10,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
+use hsdp_program::{print, print_json};
 use serde_json::{Value, json};
 
 use self::library::{Places, Sought};
@@ -94,8 +95,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         machine::copies(),
     ]);
     match options.json {
-        true => print(Value::Array(findings.iter().map(Finding::json).collect()))?,
-        false => print(findings.iter().map(|it| format!("{it}\n")).collect::<String>())?,
+        true => print_json(&Value::Array(findings.iter().map(Finding::json).collect()))?,
+        false => print(findings.iter().map(|it| in_one_line(it) + "\n").collect::<String>())?,
     }
     Ok(Outcome::Well)
 }

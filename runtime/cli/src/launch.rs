@@ -14,8 +14,11 @@
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
 //! processes to start), `files` (the limit of open files), `ranks` (messages from attendants), `frame` (their encoding), `claims` and
-//! `peer` (the checks of an attendant that connects), `attendant`, `pipes`, `replace`, `terminal` and `lines` (output and logs),
-//! `threads`.
+//! `peer` (the checks of an attendant that connects), `attendant`, `pipes`, `replace`, `terminal`, `writer`, `window` and `lines`
+//! (output and logs), `threads`.
+//!
+//! The reader of the output may stand still. Then the lines of ranks wait, and so do the ranks, but the launcher does not: it knows
+//! the end of each rank, and ends the job in time. Lines that nobody has taken by then are counted and told.
 
 mod attempt;
 pub(crate) mod attendant;
@@ -34,6 +37,8 @@ mod signals;
 mod supervisor;
 mod terminal;
 mod threads;
+mod window;
+mod writer;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -43,9 +48,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use self::attempt::{Attempt, Outlook};
+use self::attempt::Attempt;
 use self::job::Job;
 use self::ranks::Ranks;
+use self::supervisor::Outlook;
 use self::terminal::Terminal;
 use crate::outcome::Outcome;
 
@@ -68,7 +74,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 
-    /// Seconds between SIGTERM and SIGKILL for the other ranks, when a rank has failed
+    /// Seconds between SIGTERM and SIGKILL for the other ranks, when a rank has failed; then the most seconds for which the last lines
+    /// wait for their reader
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     grace: u64,
 
@@ -86,6 +93,9 @@ enum Comm {
     Nccl,
 }
 
+/// The exit code where a process cannot be started, as for other errors of this program.
+const REFUSED: u8 = 2;
+
 impl Options {
     fn grace(&self) -> Duration {
         Duration::from_secs(self.grace)
@@ -97,9 +107,13 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
     files::allow(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
-    let outcome = run_attempts(options, &job, &terminal);
+    let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
+        // The reader of stderr may stand still, and only this writer has a bound.
+        terminal.say(&error.to_string());
+        Outcome::Ended(REFUSED)
+    });
     terminal.finish();
-    outcome
+    Ok(outcome)
 }
 
 fn run_attempts(
@@ -110,20 +124,21 @@ fn run_attempts(
     let (events, received) = mpsc::channel();
     let ranks = Ranks::listen(&events, terminal)?;
     signals::forward(&events)?;
-    let mut number = 0;
+    let (mut number, mut lost) = (0, 0);
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
         let attempt = Attempt { number, job, grace: options.grace(), terminal };
-        let ended = attempt.run((&events, &received), &ranks)?;
+        let mut ended = attempt.run((&events, &received), &ranks)?;
+        // Ranks whose output is lost have not succeeded, in whatever attempt that was.
+        lost += ended.lost;
+        ended.lost = lost;
         let outlook = if number < options.restarts { Outlook::Again } else { Outlook::Last };
         if let Some(line) = ended.tell(number, outlook) {
             terminal.say(&line);
         }
         if ended.is_final() || outlook == Outlook::Last {
-            // Ranks whose output is lost have not succeeded.
-            let code = if terminal.has_lost() { ended.code().max(1) } else { ended.code() };
-            return Ok(Outcome::Ended(code));
+            return Ok(Outcome::Ended(ended.code()));
         }
         number += 1;
     }

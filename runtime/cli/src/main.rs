@@ -14,7 +14,7 @@
 //!
 //! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ, or if operations of schedules do not
 //! complete; 2 if the arguments are invalid or the command fails. `launch` ends with the exit code of the first rank that failed: for a rank
-//! that a signal killed, 128 plus the signal's number.
+//! that a signal killed, 128 plus the signal's number. A job that a signal interrupts ends with 0 only if all its ranks do.
 
 mod calibrate;
 mod check;
@@ -29,6 +29,7 @@ mod machine;
 mod model;
 mod mpirun;
 mod outcome;
+mod output;
 mod plan;
 mod search;
 mod simulate;

@@ -10,11 +10,10 @@ mod schedules;
 mod traffic;
 
 use std::error::Error;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use hsdp_program::print;
+use hsdp_program::{print, print_json};
 use hsdp_sharding::Plan;
 
 use self::choices::Choices;
@@ -23,6 +22,7 @@ use self::optimizer::Optimizer;
 use self::traffic::World;
 use crate::model::Model;
 use crate::outcome::Outcome;
+use crate::output::{self, cannot_write};
 
 /// The options of `hsdp plan`.
 #[derive(Args, Debug)]
@@ -69,17 +69,23 @@ struct Planned {
 /// Plans a model, draws it if asked to, and prints memory and traffic.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     options.choices.check(options.device)?;
-    let planned = planned(options)?;
-    if let Some(file) = &options.svg {
-        let picture = picture::of(&planned.name, &planned.plan)?;
-        fs::write(file, picture).map_err(|error| cannot_write(file, &error))?;
+    let inputs = [Path::new(&options.choices.model)];
+    let svg = output::check(options.svg.as_ref(), &inputs)?;
+    let schedules = output::check(options.schedules.as_ref(), &inputs)?;
+    if let (Some(svg), Some(schedules)) = (&svg, &schedules) {
+        schedules.differs_from(svg).map_err(cannot_write)?;
     }
-    if let Some(file) = &options.schedules {
+    let planned = planned(options)?;
+    if let Some(file) = &svg {
+        let picture = picture::of(&planned.name, &planned.plan)?;
+        file.write_all(picture).map_err(cannot_write)?;
+    }
+    if let Some(file) = &schedules {
         let schedules = schedules::of(&planned.plan, options)?.to_json();
-        fs::write(file, schedules).map_err(|error| cannot_write(file, &error))?;
+        file.write_all(schedules).map_err(cannot_write)?;
     }
     if options.json {
-        print(json::of(&planned))?;
+        print_json(&json::of(&planned))?;
     } else {
         print(report::text(&planned))?;
     }
@@ -96,8 +102,4 @@ fn planned(options: &Options) -> Result<Planned, String> {
     let world = World::of(&plan, choices.microbatches);
     let (name, optimizer) = (choices.model.clone(), choices.optimizer);
     Ok(Planned { name, optimizer, plan, memory, world })
-}
-
-fn cannot_write(file: &Path, error: &std::io::Error) -> String {
-    format!("cannot write {}: {error}", file.display())
 }

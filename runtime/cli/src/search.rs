@@ -5,21 +5,21 @@ mod page;
 mod report;
 
 use std::error::Error;
-use std::io::Write as _;
 use std::num::{NonZeroUsize, TryFromIntError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
 use clap::Args;
 use clap::builder::TypedValueParser as _;
-use hsdp_program::print;
+use hsdp_program::{print, print_json};
 use hsdp_sharding::{ByteCount, Offload};
 use hsdp_simulator::{Machine, Search, Space};
 
 use crate::machine;
 use crate::model::Model;
 use crate::outcome::Outcome;
+use crate::output::{self, cannot_write};
 use crate::plan::optimizer::Optimizer;
 use crate::simulate;
 
@@ -96,6 +96,8 @@ struct Searched<'a> {
 
 /// Searches, and prints the best.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let inputs = [&options.model, &options.machine].map(Path::new);
+    let html = output::check(options.html.as_ref(), &inputs)?;
     let machine = machine::find(&options.machine)?;
     let model = Model::find(&options.model)?;
     let spec = options.optimizer.applied_to(&model.spec);
@@ -119,12 +121,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     };
     simulate::check_time(fastest.prediction.timing.step, &machine)?;
     let searched = Searched { options, machine, memory, search };
-    if let Some(file) = &options.html {
-        let page = page::of(&searched)?;
-        simulate::into_file(file, |sink| sink.write_all(page.as_bytes()))?;
+    if let Some(file) = &html {
+        file.write_all(page::of(&searched)?).map_err(cannot_write)?;
     }
     match options.json {
-        true => print(json::of(&searched))?,
+        true => print_json(&json::of(&searched))?,
         false => print(report::text(&searched))?,
     }
     Ok(Outcome::Well)

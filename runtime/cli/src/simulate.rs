@@ -10,11 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use hsdp_program::print;
+use hsdp_program::{print, print_json};
 use hsdp_sharding::Offload;
 use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Time, Workload};
-
-pub(crate) use self::traces::into_file;
 
 use crate::machine;
 use crate::model::Model;
@@ -74,7 +72,6 @@ pub(crate) struct Options {
 
 /// A simulated step.
 struct Simulated<'a> {
-    options: &'a Options,
     choices: &'a Choices,
     machine: Machine,
     workload: Workload,
@@ -88,13 +85,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         return against::run(table, &machine);
     }
     let choices = options.choices.as_ref().ok_or("a model and a mesh are missing, or --against")?;
+    let outputs = traces::Outputs::check(options, choices)?;
     let workload = workload((options, choices), &machine)?;
     let prediction = workload.predict(&machine)?;
     check_time(prediction.timing.step, &machine)?;
-    let simulated = Simulated { options, choices, machine, workload, prediction };
-    traces::write(&simulated)?;
+    let simulated = Simulated { choices, machine, workload, prediction };
+    traces::write(&simulated, &outputs)?;
     match options.json {
-        true => print(json::of(&simulated))?,
+        true => print_json(&json::of(&simulated))?,
         false => print(report::text(&simulated))?,
     }
     Ok(Outcome::Well)

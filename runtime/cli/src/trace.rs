@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_comm::explain;
-use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
+use hsdp_program::{print, print_json};
 
 use crate::outcome::Outcome;
 
@@ -26,10 +27,14 @@ pub(crate) struct Options {
 
 /// Reads and explains the records.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let explanation = explain(&records::read(&options.dumps)?);
+    let mut explanation = explain(&records::read(&options.dumps)?);
     match options.json {
-        true => print(json::of(&explanation))?,
-        false => print(explanation)?,
+        true => print_json(&json::of(&explanation))?,
+        false => {
+            // A line for each, whatever the records say.
+            explanation.ends.iter_mut().for_each(|end| end.text = in_one_line(&end.text));
+            print(explanation)?;
+        }
     }
     Ok(Outcome::Well)
 }

@@ -1,6 +1,7 @@
 //! Files that a user names: regular files, up to a length, or with lines up to a length.
 
 mod lines;
+mod output;
 
 use std::fmt;
 use std::fs::{File, FileType, Metadata, OpenOptions};
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::stderr::in_one_line;
 
 pub use self::lines::{Lines, lines};
+pub use self::output::{Output, OutputFolder, replace_at, replace_with};
 
 /// The reason why a file was not read or written. The text is one line, which begins with the path.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +51,23 @@ pub enum FileError {
         /// The most bytes of a line.
         most: u64,
     },
+    /// It is an input of the same command.
+    #[error("{}: it is an input, {}, and would be overwritten", Shown(.path), Shown(.input))]
+    IsInput {
+        /// The file to write.
+        path: PathBuf,
+        /// The input, as it is named there.
+        input: PathBuf,
+    },
+    /// Two outputs of a command are one file.
+    #[error("{}: it is named twice, and one output would overwrite the other", Shown(.path))]
+    Twice {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// The name of a file to write is empty.
+    #[error("the name of a file is empty")]
+    NoName,
     /// It is not UTF-8.
     #[error("{}: it is not UTF-8 text", Shown(.path))]
     NotText {
@@ -83,10 +102,7 @@ pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
 }
 
 /// Refuses a path at which a file cannot be written: what is there, if anything, has to be a regular file.
-///
-/// # Errors
-/// [`FileError::NotRegular`], and [`FileError::Io`] where the system does not tell.
-pub fn check_writable(path: &Path) -> Result<(), FileError> {
+fn check_writable(path: &Path) -> Result<(), FileError> {
     match path.metadata() {
         Ok(found) => regular(path, &found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -116,6 +132,20 @@ pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut file = open(path, OpenOptions::new().append(true).create(true)).map_err(failed)?;
     regular(path, &file.metadata().map_err(failed)?)?;
     file.write_all(bytes).map_err(failed)
+}
+
+/// Makes a file to which lines are written as they come, or empties the one that is there. Nothing waits for the other end of a FIFO.
+///
+/// # Errors
+/// [`FileError::NotRegular`], [`FileError::Io`].
+pub fn create_log(path: &Path) -> Result<File, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    check_writable(path)?;
+    let options = &mut OpenOptions::new();
+    let file = open(path, options.write(true).create(true).truncate(false)).map_err(failed)?;
+    regular(path, &file.metadata().map_err(failed)?)?;
+    file.set_len(0).map_err(failed)?;
+    Ok(file)
 }
 
 /// Opens a file without a wait for the other end of a FIFO.

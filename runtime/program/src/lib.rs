@@ -20,6 +20,6 @@ mod warnings;
 pub use self::digest::Digest;
 pub use self::failure::{Failure, run};
 pub use self::folder_lock::{FolderLock, LockError};
-pub use self::stderr::{tell, tell_with};
-pub use self::stdout::print;
+pub use self::stderr::{tell, tell_with, tell_within};
+pub use self::stdout::{print, print_json};
 pub use self::warnings::Warnings;

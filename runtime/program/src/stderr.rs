@@ -3,6 +3,9 @@
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write as _};
 use std::iter;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 /// Prints a message of a program to stderr, as one line. An error of stderr cannot be reported anywhere, and is ignored.
 pub fn tell(program: &str, message: impl Display) {
@@ -13,6 +16,19 @@ pub fn tell(program: &str, message: impl Display) {
 pub fn tell_with(program: &str, message: impl Display, text: &str) {
     // In one write, so that messages of several processes are not mixed.
     let _ = io::stderr().lock().write_all(lines(program, message, text).as_bytes());
+}
+
+/// As [`tell`], and returns after `most` even if the reader of stderr stands still. Then the message may come later, or not at all.
+pub fn tell_within(program: &str, message: impl Display, most: Duration) {
+    let (program, message) = (program.to_owned(), message.to_string());
+    let (done, told) = mpsc::channel();
+    let started = thread::Builder::new().spawn(move || {
+        tell(&program, message);
+        let _ = done.send(());
+    });
+    if started.is_ok() {
+        let _ = told.recv_timeout(most);
+    }
 }
 
 fn lines(program: &str, message: impl Display, text: &str) -> String {

@@ -6,6 +6,7 @@ mod fitted;
 mod least_squares;
 mod measurements;
 mod range;
+mod sample;
 mod standard_errors;
 mod starts;
 mod steps;
@@ -48,7 +49,8 @@ const ROUNDS: usize = 60;
 /// Fits the numbers called `names` of `machine` to measurements, so that the squares of the logarithms of `predicted / measured` are least. All other
 /// numbers stay. `predict` has the time of a row on a machine.
 ///
-/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on its arguments alone.
+/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on its arguments alone. Of more than 1,000 rows it
+/// begins with some of them.
 ///
 /// # Errors
 /// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer than two measurements for each number differ (rows
@@ -66,9 +68,10 @@ pub fn fit<R>(
     let different = measured.different(names.len(), &predicted)?;
     let ranges = numbers.iter().map(|number| Range::new(&number.unit)).collect();
     let fitting = Fitting { machine, numbers, ranges, measured, predict };
-    let ends = fitting.ranges.iter().map(Range::ends).collect();
-    let squares = Problem { ends, residuals: |point: &[f64]| fitting.residuals(point) };
-    let best = fitting.best(&squares)?;
+    let ends: Vec<[f64; 2]> = fitting.ranges.iter().map(Range::ends).collect();
+    let all: Vec<usize> = (0..measured.rows.len()).collect();
+    let squares = Problem { ends, residuals: |point: &[f64]| fitting.residuals(point, &all) };
+    let best = fitting.best(&squares, &predicted)?;
     let derivatives = squares.derivatives(&best);
     fitting.refuse_flat(&derivatives)?;
     let errors = standard_errors(&derivatives, &best, different - names.len());
@@ -88,14 +91,39 @@ struct Fitting<'a, R, P> {
 }
 
 impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
-    /// The best minimum that is found.
+    /// The best minimum that is found. Of many rows, a sample leads near to it, and all rows lead on from there.
     fn best(
         &self,
         squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
+        predicted: &[Time],
     ) -> Result<Place, Error> {
+        let own = self.own();
+        if predicted.len() <= sample::FEW {
+            return self.best_of_many(squares, own);
+        }
+        let here = (squares.residuals)(&own)?;
+        let derivatives = squares.derivatives(&(own.clone(), here));
+        let rows = sample::of(predicted, &derivatives);
+        let residuals = |point: &[f64]| self.residuals(point, &rows);
+        let sampled = Problem { ends: squares.ends.clone(), residuals };
+        let (point, _) = self.best_of_many(&sampled, own)?;
+        let residuals = (squares.residuals)(&point)?;
+        Ok(squares.descend((point, residuals), ROUNDS))
+    }
+
+    /// The places of the machine's own numbers.
+    fn own(&self) -> Vec<f64> {
         let places = self.ranges.iter().zip(&self.numbers);
-        let own: Vec<f64> = places.map(|(range, number)| range.place(number.value)).collect();
-        let at = |point: Vec<f64>| self.residuals(&point).map(|residuals| (point, residuals));
+        places.map(|(range, number)| range.place(number.value)).collect()
+    }
+
+    /// The best minimum that is found from many points.
+    fn best_of_many(
+        &self,
+        squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
+        own: Vec<f64>,
+    ) -> Result<Place, Error> {
+        let at = |point: Vec<f64>| (squares.residuals)(&point).map(|residuals| (point, residuals));
         let mut starts = vec![at(own.clone())?];
         let others = starts::around(&own, &self.ranges).into_iter();
         starts.extend(others.filter_map(|point| at(point).ok()));
@@ -106,12 +134,12 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         squares.lowest(ended, 1).pop().ok_or_else(|| problem("there is no start".into()))
     }
 
-    /// The logarithms of predictions by measurements.
-    fn residuals(&self, point: &[f64]) -> Result<Vec<f64>, Error> {
+    /// The logarithms of predictions by measurements, of the rows at these indices.
+    fn residuals(&self, point: &[f64], rows: &[usize]) -> Result<Vec<f64>, Error> {
         let machine = self.at(point)?;
         let logarithm =
             |(row, time): &(R, Time)| Ok(logarithm((self.predict)(&machine, row)?, *time));
-        self.measured.rows.iter().map(logarithm).collect()
+        rows.iter().map(|row| logarithm(&self.measured.rows[*row])).collect()
     }
 
     /// The machine with the numbers of a point.

@@ -7,12 +7,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hsdp_candle::llama::LlamaConfig;
-use hsdp_program::file;
+use hsdp_program::file::{self, replace_at, replace_with};
+use hsdp_program::stderr::in_one_line;
 use safetensors::{Dtype, View};
 
 use super::folder::ModelFolder;
 use super::inputs::Inputs;
 use super::shared::failure::Failure;
+use super::shared::output::cannot_write_whole;
 
 const CONFIG: &str = "config.json";
 const MODEL: &str = "model.safetensors";
@@ -56,7 +58,6 @@ impl Export {
         if let Some(stale) = stale(to, config).map_err(|error| refuse(&error))? {
             return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
-        try_to_write(to).map_err(|error| refuse(&error))?;
         let json = from.map_or_else(|| config.to_json(), |from| from.model.config_of_f32());
         let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
         let mut files = vec![(CONFIG, config)];
@@ -67,20 +68,21 @@ impl Export {
         }
         let names = files.iter().map(|(name, _)| *name).chain([MODEL, ADAPTERS]);
         for name in names {
-            let checked = file::check_writable(&to.join(name));
+            let checked = file::Output::check(&to.join(name), &[]);
             checked.map_err(|error| Failure::Input(format!("cannot write {error}")))?;
         }
         Ok(Self { folder: to.to_owned(), files })
     }
 
-    /// Writes the files, each under another name first. The weights come last.
+    /// Writes the files, each as a whole. The weights come last.
     pub(crate) fn write(
         &self,
         inputs: &Inputs,
         parameters: &BTreeMap<String, Vec<f32>>,
     ) -> Result<(), Failure> {
         for (name, bytes) in &self.files {
-            self.put(name, |path| fs::write(path, bytes))?;
+            let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
+            written.map_err(cannot_write_whole)?;
         }
         let base = inputs.recorded.params().map(|param| (param.name.as_str(), &param.shape));
         let (adapters, base): (Vec<_>, Vec<_>) =
@@ -95,24 +97,18 @@ impl Export {
                 None => Err(Failure::training(format_args!("parameter {name} was not gathered"))),
             });
             let views = views.collect::<Result<Vec<_>, _>>()?;
-            self.put(file, |path| {
+            let written = replace_at(&self.folder.join(file), |path| {
                 safetensors::serialize_to_file(views, Some(metadata), path)
                     .map_err(io::Error::other)
-            })?;
+            });
+            written.map_err(cannot_write_whole)?;
         }
         Ok(())
     }
 
-    fn put(&self, name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failure> {
-        let (path, new) = (self.folder.join(name), self.folder.join(format!("{name}.new")));
-        write(&new)
-            .and_then(|()| fs::rename(&new, &path))
-            .map_err(|error| Failure::Training(format!("cannot write {}: {error}", path.display())))
-    }
-
     /// A sentence for the report.
     pub(crate) fn in_words(&self, inputs: &Inputs) -> String {
-        let folder = self.folder.display();
+        let folder = in_one_line(self.folder.display());
         match inputs.options.lora {
             None => format!("exported to {folder}"),
             Some(_) => {
@@ -122,13 +118,6 @@ impl Export {
             }
         }
     }
-}
-
-/// Writes a file, and removes it: a run should not end with a folder that cannot be written.
-fn try_to_write(folder: &Path) -> io::Result<()> {
-    let file = folder.join(format!("{CONFIG}.new"));
-    fs::write(&file, [])?;
-    fs::remove_file(file)
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {

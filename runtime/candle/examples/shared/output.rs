@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hsdp::World;
+use hsdp_program::file::{FileError, replace_with};
 use hsdp_program::{FolderLock, Warnings, file};
 use serde::Serialize;
 use serde_json::Value;
@@ -70,8 +71,8 @@ impl Output {
         (records, item): (&[StepRecord], &str),
     ) -> Result<(), Failure> {
         let summary = serde_json::to_string_pretty(summary).map_err(Failure::training)?;
-        let file = self.folder.join(SUMMARY);
-        fs::write(&file, summary + "\n").map_err(|error| cannot_write(&file, &error))?;
+        let written = replace_with(&self.folder.join(SUMMARY), |sink| writeln!(sink, "{summary}"));
+        written.map_err(cannot_write_whole)?;
         plot::loss(&self.folder.join(PLOT), records, item)
     }
 }
@@ -86,7 +87,7 @@ impl fmt::Debug for Output {
 fn check_files(folder: &Path) -> Result<(), Failure> {
     let mut files = [METRICS, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
     files
-        .try_for_each(|name| file::check_writable(&folder.join(name)))
+        .try_for_each(|name| file::Output::check(&folder.join(name), &[]).map(drop))
         .map_err(|error| Failure::Input(format!("cannot write {error}")))
 }
 
@@ -156,11 +157,17 @@ impl Metrics {
         let failed = |error| cannot_write(path, &error);
         // If the run is killed here, the file has either all its old lines or the kept ones.
         let new = path.with_extension("jsonl.new");
-        let mut file = File::create(&new).map(BufWriter::new).map_err(failed)?;
-        for line in kept {
-            file.write_all(&line?).and_then(|()| writeln!(file)).map_err(failed)?;
-        }
-        file.flush().and_then(|()| fs::rename(&new, path)).map_err(failed)?;
+        let mut file = file::create_log(&new).map(BufWriter::new).map_err(cannot_write_whole)?;
+        let begin = || {
+            for line in kept {
+                file.write_all(&line?).and_then(|()| writeln!(file)).map_err(failed)?;
+            }
+            file.flush().and_then(|()| fs::rename(&new, path)).map_err(failed)
+        };
+        begin().inspect_err(|_| {
+            // What could not be written whole is not left behind.
+            let _ = fs::remove_file(&new);
+        })?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -172,6 +179,11 @@ impl Metrics {
             .and_then(|()| self.file.flush());
         added.map_err(|error| cannot_write(&self.path, &error))
     }
+}
+
+/// The failure of a file that is as it was before.
+pub(crate) fn cannot_write_whole(error: FileError) -> Failure {
+    Failure::Training(format!("cannot write {error}"))
 }
 
 fn cannot_write(file: &Path, error: &io::Error) -> Failure {

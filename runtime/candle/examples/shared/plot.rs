@@ -4,23 +4,36 @@ use std::error::Error;
 use std::path::Path;
 
 use hsdp::Norms;
+use hsdp_program::file::replace_with;
+use hsdp_program::stderr::in_one_line;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::failure::Failure;
+use super::output::cannot_write_whole;
 use super::progress::StepRecord;
 
 /// Draws the loss of every step into an SVG file.
 pub(crate) fn loss(file: &Path, records: &[StepRecord], item: &str) -> Result<(), Failure> {
-    draw(file, records, item)
-        .map_err(|error| Failure::Training(format!("cannot draw {}: {error}", file.display())))
+    write_svg(file, |text| draw(text, records, item))
 }
 
-fn draw(file: &Path, records: &[StepRecord], item: &str) -> Result<(), Box<dyn Error>> {
+/// Draws a picture, and writes it as a whole.
+fn write_svg(
+    file: &Path,
+    draw: impl FnOnce(&mut String) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Failure> {
+    let mut text = String::new();
+    draw(&mut text)
+        .map_err(|error| Failure::Training(format!("cannot draw {}: {error}", file.display())))?;
+    replace_with(file, |sink| sink.write_all(text.as_bytes())).map_err(cannot_write_whole)
+}
+
+fn draw(text: &mut String, records: &[StepRecord], item: &str) -> Result<(), Box<dyn Error>> {
     let points = || records.iter().map(|record| (record.step as f64, record.loss));
     let highest = points().map(|(_, loss)| loss).fold(0.0, f64::max);
-    let area = SVGBackend::new(file, (800, 480)).into_drawing_area();
+    let area = SVGBackend::with_string(text, (800, 480)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
         .margin(16)
@@ -60,11 +73,10 @@ pub(crate) fn most_columns(rows: usize) -> usize {
 
 /// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each of the steps.
 pub(crate) fn updates(file: &Path, steps: &[(usize, Norms)]) -> Result<(), Failure> {
-    draw_updates(file, steps)
-        .map_err(|error| Failure::Training(format!("cannot draw {}: {error}", file.display())))
+    write_svg(file, |text| draw_updates(text, steps))
 }
 
-fn draw_updates(file: &Path, columns: &[(usize, Norms)]) -> Result<(), Box<dyn Error>> {
+fn draw_updates(svg: &mut String, columns: &[(usize, Norms)]) -> Result<(), Box<dyn Error>> {
     let names: Vec<&str> = columns[0].1.iter().map(|(name, _)| name).collect();
     let (top, edge) = (
         |row: usize| TOP + pixels(ROW * row),
@@ -72,7 +84,7 @@ fn draw_updates(file: &Path, columns: &[(usize, Norms)]) -> Result<(), Box<dyn E
     );
     let (right, bottom) = (edge(columns.len()), top(names.len()));
     let size = (right.unsigned_abs() + 24, (bottom + BOTTOM).unsigned_abs());
-    let area = SVGBackend::new(file, size).into_drawing_area();
+    let area = SVGBackend::with_string(svg, size).into_drawing_area();
     area.fill(&WHITE)?;
     let scale = Scale::of(columns);
     write(
@@ -83,7 +95,12 @@ fn draw_updates(file: &Path, columns: &[(usize, Norms)]) -> Result<(), Box<dyn E
     )?;
     scale.draw(&area)?;
     for (row, name) in names.iter().enumerate() {
-        write(&area, name, (NAMES - 8, (top(row) + top(row + 1)) / 2, 11), HPos::Right)?;
+        write(
+            &area,
+            &in_one_line(name),
+            (NAMES - 8, (top(row) + top(row + 1)) / 2, 11),
+            HPos::Right,
+        )?;
     }
     for (column, (_, ratios)) in columns.iter().enumerate() {
         for (row, (_, ratio)) in ratios.iter().enumerate() {

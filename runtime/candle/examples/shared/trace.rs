@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use hsdp_program::Warnings;
+use hsdp_program::file::create_log;
 use tracing_chrome::{ChromeLayer, ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
@@ -45,8 +46,8 @@ impl Recorder {
     /// Records all spans of all threads into `file`, until the switch is turned off. The file gets its name by [`keep`].
     pub(crate) fn start(&self, file: &Path) -> Result<Trace, Failure> {
         let new = file.with_extension(NEW);
-        let opened = File::create(&new)
-            .map_err(|error| Failure::Input(format!("cannot write {}: {error}", new.display())))?;
+        let opened =
+            create_log(&new).map_err(|error| Failure::Input(format!("cannot write {error}")))?;
         let writer = Unfailing { file: opened, failed: false };
         let (layer, guard) = ChromeLayerBuilder::new().writer(writer).include_args(true).build();
         self.switch.turn_on();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hsdp_checkpoint::{Disk, Exported, Weights, export};
 use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
 
 use super::Which;
 use crate::outcome::Outcome;
@@ -38,8 +39,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         Ok((generation.manifest().step, exported))
     })?;
     let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());
-    print(format_args!(
+    print(in_one_line(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
-    ))?;
+    )))?;
     Ok(Outcome::Well)
 }

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE, Store};
-use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
+use hsdp_program::{print, print_json};
 use serde_json::{Value, json};
 
 use super::{Format, MOST_TRIES, store};
@@ -34,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     }
     match options.format {
         Format::Text => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
-        Format::Json => print(Value::Array(rows.iter().map(in_json).collect()))?,
+        Format::Json => print_json(&Value::Array(rows.iter().map(in_json).collect()))?,
     }
     let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
@@ -96,8 +97,9 @@ fn table(rows: &[Row]) -> Table {
 
 /// A line for each checkpoint that cannot be read.
 fn unread(rows: &[Row]) -> String {
-    let line =
-        |(step, opened): &Row| opened.as_ref().err().map(|unread| format!("step {step}: {unread}"));
+    let line = |(step, opened): &Row| {
+        opened.as_ref().err().map(|unread| in_one_line(format_args!("step {step}: {unread}")))
+    };
     rows.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hsdp_checkpoint::{Generation, Head, Manifest, Slice, Writer};
 use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
 
 use super::{Which, store};
 use crate::outcome::Outcome;
@@ -42,7 +43,8 @@ fn copy(generation: &Generation, options: &Options) -> Result<Outcome, Box<dyn E
         }
     }
     let committed = draft.commit(head(manifest), count)?;
-    print(format_args!("step {}: {count} files, in {}", manifest.step, committed.path.display()))?;
+    let path = in_one_line(committed.path.display());
+    print(format_args!("step {}: {count} files, in {path}", manifest.step))?;
     Ok(Outcome::Well)
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_program::print;
+use hsdp_program::stderr::in_one_line;
 
 use super::store;
 use crate::outcome::Outcome;
@@ -47,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         }
         for error in wrong {
             outcome = Outcome::Wrong;
-            print(format_args!("step {step}: {error}"))?;
+            print(in_one_line(format_args!("step {step}: {error}")))?;
         }
     }
     Ok(outcome)

@@ -1,11 +1,12 @@
 //! One start of all ranks, until all have ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -13,19 +14,30 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use super::end::End;
-use super::frame::{Order, Stream};
+use super::frame::{Order, Stream, cost};
 use super::job::Job;
 use super::lines;
 use super::ranks::{Event, News, Ranks};
-use super::supervisor::{Action, Bad, Supervisor};
+use super::supervisor::{Action, Ended, Supervisor};
 use super::terminal::Terminal;
 use super::threads;
+use super::window::Window;
+use super::writer::Source;
 
 /// How long the started processes may take to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// How long their last lines may take. A process that they have left behind may keep their output open.
+/// How long the output of mpirun may be open and empty after its end: a process that it has left behind may hold it.
 const DRAINING: Duration = Duration::from_secs(2);
+
+/// The time between two looks at lines that wait for a reader.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long attendants may take to send the lines of which all are given up.
+const FLUSHING: Duration = Duration::from_secs(5);
+
+/// How long killed processes may take to end.
+const BURIAL: Duration = Duration::from_secs(2);
 
 /// An attempt to start.
 pub(super) struct Attempt<'a> {
@@ -35,42 +47,6 @@ pub(super) struct Attempt<'a> {
     pub(super) terminal: &'a Arc<Terminal>,
 }
 
-/// Whether another attempt may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outlook {
-    Again,
-    Last,
-}
-
-/// How an attempt ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
-    first: Option<Bad>,
-    signal: Option<i32>,
-}
-
-impl Ended {
-    pub(super) fn code(&self) -> u8 {
-        self.first.map_or(0, |bad| bad.exit_code())
-    }
-
-    /// Whether no attempt may follow: nothing has failed, or the launcher got a signal.
-    pub(super) fn is_final(&self) -> bool {
-        self.signal.is_some() || self.first.is_none()
-    }
-
-    /// The line for the user; `None` if nothing has failed.
-    pub(super) fn tell(&self, number: u32, outlook: Outlook) -> Option<String> {
-        let bad = self.first?;
-        Some(match outlook {
-            Outlook::Again if !self.is_final() => {
-                format!("attempt {number} failed: {bad}; starting again as attempt {}", number + 1)
-            }
-            _ => format!("attempt {number} failed: {bad}"),
-        })
-    }
-}
-
 /// An attempt that is under way.
 struct Running<'a> {
     attempt: &'a Attempt<'a>,
@@ -78,6 +54,12 @@ struct Running<'a> {
     orders: HashMap<u32, Arc<UnixStream>>,
     /// mpirun, or the attendants by rank; `None` for each that has ended.
     started: Vec<Option<Child>>,
+    /// The ranks whose lines have not all come.
+    open: HashSet<u32>,
+    /// Closes when all lines have come that the started processes themselves write.
+    drained: Receiver<()>,
+    /// The time at which all ranks had ended.
+    over: Option<Instant>,
 }
 
 impl Attempt<'_> {
@@ -102,18 +84,23 @@ impl Attempt<'_> {
             supervisor: Supervisor::new(self.job.ranks(), self.grace, Instant::now()),
             orders: HashMap::new(),
             started: children.into_iter().map(Some).collect(),
+            open: HashSet::new(),
+            drained,
+            over: None,
         };
-        running.until_over(received);
-        running.leave(received);
+        // The threads that show lines have clones.
         drop(open);
-        // Nothing is sent on this channel: it closes when the threads that show lines have ended.
-        let _ = drained.recv_timeout(DRAINING);
+        running.until_over(received);
+        running.over = Some(Instant::now());
+        running.until(received, |running| running.open.is_empty());
+        running.leave(received);
+        running.until_shown(received);
         // A signal that came meanwhile is for this attempt: the next one would start its ranks to end them.
         received.try_iter().for_each(|news| {
             let actions = running.hear(news);
             running.act(actions);
         });
-        Ok(Ended { first: running.supervisor.first(), signal: running.supervisor.signalled() })
+        Ok(running.supervisor.outcome(self.terminal.tell_lost()))
     }
 
     /// Shows the lines that a started process itself writes, such as the messages of mpirun. Clones of `open` live until the last one.
@@ -129,10 +116,12 @@ impl Attempt<'_> {
         let name = self.job.starter().unwrap_or_default();
         for (stream, from) in stdout.into_iter().chain(stderr) {
             let (terminal, open) = (Arc::clone(self.terminal), open.clone());
+            let window = Arc::new(Window::new());
             threads::start(move || {
                 // A pipe that fails has no more lines.
                 let _ = lines::each(from, |line| {
-                    terminal.line(name, stream, &line);
+                    window.take(cost(&line));
+                    terminal.line((name, Source::Starter(Arc::clone(&window))), stream, &line);
                     Ok(())
                 });
                 drop(open);
@@ -156,11 +145,13 @@ impl Running<'_> {
     fn until_over(&mut self, received: &Receiver<News>) {
         while !self.supervisor.is_over() {
             let now = Instant::now();
-            let actions = match self.supervisor.deadline() {
-                Some(deadline) if deadline <= now => self.supervisor.late(now),
-                Some(deadline) => match received.recv_timeout(deadline - now) {
+            let look = self.supervisor.is_ending().then_some(now + LOOK);
+            let deadline = self.supervisor.deadline();
+            let actions = match deadline.into_iter().chain(look).min() {
+                _ if deadline.is_some_and(|deadline| deadline <= now) => self.supervisor.late(now),
+                Some(until) => match received.recv_timeout(until - now) {
                     Ok(news) => self.hear(news),
-                    Err(_) => continue,
+                    Err(_) => Vec::new(),
                 },
                 None => match received.recv() {
                     Ok(news) => self.hear(news),
@@ -168,7 +159,50 @@ impl Running<'_> {
                 },
             };
             self.act(actions);
+            self.give_up_lines();
         }
+    }
+
+    /// Waits until all ranks have ended and `done` is true, or, after lines were given up, for a while.
+    fn until(&mut self, received: &Receiver<News>, mut done: impl FnMut(&Self) -> bool) {
+        while !done(self) {
+            if let Ok(news) = received.recv_timeout(LOOK) {
+                let actions = self.hear(news);
+                self.act(actions);
+            }
+            self.give_up_lines();
+            let last = self.lines_until().map(|until| until + FLUSHING);
+            if last.is_some_and(|last| last <= Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until all lines are written, those of mpirun included.
+    fn until_shown(&mut self, received: &Receiver<News>) {
+        let mut quiet = Instant::now();
+        self.until(received, |running| {
+            let is_drained = running.drained.try_recv() == Err(TryRecvError::Disconnected);
+            let is_shown = running.attempt.terminal.waits_since().is_none();
+            if !is_shown {
+                quiet = Instant::now();
+            }
+            is_shown && (is_drained || quiet.elapsed() >= DRAINING)
+        });
+    }
+
+    fn lines_until(&self) -> Option<Instant> {
+        let progress = self.attempt.terminal.waits_since().unwrap_or_else(Instant::now);
+        self.supervisor.lines_until(progress, self.over)
+    }
+
+    /// Gives up lines that have waited too long for their reader.
+    fn give_up_lines(&self) {
+        let now = Instant::now();
+        let is_late = |progress| {
+            self.supervisor.lines_until(progress, self.over).is_some_and(|until| until <= now)
+        };
+        self.attempt.terminal.give_up(is_late);
     }
 
     /// Lets all attendants end, waits for them and for mpirun, and kills processes that do not end. The exit code of mpirun counts
@@ -178,7 +212,7 @@ impl Running<'_> {
             self.dismiss(rank);
         }
         let until = Instant::now() + LEAVING;
-        while self.started.iter().any(Option::is_some) {
+        while self.started.iter().any(Option::is_some) && !self.supervisor.is_hurried() {
             let left = until.saturating_duration_since(Instant::now());
             match received.recv_timeout(left) {
                 Ok(news) => {
@@ -208,18 +242,21 @@ impl Running<'_> {
             // The process of the rank may have ended, and been reaped, before this.
             Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
+                self.open.insert(rank);
                 self.supervisor.joined(rank)
             }
             Event::Joined { orders, .. } => {
                 turn_away(&orders);
                 Vec::new()
             }
-            Event::Ended { rank, end } => {
+            Event::Ended { rank, end } => self.supervisor.ended(rank, end, now),
+            Event::Drained { rank, end } => {
+                self.open.remove(&rank);
                 // After a bad end mpirun would end the other ranks in its own way, so that attendant stays.
                 if !end.is_bad() {
                     self.dismiss(rank);
                 }
-                self.supervisor.ended(rank, end, now)
+                Vec::new()
             }
             Event::Started { place } => self.reap(place, now),
             Event::Signal(signal) => self.supervisor.signal(signal, now),
@@ -254,13 +291,21 @@ impl Running<'_> {
         }
     }
 
+    /// Kills the processes that have not ended, and reaps them. A process that the system does not let end is left to it.
     fn kill_started(&mut self) {
-        for mut child in self.started.iter_mut().filter_map(Option::take) {
+        let mut killed: Vec<Child> = self.started.iter_mut().filter_map(Option::take).collect();
+        for child in &killed {
             if let Ok(pid) = i32::try_from(child.id()) {
                 // The process leads its group, and is not reaped yet, so the group's number is valid.
                 let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
             }
-            let _ = child.wait();
+        }
+        let until = Instant::now() + BURIAL;
+        while !killed.is_empty() && Instant::now() < until {
+            killed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            if !killed.is_empty() {
+                thread::park_timeout(Duration::from_millis(5));
+            }
         }
     }
 }

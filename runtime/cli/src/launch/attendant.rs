@@ -17,13 +17,14 @@ use clap::Args;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::end::End;
 use super::frame::{Frame, Order};
 use super::pipes::Pipes;
 use super::replace::{self, split};
+use super::signals::FORWARDED;
+use super::window::Window;
 use super::{environment, peer, threads};
 use crate::outcome::Outcome;
 
@@ -43,9 +44,26 @@ type Group = Arc<Mutex<Option<Pid>>>;
 /// The socket to the launcher. The lock keeps frames whole.
 pub(super) type Words = Arc<Mutex<UnixStream>>;
 
-/// Runs the command to its end. After it, this process stays until the launcher lets it end, so that the launcher knows the end of
-/// the rank before that of mpirun, and acts on it before mpirun does.
+/// How long the launcher learns of the lines of a command before it learns of the command's end.
+const LINES_FIRST: Duration = Duration::from_millis(500);
+
+/// How long a message on stderr may take.
+const MESSAGE: Duration = Duration::from_secs(2);
+
+/// The exit code of an attendant that could not run its command.
+const REFUSED: u8 = 2;
+
+/// Runs the command to its end. Prints an error here: stderr is that of the launcher, and its reader may stand still.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    attend(options).or_else(|error| {
+        hsdp_program::tell_within("hsdp", &error, MESSAGE);
+        Ok(Outcome::Ended(REFUSED))
+    })
+}
+
+/// After the command, this process stays until the launcher lets it end, so that the launcher knows the end of the rank before that
+/// of mpirun, and acts on it before mpirun does.
+fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let (rank, attempt) = environment::place()?;
     let socket = env::var_os(environment::SOCKET);
     let socket = socket.ok_or_else(|| format!("{} is not set", environment::SOCKET))?;
@@ -55,13 +73,21 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let group: Group = Arc::new(Mutex::new(Some(pid)));
     pass_on_signals(&group)?;
-    let dismissed = obey((launcher.try_clone()?, socket), &group)?;
+    let window = Arc::new(Window::new());
+    let launched = Launched { group: Arc::clone(&group), window: Arc::clone(&window) };
+    let dismissed = obey((launcher.try_clone()?, socket), launched)?;
     let words: Words = Arc::new(Mutex::new(launcher));
-    let pipes = Pipes::of(&mut child, &words)?;
+    let pipes = Pipes::of(&mut child, &words, &window)?;
     let end = bury(&mut child, &group)?;
-    pipes.wait_for_lines();
-    // If the launcher has died, the frame cannot be sent, and nothing is waited for.
-    if say(&words, &Frame::Ended(end)).is_ok() {
+    // The launcher shows its message about the end below the last lines, unless their reader stands still.
+    let is_drained = pipes.wait_shortly(LINES_FIRST);
+    // If the launcher has died, a frame cannot be sent, and nothing is waited for.
+    let mut sent = say(&words, &Frame::Ended(end));
+    if !is_drained {
+        pipes.wait_for_lines();
+    }
+    sent = sent.and_then(|()| say(&words, &Frame::Drained));
+    if sent.is_ok() {
         let _ = dismissed.recv();
     }
     Ok(Outcome::Ended(end.exit_code()))
@@ -109,20 +135,27 @@ pub(super) fn say(words: &Words, frame: &Frame) -> io::Result<()> {
     frame.write_to(&*words.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The parts of a command on which orders of the launcher have an effect.
+struct Launched {
+    group: Group,
+    window: Arc<Window>,
+}
+
 /// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel closes after that, or when the
 /// launcher lets this process end.
-fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> io::Result<Receiver<()>> {
+fn obey((launcher, socket): (UnixStream, PathBuf), of: Launched) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
-    let group = Arc::clone(group);
     threads::start(move || {
         let _serving = serving;
         loop {
             match Order::read_from(&launcher) {
-                Ok(Order::Signal(signal)) => send(&group, signal),
+                Ok(Order::Signal(signal)) => send(&of.group, signal),
+                Ok(Order::Taken(bytes)) => of.window.give(bytes as usize),
                 // The launcher sends the first two only before the command runs.
-                Ok(Order::Begin | Order::Refuse | Order::Leave) => return,
+                Ok(Order::Begin | Order::Refuse | Order::Leave) => return of.window.close(),
                 Err(_) => {
-                    send(&group, Signal::SIGKILL as i32);
+                    send(&of.group, Signal::SIGKILL as i32);
+                    of.window.close();
                     return tidy(&socket);
                 }
             }
@@ -139,7 +172,7 @@ fn tidy(socket: &Path) {
 
 /// Passes the signals that this process gets, from mpirun or from others, on to the command's group.
 fn pass_on_signals(group: &Group) -> io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new(FORWARDED)?;
     let group = Arc::clone(group);
     threads::start(move || {
         for signal in signals.forever() {

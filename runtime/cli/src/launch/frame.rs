@@ -1,7 +1,10 @@
 //! The messages between an attendant and the launcher over their socket.
 //!
 //! The attendant sends frames: a byte for the kind, the length of the payload as four bytes, and the payload. The launcher sends
-//! orders of one byte.
+//! orders of one byte; [`Order::Taken`] has a number of four bytes besides.
+//!
+//! The launcher always reads. An attendant has at most [`WINDOW`] bytes of lines under way that the launcher has not yet written,
+//! so the end of a command is known however long the reader of the launcher's output stands still.
 
 use std::io::{self, Read, Write};
 
@@ -14,8 +17,10 @@ pub(super) enum Frame {
     Hello { attempt: u32, rank: u32 },
     /// A line that the command wrote, without its newline.
     Line(Stream, Vec<u8>),
-    /// The command has ended. The last frame.
+    /// The command has ended. Lines that it has written may follow.
     Ended(End),
+    /// All lines have been sent. The last frame.
+    Drained,
 }
 
 /// The stream to which a line was written.
@@ -34,6 +39,8 @@ pub(super) enum Order {
     Refuse,
     /// Send the command this signal.
     Signal(i32),
+    /// Send lines of so many bytes more.
+    Taken(u32),
     /// End, with the command's exit code.
     Leave,
 }
@@ -41,14 +48,25 @@ pub(super) enum Order {
 /// The most bytes of a line, and of a payload. Longer lines are cut, and longer payloads are invalid.
 pub(super) const MAX_LINE: usize = 64 << 10;
 
+/// The most bytes of lines that are on their way from an attendant to the reader of the launcher's output. A line fits even while
+/// the launcher holds back a part, and a line is being written.
+pub(super) const WINDOW: usize = 4 * MAX_LINE;
+
+/// The bytes that a line takes of the window. An empty line takes memory, too.
+pub(super) fn cost(line: &[u8]) -> usize {
+    line.len() + 64
+}
+
 const HELLO: u8 = b'H';
 const STDOUT: u8 = b'o';
 const STDERR: u8 = b'e';
 const CODE: u8 = b'C';
 const SIGNAL: u8 = b'S';
+const DRAINED: u8 = b'D';
 
 /// No signals have these numbers.
 const LEAVE: u8 = 0;
+const TAKEN: u8 = 253;
 const BEGIN: u8 = 254;
 const REFUSE: u8 = 255;
 
@@ -62,6 +80,7 @@ impl Frame {
             Self::Line(Stream::Stderr, line) => (STDERR, line.clone()),
             Self::Ended(End::Code(code)) => (CODE, code.to_le_bytes().to_vec()),
             Self::Ended(End::Signal(signal)) => (SIGNAL, signal.to_le_bytes().to_vec()),
+            Self::Drained => (DRAINED, Vec::new()),
         };
         let len = u32::try_from(payload.len()).map_err(io::Error::other)?;
         let mut bytes = vec![kind];
@@ -99,6 +118,7 @@ impl Frame {
             STDERR => Some(Self::Line(Stream::Stderr, payload)),
             CODE => Some(Self::Ended(End::Code(number(&payload)?))),
             SIGNAL => Some(Self::Ended(End::Signal(number(&payload)?))),
+            DRAINED if payload.is_empty() => Some(Self::Drained),
             _ => None,
         }
     }
@@ -110,9 +130,14 @@ impl Order {
             Self::Signal(signal) => u8::try_from(signal).map_err(io::Error::other)?,
             Self::Begin => BEGIN,
             Self::Refuse => REFUSE,
+            Self::Taken(_) => TAKEN,
             Self::Leave => LEAVE,
         };
-        to.write_all(&[byte])
+        let mut bytes = vec![byte];
+        if let Self::Taken(number) = self {
+            bytes.extend(number.to_le_bytes());
+        }
+        to.write_all(&bytes)
     }
 
     /// Reads the next order.
@@ -127,6 +152,11 @@ impl Order {
             BEGIN => Self::Begin,
             REFUSE => Self::Refuse,
             LEAVE => Self::Leave,
+            TAKEN => {
+                let mut number = [0; 4];
+                from.read_exact(&mut number)?;
+                Self::Taken(u32::from_le_bytes(number))
+            }
             signal => Self::Signal(i32::from(signal)),
         })
     }
@@ -144,6 +174,7 @@ mod tests {
             Frame::Line(Stream::Stderr, Vec::new()),
             Frame::Ended(End::Code(-1)),
             Frame::Ended(End::Signal(9)),
+            Frame::Drained,
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.write_to(&mut bytes).expect("written"));
@@ -159,7 +190,13 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_refused_before_it_is_read() {
-        for bytes in [&b"H\x08\0\0\0abc"[..], b"o\xff\xff\xff\xff", b"?\0\0\0\0", b"C\x01\0\0\0a"] {
+        for bytes in [
+            &b"H\x08\0\0\0abc"[..],
+            b"o\xff\xff\xff\xff",
+            b"?\0\0\0\0",
+            b"C\x01\0\0\0a",
+            b"D\x01\0\0\0a",
+        ] {
             assert!(Frame::read_from(bytes).is_err(), "{bytes:?}");
         }
     }
@@ -167,7 +204,8 @@ mod tests {
     #[test]
     fn orders_are_read_as_they_were_written() {
         let mut bytes = Vec::new();
-        let orders = [Order::Begin, Order::Signal(15), Order::Leave, Order::Refuse];
+        let orders =
+            [Order::Begin, Order::Signal(15), Order::Taken(70_000), Order::Leave, Order::Refuse];
         orders.iter().for_each(|order| order.write_to(&mut bytes).expect("written"));
         let mut rest = &*bytes;
         assert_eq!(orders.map(|_| Order::read_from(&mut rest).expect("an order")), orders);

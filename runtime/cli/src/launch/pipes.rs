@@ -8,7 +8,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use super::attendant::{Words, say};
-use super::frame::{Frame, Stream};
+use super::frame::{Frame, Stream, cost};
+use super::window::Window;
 use super::{lines, threads};
 
 /// How long the pipes of a command that has ended may be open and empty: a process that left the command's group may still hold them.
@@ -26,8 +27,8 @@ pub(super) struct Pipes {
 }
 
 impl Pipes {
-    /// Sends all lines that the command writes.
-    pub(super) fn of(child: &mut Child, words: &Words) -> io::Result<Self> {
+    /// Sends all lines that the command writes, while the window has room for them.
+    pub(super) fn of(child: &mut Child, words: &Words, window: &Arc<Window>) -> io::Result<Self> {
         let (open, drained) = mpsc::channel::<()>();
         let sending = Arc::<AtomicUsize>::default();
         let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
@@ -36,11 +37,15 @@ impl Pipes {
         let pipes = [pipe(Stream::Stdout, stdout), pipe(Stream::Stderr, stderr)];
         for (stream, from) in pipes.into_iter().flatten() {
             let (words, open, sending) = (Arc::clone(words), open.clone(), Arc::clone(&sending));
+            let window = Arc::clone(window);
             threads::start(move || {
                 // If the launcher has died, the group is killed.
                 let _ = lines::each(from, |line| {
                     sending.fetch_add(1, Ordering::Relaxed);
-                    let sent = say(&words, &Frame::Line(stream, line));
+                    let sent = match window.take(cost(&line)) {
+                        true => say(&words, &Frame::Line(stream, line)),
+                        false => Err(io::ErrorKind::BrokenPipe.into()),
+                    };
                     sending.fetch_sub(1, Ordering::Relaxed);
                     sent
                 });
@@ -48,6 +53,11 @@ impl Pipes {
             })?;
         }
         Ok(Self { drained, sending })
+    }
+
+    /// Waits until all lines of a command that has ended are sent, for at most `most`. Returns whether they are.
+    pub(super) fn wait_shortly(&self, most: Duration) -> bool {
+        self.drained.recv_timeout(most) == Err(RecvTimeoutError::Disconnected)
     }
 
     /// Waits until all lines of a command that has ended are sent.

@@ -18,14 +18,17 @@ use super::frame::{Frame, Order};
 use super::peer;
 use super::terminal::Terminal;
 use super::threads;
+use super::writer::{Credit, Source};
 
 /// An event of a job.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A rank's attendant has connected, and takes orders.
     Joined { rank: u32, orders: Arc<UnixStream> },
-    /// A rank's command has ended. All lines that it wrote were shown.
+    /// A rank's command has ended. Lines that it has written may follow.
     Ended { rank: u32, end: End },
+    /// All lines of a rank whose command ended in this way have come.
+    Drained { rank: u32, end: End },
     /// A process that the launcher started has ended, and must be reaped. `place` is its index among those processes.
     Started { place: usize },
     /// The launcher has got a signal.
@@ -145,21 +148,34 @@ impl Reception {
             let _ = self.events.send(News { attempt: Some(attempt), event });
         };
         tell(Event::Joined { rank, orders: Arc::clone(&stream) });
-        let end = self.show(&rank.to_string(), from);
+        let shown = Shown { who: rank.to_string(), credit: Arc::new(Credit::of(&stream)) };
+        let end = self.show(&shown, &mut from).unwrap_or(End::LOST);
         tell(Event::Ended { rank, end });
+        // After an attendant that is lost, no line comes.
+        while self.show(&shown, &mut from).is_some() {}
+        tell(Event::Drained { rank, end });
         Ok(())
     }
 
-    /// Shows the lines of a rank, until its end.
-    fn show(&self, who: &str, mut from: impl Read) -> End {
+    /// Shows the lines of a rank, until its command has ended; `None` if no frame follows.
+    fn show(&self, of: &Shown, mut from: impl Read) -> Option<End> {
         loop {
             match Frame::read_from(&mut from) {
-                Ok(Frame::Line(stream, line)) => self.terminal.line(who, stream, &line),
-                Ok(Frame::Ended(end)) => return end,
-                Ok(Frame::Hello { .. }) | Err(_) => return End::LOST,
+                Ok(Frame::Line(stream, line)) => {
+                    let from = Source::Rank(Arc::clone(&of.credit));
+                    self.terminal.line((&of.who, from), stream, &line);
+                }
+                Ok(Frame::Ended(end)) => return Some(end),
+                Ok(Frame::Hello { .. } | Frame::Drained) | Err(_) => return None,
             }
         }
     }
+}
+
+/// A rank whose lines are shown.
+struct Shown {
+    who: String,
+    credit: Arc<Credit>,
 }
 
 fn locked(claims: &Mutex<Claims>) -> MutexGuard<'_, Claims> {

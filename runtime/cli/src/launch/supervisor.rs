@@ -14,6 +14,9 @@ const KILL: i32 = Signal::SIGKILL as i32;
 /// How long killed ranks may take to end.
 const BURIAL: Duration = Duration::from_secs(5);
 
+/// How long the reader of the output has for the last lines, at least, and at most after a second signal.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 /// How long ranks may take to start.
 const START: Duration = Duration::from_secs(120);
 
@@ -31,6 +34,10 @@ pub(super) struct Supervisor {
     /// The last signal that the launcher got.
     signal: Option<i32>,
     first: Option<Bad>,
+    /// The time since which the job is being ended: of the first failure or signal.
+    since: Option<Instant>,
+    /// The time of the second signal.
+    hurried: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +61,17 @@ enum Stage {
 
 /// The first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bad {
-    /// The rank that failed; `None` for mpirun.
-    pub(super) rank: Option<u32>,
-    /// How it ended. `None` for a rank that has not started in time, and for an mpirun that ended with code 0 before its ranks.
-    pub(super) end: Option<End>,
+pub(super) enum Bad {
+    /// A rank has failed.
+    Rank(u32, End),
+    /// A rank has not started in time.
+    NotStarted(u32),
+    /// A rank had not started when the launcher got a signal, nor a grace later.
+    Interrupted(u32),
+    /// The mpirun has failed.
+    Starter(End),
+    /// The mpirun has ended with code 0 before its ranks.
+    StarterGone,
 }
 
 /// An action of the launcher.
@@ -76,7 +89,16 @@ impl Supervisor {
     /// The supervisor of ranks that were started at `now`.
     pub(super) fn new(ranks: u32, grace: Duration, now: Instant) -> Self {
         let ranks = vec![Rank::Awaited; ranks as usize];
-        Self { ranks, due: now + START, grace, stage: Stage::Running, signal: None, first: None }
+        Self {
+            ranks,
+            due: now + START,
+            grace,
+            stage: Stage::Running,
+            signal: None,
+            first: None,
+            since: None,
+            hurried: None,
+        }
     }
 
     /// A rank has started. It gets the signal that it has missed.
@@ -96,11 +118,7 @@ impl Supervisor {
     pub(super) fn ended(&mut self, rank: u32, end: End, now: Instant) -> Vec<Action> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
         *state = Rank::Ended;
-        if end.is_bad() {
-            self.fail(Bad { rank: Some(rank), end: Some(end) }, now)
-        } else {
-            Vec::new()
-        }
+        if end.is_bad() { self.fail(Bad::Rank(rank, end), now) } else { Vec::new() }
     }
 
     /// The process that starts the ranks has ended, so ranks that have not started never will.
@@ -110,14 +128,15 @@ impl Supervisor {
             *rank = Rank::Ended;
         }
         match end.is_bad() {
-            true => self.fail(Bad { rank: None, end: Some(end) }, now),
-            false if is_early => self.fail(Bad { rank: None, end: None }, now),
+            true => self.fail(Bad::Starter(end), now),
+            false if is_early => self.fail(Bad::StarterGone, now),
             false => Vec::new(),
         }
     }
 
     fn fail(&mut self, bad: Bad, now: Instant) -> Vec<Action> {
         self.first.get_or_insert(bad);
+        self.since.get_or_insert(now);
         if self.stage != Stage::Running {
             return Vec::new();
         }
@@ -140,13 +159,57 @@ impl Supervisor {
 
     /// The launcher has got a signal. The first one is passed on, and the second one kills all ranks.
     pub(super) fn signal(&mut self, signal: i32, now: Instant) -> Vec<Action> {
-        let name = Signal::try_from(signal).map_or("a signal", Signal::as_str);
-        if self.signal.replace(signal).is_some() {
+        let name = name_of(signal);
+        let is_first = self.signal.replace(signal).is_none();
+        self.since.get_or_insert(now);
+        if !is_first {
+            self.hurried.get_or_insert(now);
             return self.kill(&format!("{name} again"), now);
         }
+        if self.is_over() {
+            let left = self.last_lines().as_secs();
+            let said = format!(
+                "{name}: all ranks have ended; lines that are not read within {left} s are lost"
+            );
+            return vec![Action::Say(said)];
+        }
+        // Whoever starts the ranks may never do so.
+        self.due = self.due.min(now + self.grace);
         let all = self.running().map(|rank| Action::Signal(rank, signal));
         let said = format!("{name} is passed on to all ranks; a second signal kills them");
         [Action::Say(said)].into_iter().chain(all).collect()
+    }
+
+    /// The time at which lines that nobody reads are lost; `None` while the job is not being ended. The reader had `progress` when it
+    /// last took something. All ranks have ended at `over`.
+    ///
+    /// While ranks run, a reader that stands still for the grace period must not keep them: they may be saving a checkpoint. Once
+    /// they have ended, the grace period counts however slowly it reads. After a second signal it is short.
+    pub(super) fn lines_until(&self, progress: Instant, over: Option<Instant>) -> Option<Instant> {
+        let since = self.since?;
+        let until = match over {
+            None => since.max(progress) + self.grace,
+            Some(over) => since.max(over) + self.last_lines(),
+        };
+        Some(match (self.hurried, over) {
+            (Some(at), Some(over)) => until.min(at.max(over) + LAST_LINES),
+            _ => until,
+        })
+    }
+
+    /// Whether the job is being ended, because of a failure or a signal.
+    pub(super) fn is_ending(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Whether a second signal has come.
+    pub(super) fn is_hurried(&self) -> bool {
+        self.hurried.is_some()
+    }
+
+    /// The time for the last lines, which a grace of zero leaves as well.
+    fn last_lines(&self) -> Duration {
+        self.grace.max(LAST_LINES)
     }
 
     /// The time at which to call [`late`](Self::late).
@@ -170,7 +233,13 @@ impl Supervisor {
                 vec![Action::KillStarted, Action::Say(format!("gave up waiting for {left}"))]
             }
             Stage::Running => match self.missing() {
-                Some(rank) => self.fail(Bad { rank: Some(rank), end: None }, now),
+                Some(rank) => match self.signal {
+                    None => self.fail(Bad::NotStarted(rank), now),
+                    Some(_) => {
+                        self.first.get_or_insert(Bad::Interrupted(rank));
+                        self.kill(&format!("rank {rank} has not started"), now)
+                    }
+                },
                 None => Vec::new(),
             },
             Stage::Abandoned => Vec::new(),
@@ -181,8 +250,16 @@ impl Supervisor {
         if matches!(self.stage, Stage::Killed(_) | Stage::Abandoned) {
             return Vec::new();
         }
-        self.stage = Stage::Killed(now + BURIAL);
         let left: Vec<u32> = self.running().collect();
+        if left.is_empty() && !self.is_over() {
+            self.stage = Stage::Abandoned;
+            let said = format!("{why}: SIGKILL for the processes that start the ranks");
+            return vec![Action::Say(said), Action::KillStarted];
+        }
+        if left.is_empty() {
+            return Vec::new();
+        }
+        self.stage = Stage::Killed(now + BURIAL);
         let said = format!("{why}: SIGKILL for {}", listed(left.iter().copied()));
         let all = left.into_iter().map(|rank| Action::Signal(rank, KILL));
         [Action::Say(said)].into_iter().chain(all).collect()
@@ -198,12 +275,10 @@ impl Supervisor {
         self.ranks.get(rank as usize) == Some(&Rank::Awaited)
     }
 
-    pub(super) fn first(&self) -> Option<Bad> {
-        self.first
-    }
-
-    pub(super) fn signalled(&self) -> Option<i32> {
-        self.signal
+    /// The end of the attempt, which has lost so many lines.
+    pub(super) fn outcome(&self, lost: u64) -> Ended {
+        let is_abandoned = self.ranks.iter().any(|rank| *rank != Rank::Ended);
+        Ended { first: self.first, signal: self.signal, is_abandoned, lost }
     }
 
     /// The first rank that has not started yet.
@@ -226,22 +301,79 @@ fn listed(ranks: impl Iterator<Item = u32>) -> String {
     }
 }
 
+fn name_of(signal: i32) -> &'static str {
+    Signal::try_from(signal).map_or("a signal", Signal::as_str)
+}
+
 impl fmt::Display for Bad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.rank, self.end) {
-            (Some(rank), Some(end)) => write!(f, "rank {rank} {end}"),
-            (Some(rank), None) => {
+        match self {
+            Self::Rank(rank, end) => write!(f, "rank {rank} {end}"),
+            Self::NotStarted(rank) => {
                 write!(f, "rank {rank} did not start within {} s", START.as_secs())
             }
-            (None, Some(end)) => write!(f, "mpirun {end}"),
-            (None, None) => f.write_str("mpirun ended before its ranks"),
+            Self::Interrupted(rank) => write!(f, "rank {rank} had not started"),
+            Self::Starter(end) => write!(f, "mpirun {end}"),
+            Self::StarterGone => f.write_str("mpirun ended before its ranks"),
         }
     }
 }
 
-impl Bad {
-    pub(super) fn exit_code(&self) -> u8 {
-        self.end.map_or(NOT_STARTED, End::exit_code)
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) first: Option<Bad>,
+    /// The last signal that the launcher got.
+    pub(super) signal: Option<i32>,
+    /// Whether ranks were given up that have not ended.
+    pub(super) is_abandoned: bool,
+    /// The lines of ranks that were not written.
+    pub(super) lost: u64,
+}
+
+/// Whether another attempt may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    Again,
+    Last,
+}
+
+impl Ended {
+    /// The exit code: that of the first failure. Without one, a signal counts if ranks were given up or lines were lost: then it is
+    /// unknown what the ranks have done about the signal.
+    pub(super) fn code(&self) -> u8 {
+        let of_signal = self.signal.map(|signal| End::Signal(signal).exit_code());
+        match self.first {
+            Some(Bad::Rank(_, end) | Bad::Starter(end)) => end.exit_code(),
+            Some(Bad::NotStarted(_) | Bad::Interrupted(_) | Bad::StarterGone) => {
+                of_signal.unwrap_or(NOT_STARTED)
+            }
+            None if self.is_abandoned || self.lost > 0 => of_signal.unwrap_or(NOT_STARTED),
+            None => 0,
+        }
+    }
+
+    /// Whether no attempt may follow: nothing has failed, or the launcher got a signal.
+    pub(super) fn is_final(&self) -> bool {
+        self.signal.is_some() || self.first.is_none()
+    }
+
+    /// The line for the user; `None` if the attempt has succeeded, and if lines were lost of one that has.
+    pub(super) fn tell(&self, number: u32, outlook: Outlook) -> Option<String> {
+        let signal = self.signal.map(name_of);
+        Some(match (self.first, signal) {
+            (Some(bad), None) if outlook == Outlook::Again => {
+                format!("attempt {number} failed: {bad}; starting again as attempt {}", number + 1)
+            }
+            (Some(bad @ (Bad::Interrupted(_) | Bad::StarterGone)), Some(signal)) => {
+                format!("attempt {number} was interrupted by {signal}: {bad}")
+            }
+            (Some(bad), _) => format!("attempt {number} failed: {bad}"),
+            (None, Some(signal)) if self.code() != 0 => {
+                format!("attempt {number} was interrupted by {signal}")
+            }
+            (None, _) => return None,
+        })
     }
 }
 

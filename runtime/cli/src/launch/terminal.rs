@@ -2,61 +2,59 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use hsdp_program::stdout::{self, PrintError};
+use hsdp_program::{file, stderr};
 
-use super::frame::Stream;
-use super::threads;
+use super::frame::{Stream, cost};
+use super::writer::{Files, Source, Waiting, Writer};
 
 /// The terminal and the log files. Lines are written one at a time.
 ///
-/// If the reader of stdout or stderr stands still, threads that show lines of ranks wait for it, and so the ranks wait. The launcher
-/// itself does not: a thread writes its lines, so that it can always end the job.
+/// If the reader of stdout or stderr stands still, the lines of ranks wait for it, and so the ranks wait. The launcher itself never
+/// does: threads write its lines and those of the ranks, and a stream that stands still does not keep the other one. If both
+/// streams are one file, one thread writes both, so that no two lines are mixed.
 #[derive(Debug)]
 pub(super) struct Terminal {
     folder: Option<PathBuf>,
-    output: Arc<Output>,
-    said: SyncSender<Said>,
-}
-
-#[derive(Debug, Default)]
-struct Output {
-    /// The files of this attempt. The lock is held while a line is written, so that no two lines are mixed.
+    /// The files of this attempt.
     logs: Mutex<HashMap<String, File>>,
-    /// Whether stdout has refused a line. It gets no further ones.
-    has_lost: AtomicBool,
+    stdout: Arc<Writer>,
+    stderr: Arc<Writer>,
 }
 
-/// A line of the launcher, or the question whether all lines before it are written.
-#[derive(Debug)]
-enum Said {
-    Line(String),
-    All(SyncSender<()>),
-}
-
-/// The lines of the launcher that wait for the terminal, at most. Further ones are dropped.
-const WAITING: usize = 1024;
-
-/// How long the terminal may take to take the last lines of the launcher.
+/// How long stderr may take to take the last lines of the launcher.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 impl Terminal {
     /// Log files go into this folder, if there is one.
     ///
     /// # Errors
-    /// The error of the system, which may have no thread for the lines of the launcher.
+    /// The error of the system, which may have no thread or no open file left.
     pub(super) fn new(folder: Option<PathBuf>) -> io::Result<Self> {
-        let output = Arc::<Output>::default();
-        let (said, waiting) = mpsc::sync_channel(WAITING);
-        let locked = Arc::clone(&output);
-        threads::start(move || write_all(&waiting, &locked))?;
-        Ok(Self { folder, output, said })
+        let one = files()?;
+        let is_one = is_one_file(&one)?;
+        // An error of stdout is told on stderr, by a writer that may not exist yet.
+        let messages = Arc::<OnceLock<Arc<Writer>>>::default();
+        let to = Arc::clone(&messages);
+        let failed = move |error: io::Error| {
+            let text = format!("cannot print to stdout: {error}: some output of the ranks is lost");
+            if let Some(writer) = to.get() {
+                writer.add(message(&text));
+            }
+        };
+        let stdout = Writer::start(one, failed)?;
+        let stderr = match is_one {
+            true => Arc::clone(&stdout),
+            false => Writer::start(files()?, |_| {})?,
+        };
+        let _ = messages.set(Arc::clone(&stderr));
+        Ok(Self { folder, logs: Mutex::default(), stdout, stderr })
     }
 
     /// Makes the log files of an attempt: one for each rank, and one for the program that starts them. Files of an earlier job are
@@ -78,81 +76,95 @@ impl Terminal {
         let starter = starter.map(|name| (name.to_owned(), format!("{name}.log")));
         for (who, name) in names.chain(starter) {
             let path = folder.join(name);
-            let file = File::create(&path).map_err(|error| cannot_make(&path, &error))?;
-            logs.insert(who, file);
+            let log = file::create_log(&path).map_err(|error| format!("cannot make {error}"))?;
+            logs.insert(who, log);
         }
-        *self.output.lock() = logs;
+        *self.logs() = logs;
         Ok(())
     }
 
-    /// Writes a line of a rank, or of the program that starts them. The first error of stdout is told, and the files continue.
-    pub(super) fn line(&self, who: &str, stream: Stream, line: &[u8]) {
-        let whole = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
-        let mut logs = self.output.lock();
-        if let Err(error) = self.output.show(stream, &whole) {
-            self.say(&format!("{error}: some output of the ranks is lost"));
-        }
+    /// Takes a line of a rank, or of the program that starts them: writes it to its log, and has it written to the terminal. Does
+    /// not wait for the terminal.
+    pub(super) fn line(&self, (who, from): (&str, Source), stream: Stream, line: &[u8]) {
+        self.log(who, line);
+        let text = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
+        self.writer(stream).add(Waiting { stream, text, from, cost: cost(line) });
+    }
+
+    fn log(&self, who: &str, line: &[u8]) {
+        let mut logs = self.logs();
         let Some(file) = logs.get_mut(who) else { return };
-        let kept = file.write_all(&[line, b"\n"].concat());
-        if let Err(error) = kept {
+        if let Err(error) = file.write_all(&[line, b"\n"].concat()) {
             logs.remove(who);
             self.say(&format!("the log of [{who}] ends here: {error}"));
         }
     }
 
-    /// Whether a line could not be written to stdout. Does not wait for the terminal.
-    pub(super) fn has_lost(&self) -> bool {
-        self.output.has_lost.load(Ordering::Relaxed)
-    }
-
     /// Prints a line of the launcher itself. Does not wait for the terminal.
     pub(super) fn say(&self, line: &str) {
-        let _ = self.said.try_send(Said::Line(line.to_owned()));
+        self.stderr.add(message(line));
+    }
+
+    /// The time since which lines of ranks have waited for a reader; `None` if none waits. The later one of the two streams.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        self.stdout.waits_since().max(self.stderr.waits_since())
+    }
+
+    /// Gives up the lines of ranks on a stream for which `is_late` is true. Its argument is the time since which they have waited.
+    pub(super) fn give_up(&self, is_late: impl Fn(Instant) -> bool) {
+        for writer in [&self.stdout, &self.stderr] {
+            if writer.waits_since().is_some_and(&is_late) {
+                writer.give_up();
+            }
+        }
+    }
+
+    /// Tells the number of lines that were lost since the last call, and returns it.
+    pub(super) fn tell_lost(&self) -> u64 {
+        let mut lost = self.stdout.take_lost();
+        if !Arc::ptr_eq(&self.stdout, &self.stderr) {
+            lost += self.stderr.take_lost();
+        }
+        if lost > 0 {
+            let lines = if lost == 1 { "line" } else { "lines" };
+            self.say(&format!("{lost} {lines} of output could not be written, and are lost"));
+        }
+        lost
     }
 
     /// Waits until all lines of the launcher are written, for at most a second.
     pub(super) fn finish(&self) {
-        let (all, written) = mpsc::sync_channel(1);
-        if self.said.try_send(Said::All(all)).is_ok() {
-            let _ = written.recv_timeout(LAST_LINES);
+        self.stderr.wait(Instant::now() + LAST_LINES);
+    }
+
+    fn writer(&self, stream: Stream) -> &Writer {
+        match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
         }
     }
-}
 
-/// Writes the lines of the launcher until it ends.
-fn write_all(waiting: &Receiver<Said>, output: &Output) {
-    for said in waiting {
-        match said {
-            Said::Line(line) => {
-                let _logs = output.lock();
-                hsdp_program::tell("hsdp", line);
-            }
-            Said::All(written) => {
-                let _ = written.try_send(());
-            }
-        }
-    }
-}
-
-impl Output {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, File>> {
+    fn logs(&self) -> MutexGuard<'_, HashMap<String, File>> {
         self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Writes a line that is not mixed with others, while the caller holds the lock.
-    fn show(&self, stream: Stream, line: &[u8]) -> Result<(), PrintError> {
-        match stream {
-            Stream::Stdout if self.has_lost.load(Ordering::Relaxed) => Ok(()),
-            Stream::Stdout => {
-                stdout::write(line).inspect_err(|_| self.has_lost.store(true, Ordering::Relaxed))
-            }
-            Stream::Stderr => {
-                // An error of stderr cannot be reported anywhere.
-                let _ = io::stderr().lock().write_all(line);
-                Ok(())
-            }
-        }
-    }
+/// A line of the launcher.
+fn message(text: &str) -> Waiting {
+    let text = stderr::in_one_line(format_args!("hsdp: {text}")) + "\n";
+    Waiting { stream: Stream::Stderr, text: text.into_bytes(), from: Source::Launcher, cost: 0 }
+}
+
+/// The streams without the buffer and the lock of the standard library: a thread that waits in a write would hold them for ever.
+fn files() -> io::Result<Files> {
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    Ok(Files { stdout, stderr })
+}
+
+fn is_one_file(files: &Files) -> io::Result<bool> {
+    let (stdout, stderr) = (files.stdout.metadata()?, files.stderr.metadata()?);
+    Ok((stdout.dev(), stdout.ino()) == (stderr.dev(), stderr.ino()))
 }
 
 fn cannot_make(path: &Path, error: &io::Error) -> String {

@@ -1,6 +1,7 @@
 //! A plan as tables.
 
 use comfy_table::{CellAlignment, Table, presets};
+use hsdp_program::stderr::in_one_line;
 use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
 
 use super::Planned;
@@ -23,6 +24,7 @@ fn heading(planned: &Planned) -> String {
     let (mesh, options, spec) = (plan.mesh(), plan.options(), plan.spec());
     let (parameters, units) = (spec.numel().get(), spec.units().len());
     let microbatches = world.microbatches;
+    let name = in_one_line(name);
     format!(
         "{name}: {} parameters in {units} units on mesh {mesh}, {} ranks\n\
          parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, optimizer {}",
@@ -44,7 +46,9 @@ fn units(planned: &Planned) -> Table {
         let (unit, layout) = (&plan.spec()[first], plan.layout(first));
         let name = match first == last {
             true => unit.name.clone(),
-            false => format!("each of {} .. {}", unit.name, plan.spec()[last].name),
+            false => {
+                format!("each of {} .. {}", unit.name, plan.spec()[last].name)
+            }
         };
         let (numel, trained) = (unit.numel().get(), unit.trainable_numel().get());
         [

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use hsdp_program::stderr::in_one_line;
 use hsdp_simulator::{Found, Search};
 
 use super::Searched;
@@ -11,9 +12,9 @@ pub(super) fn text(searched: &Searched<'_>) -> String {
     let Searched { options, machine, memory, search } = searched;
     let mut text = format!(
         "{} on {} ranks of {}, {memory} a rank: {} candidates, of which {} do not fit; {} were simulated, and no other of these is faster",
-        options.model,
+        in_one_line(&options.model),
         options.ranks,
-        machine.name,
+        in_one_line(&machine.name),
         search.candidates,
         search.unfit.values().sum::<u64>(),
         search.simulated,

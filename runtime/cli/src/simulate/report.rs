@@ -1,6 +1,7 @@
 //! A simulated step as text.
 
 use comfy_table::{CellAlignment, Table, presets};
+use hsdp_program::stderr::in_one_line;
 use hsdp_simulator::{Level, RankTiming, Share};
 
 use super::Simulated;
@@ -20,8 +21,8 @@ fn heading(simulated: &Simulated<'_>) -> String {
     format!(
         "{} on {}, mesh {mesh}: a step of {} tokens takes {step}\n\
          {speed:.0} tokens/s, {:.1} on each of {ranks} ranks; model flops utilisation {:.1} %",
-        choices.model,
-        machine.name,
+        in_one_line(&choices.model),
+        in_one_line(&machine.name),
         prediction.tokens,
         speed / ranks as f64,
         100.0 * prediction.flops_utilisation(),

@@ -1,22 +1,40 @@
 //! The traces of a simulated step, in files.
 
 use std::error::Error;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use hsdp_program::file::{Output, OutputFolder, replace_with};
 use hsdp_simulator::{Costs, Traces, trace};
 
-use super::Simulated;
+use super::{Options, Simulated};
+use crate::output::{self, cannot_write};
+use crate::plan::choices::Choices;
 
 /// The most ranks that get a file each, and actions of a rank in a trace.
 const MAX_FILES: usize = 4096;
 const MAX_ACTIONS: u64 = 4_000_000;
 
+/// The files that are asked for.
+pub(super) struct Outputs {
+    timeline: Option<Output>,
+    chakra: Option<OutputFolder>,
+}
+
+impl Outputs {
+    /// Checks that they can be written.
+    pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
+        let inputs = [&choices.model, &options.machine].map(Path::new);
+        Ok(Self {
+            timeline: output::check(options.trace.as_ref(), &inputs)?,
+            chakra: output::check_folder(options.chakra.as_ref())?,
+        })
+    }
+}
+
 /// Writes the traces that are asked for.
-pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
-    let Simulated { options, machine, workload, .. } = simulated;
-    if options.trace.is_none() && options.chakra.is_none() {
+pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), Box<dyn Error>> {
+    let Simulated { machine, workload, .. } = simulated;
+    if outputs.timeline.is_none() && outputs.chakra.is_none() {
         return Ok(());
     }
     let (orders, costs) = (workload.orders(machine), workload.costs(machine)?);
@@ -30,10 +48,10 @@ pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
         .into());
     }
     let traces = Traces { orders: &orders, spec: workload.plan.spec(), costs: &costs };
-    if let Some(path) = &options.trace {
-        write_timeline(&traces, &costs, path)?;
+    if let Some(file) = &outputs.timeline {
+        write_timeline(&traces, &costs, file)?;
     }
-    if let Some(folder) = &options.chakra {
+    if let Some(folder) = &outputs.chakra {
         write_chakra(&traces, folder)?;
     }
     Ok(())
@@ -42,40 +60,27 @@ pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
 fn write_timeline(
     traces: &Traces<'_>,
     costs: &dyn Costs,
-    path: &Path,
+    file: &Output,
 ) -> Result<(), Box<dyn Error>> {
     let (timing, spans) = trace(traces.orders, costs)?;
-    into_file(path, |sink| traces.write_timeline(&timing, &spans, sink))?;
-    Ok(())
+    let written = file.write(|mut sink| traces.write_timeline(&timing, &spans, &mut sink));
+    Ok(written.map_err(cannot_write)?)
 }
 
-fn write_chakra(traces: &Traces<'_>, folder: &Path) -> Result<(), String> {
+fn write_chakra(traces: &Traces<'_>, folder: &OutputFolder) -> Result<(), String> {
     let mesh = traces.orders.mesh;
     let ranks = mesh.world_size();
     if ranks > MAX_FILES {
         return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_FILES} get a trace each"));
     }
-    fs::create_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    into_file(&folder.join("groups.json"), |sink| traces.write_chakra_groups(sink))?;
-    let write = |rank| {
-        let path = folder.join(format!("step.{rank}.et"));
-        into_file(&path, |sink| traces.write_chakra(rank, sink))
-    };
-    mesh.ranks().try_for_each(write)
-}
-
-/// Writes a file.
-///
-/// # Errors
-/// In one line, with the path.
-pub(crate) fn into_file(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-) -> Result<(), String> {
-    let written = File::create(path).and_then(|file| {
-        let mut sink = BufWriter::new(file);
-        write(&mut sink)?;
-        sink.flush()
+    let written = folder.write(|folder| {
+        replace_with(&folder.join("groups.json"), |mut sink| {
+            traces.write_chakra_groups(&mut sink)
+        })?;
+        mesh.ranks().try_for_each(|rank| {
+            let path = folder.join(format!("step.{rank}.et"));
+            replace_with(&path, |mut sink| traces.write_chakra(rank, &mut sink))
+        })
     });
-    written.map_err(|error| format!("{}: {error}", path.display()))
+    written.map_err(cannot_write)
 }

@@ -102,9 +102,11 @@ fn an_attendant_stays_until_the_launcher_lets_it_end() {
     stream.set_nonblocking(false).expect("set");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
     stream.write_all(&[BEGIN]).expect("written");
-    let mut frames = [0; 13 + 9];
-    stream.read_exact(&mut frames).expect("the hello, and the end of the command");
-    assert_eq!(frames[13], b'C', "{frames:?}");
+    let mut frames = [0; 13 + 9 + 5];
+    stream
+        .read_exact(&mut frames)
+        .expect("the hello, the end of the command, and that of its lines");
+    assert_eq!([frames[13], frames[22]], *b"CD", "{frames:?}");
     stream.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
     let waits = stream.read(&mut [0]).expect_err("it has ended");
     assert_eq!(waits.kind(), ErrorKind::WouldBlock);

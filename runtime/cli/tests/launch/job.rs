@@ -88,12 +88,44 @@ impl Job {
         kill(Pid::from_raw(pid), signal).expect("it is there");
     }
 
+    /// Its exit code and its stderr, after it has ended while nobody read its stdout.
+    pub(crate) fn ended_unread(mut self) -> (Option<i32>, String) {
+        let code = until_ended(&mut self.child);
+        let mut told = String::new();
+        let stderr = self.child.stderr.take();
+        stderr.expect("piped").read_to_string(&mut told).expect("UTF-8");
+        (code, told)
+    }
+
+    /// Its exit code and its stdout, after it has ended while nobody read its stderr.
+    pub(crate) fn ended_untold(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.stdout.read_to_string(&mut said).expect("UTF-8");
+        (until_ended(&mut self.child), said)
+    }
+
     /// Its exit code and the rest of its output.
     pub(crate) fn ended(mut self) -> Said {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).expect("UTF-8");
         let output = self.child.wait_with_output().expect("it ends");
         (output.status.code(), said, String::from_utf8(output.stderr).expect("UTF-8"))
+    }
+}
+
+/// Waits until a program has ended, and returns its exit code.
+pub(crate) fn until_ended(child: &mut Child) -> Option<i32> {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            return status.code();
+        }
+        if began.elapsed() >= PATIENCE {
+            // Its ranks end with it.
+            child.kill().expect("it is there");
+            panic!("the job does not end");
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 

@@ -14,3 +14,4 @@ mod output;
 mod ranks;
 mod refusals;
 mod signals;
+mod stands_still;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, ran, until_gone};
+use crate::job::{Job, NCCL, PATIENCE, ran, until_gone};
 
 /// Each rank writes lines in two parts, on both streams, as fast as it can.
 #[test]
@@ -99,14 +99,16 @@ fn a_reader_that_stands_still_does_not_keep_a_signal_from_the_ranks() {
 }
 
 /// Waits until a file is there, and no longer changes.
-fn until_still(file: &Path) {
-    let (mut last, mut since) = (Vec::new(), Instant::now());
+pub(crate) fn until_still(file: &Path) {
+    let began = Instant::now();
+    let (mut last, mut since) = (Vec::new(), began);
     while last.is_empty() || since.elapsed() < Duration::from_millis(300) {
         let now = fs::read(file).unwrap_or_default();
         if now != last {
             (last, since) = (now, Instant::now());
         }
-        std::thread::yield_now();
+        assert!(began.elapsed() < PATIENCE, "it changes for ever, or is never there");
+        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 
@@ -172,7 +174,8 @@ fn output_that_a_full_disk_takes_away_is_told_once_and_is_no_success() {
     );
     let output = hsdp_program::testing::on_a_full_disk(&mut command).expect("the program starts");
     let told = String::from_utf8_lossy(&output.stderr);
-    let expected = "hsdp: cannot print to stdout: No space left on device (os error 28): some output of the ranks is lost\n";
+    let expected = "hsdp: cannot print to stdout: No space left on device (os error 28): some output of the ranks is lost\n\
+                    hsdp: 4 lines of output could not be written, and are lost\n";
     assert_eq!((output.status.code(), &*told), (Some(1), expected));
     let log = fs::read_to_string(format!("{logs}/attempt-0/rank-1.log")).expect("kept");
     assert_eq!(log, "one\ntwo\n");

@@ -156,3 +156,32 @@ fn words_of_a_row_are_those_of_the_command_line() {
         assert_eq!(read(words), Err(Error::Table { line: 2, problem: problem.into() }));
     }
 }
+
+/// A fit predicts each row of a large table some ten times, not some thousand times.
+#[test]
+fn a_large_table_is_fitted_by_few_predictions() {
+    let machine = Machine::bundled("a100-node").expect("bundled");
+    let mut truth = machine.clone();
+    truth.set("calls.start", 7e-6, "test").expect("a number");
+    truth.set("links.machine.efficiency", 0.6, "test").expect("a number");
+    let row = |index: usize| {
+        let row = AllReduceRow { members: 2 + index % 7, bytes: 1 << (10 + index % 17) };
+        let exact = row.predict(&truth).expect("a time").seconds();
+        // Errors of up to 2 %, in a fixed order.
+        let error = 1.0 + 0.02 * (((index * 7919) % 1000) as f64 / 500.0 - 1.0);
+        (row, Time::from_seconds(exact * error).expect("a time"))
+    };
+    let rows: Vec<_> = (0..20_000).map(row).collect();
+    let calls = std::cell::Cell::new(0_usize);
+    let predict = |machine: &Machine, row: &AllReduceRow| {
+        calls.set(calls.get() + 1);
+        row.predict(machine)
+    };
+    let measured = Measurements { table: "all.csv", rows: &rows };
+    let fitted = fit(&machine, &AllReduceRow::NUMBERS, &measured, predict).expect("a fit");
+    let values: Vec<f64> = fitted.numbers.iter().map(|it| it.number.value).collect();
+    assert!((values[0] / 7e-6 - 1.0).abs() < 0.01, "{values:?}");
+    assert!((values[1] / 0.6 - 1.0).abs() < 0.01, "{values:?}");
+    assert_eq!(fitted.predicted.len(), rows.len());
+    assert!(calls.get() < 60 * rows.len(), "{} predictions", calls.get());
+}

@@ -26,7 +26,8 @@ fn ranks_that_end_well_end_alone() {
         assert!(supervisor.ended(rank, End::Code(0), now).is_empty());
     }
     assert!(supervisor.is_over());
-    assert_eq!((supervisor.first(), supervisor.deadline()), (None, None));
+    assert_eq!((supervisor.first, supervisor.deadline()), (None, None));
+    assert_eq!(supervisor.outcome(0).code(), 0);
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn the_first_that_ends_badly_ends_the_others_and_is_remembered() {
     assert!(supervisor.ended(2, End::Signal(TERM), now).is_empty());
     assert_eq!(supervisor.deadline(), Some(now + GRACE));
     assert_eq!(signals(&supervisor.late(now + GRACE)), [(0, KILL)]);
-    assert_eq!(supervisor.first(), Some(Bad { rank: Some(1), end: Some(End::Code(3)) }));
+    assert_eq!(supervisor.first, Some(Bad::Rank(1, End::Code(3))));
     supervisor.ended(0, End::Signal(KILL), now + GRACE);
     assert!(supervisor.is_over());
 }
@@ -62,7 +63,7 @@ fn a_signal_without_a_bad_end_sets_no_deadline() {
     supervisor.signal(TERM, now);
     supervisor.ended(0, End::Code(0), now);
     assert_eq!(supervisor.deadline(), None);
-    assert_eq!(supervisor.signalled(), Some(TERM));
+    assert_eq!(supervisor.signal, Some(TERM));
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn without_mpirun_nobody_else_comes() {
     let mut supervisor = Supervisor::new(3, GRACE, now);
     supervisor.joined(2);
     assert_eq!(signals(&supervisor.alone(End::Code(0), now)), [(2, TERM)]);
-    assert_eq!(supervisor.first(), Some(Bad { rank: None, end: None }));
+    assert_eq!(supervisor.first, Some(Bad::StarterGone));
     assert!(!supervisor.is_over());
     supervisor.ended(2, End::Code(0), now);
     assert!(supervisor.is_over());
@@ -110,16 +111,90 @@ fn who_is_not_there_in_time_has_failed() {
     let due = supervisor.deadline().expect("one is missing");
     assert_eq!(due, now + START);
     assert_eq!(signals(&supervisor.late(due)), [(0, TERM), (2, TERM)]);
-    let first = supervisor.first().expect("it failed");
-    assert_eq!(
-        (first.to_string().as_str(), first.exit_code()),
-        ("rank 1 did not start within 120 s", 1)
-    );
+    let ended = supervisor.outcome(0);
+    let told = ended.tell(0, Outlook::Last).expect("it failed");
+    assert_eq!(told, "attempt 0 failed: rank 1 did not start within 120 s");
+    assert_eq!(ended.code(), 1);
     supervisor.ended(0, End::Signal(TERM), due);
     supervisor.ended(2, End::Signal(TERM), due);
     // The rank may still start, so it is waited for. After that, the process that starts it is killed.
     assert!(!supervisor.is_over());
-    supervisor.late(due + GRACE);
-    assert_eq!(supervisor.late(due + GRACE + BURIAL)[0], Action::KillStarted);
+    assert_eq!(supervisor.late(due + GRACE)[1], Action::KillStarted);
     assert!(supervisor.is_over());
+}
+
+#[test]
+fn an_interrupted_job_has_the_code_of_its_signal_unless_its_ranks_have_answered() {
+    let (mut supervisor, now) = three();
+    supervisor.signal(TERM, now);
+    // They ignore both signals, and nothing can kill them.
+    supervisor.signal(TERM, now);
+    supervisor.late(now + BURIAL);
+    assert!(supervisor.is_over());
+    let ended = supervisor.outcome(0);
+    assert_eq!((ended.code(), ended.is_final()), (128 + 15, true));
+    let told = ended.tell(0, Outlook::Again).expect("it is no success");
+    assert_eq!(told, "attempt 0 was interrupted by SIGTERM");
+
+    let (mut supervisor, now) = three();
+    supervisor.signal(2, now);
+    (0..3).for_each(|rank| assert!(supervisor.ended(rank, End::Code(0), now).is_empty()));
+    // They have saved, and ended well. Nobody knows that if their lines are lost.
+    assert_eq!(supervisor.outcome(0).code(), 0);
+    assert_eq!(supervisor.outcome(1).code(), 128 + 2);
+    let (supervisor, _) = three();
+    assert_eq!(Ended { lost: 1, is_abandoned: false, ..supervisor.outcome(0) }.code(), 1);
+}
+
+#[test]
+fn ranks_that_never_start_do_not_keep_a_job_that_gets_a_signal() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(2, GRACE, now);
+    supervisor.joined(0);
+    supervisor.signal(1, now);
+    assert_eq!(supervisor.deadline(), Some(now + GRACE));
+    supervisor.ended(0, End::Code(0), now);
+    let actions = supervisor.late(now + GRACE);
+    let said = "rank 1 has not started: SIGKILL for the processes that start the ranks";
+    assert_eq!(actions, [Action::Say(said.to_owned()), Action::KillStarted]);
+    assert!(supervisor.is_over());
+    let ended = supervisor.outcome(0);
+    assert_eq!(ended.code(), 128 + 1);
+    let told = ended.tell(0, Outlook::Last).expect("it is no success");
+    assert_eq!(told, "attempt 0 was interrupted by SIGHUP: rank 1 had not started");
+}
+
+#[test]
+fn lines_wait_for_their_reader_until_the_job_is_being_ended() {
+    let (mut supervisor, now) = three();
+    let second = Duration::from_secs(1);
+    assert_eq!(supervisor.lines_until(now, None), None);
+    assert_eq!(supervisor.lines_until(now, Some(now)), None);
+    supervisor.signal(TERM, now);
+    // Ranks may take their time after a signal, and the reader that takes lines meanwhile gets all of them.
+    assert_eq!(supervisor.lines_until(now, None), Some(now + GRACE));
+    assert_eq!(supervisor.lines_until(now + second, None), Some(now + second + GRACE));
+    // After the last of them the grace counts, however slowly the reader takes them.
+    let over = now + 5 * second;
+    assert_eq!(supervisor.lines_until(over + second, Some(over)), Some(over + GRACE));
+    supervisor.signal(TERM, over);
+    assert_eq!(supervisor.lines_until(over, Some(over)), Some(over + LAST_LINES));
+}
+
+#[test]
+fn a_grace_of_zero_leaves_a_second_for_the_last_lines() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(1, Duration::ZERO, now);
+    supervisor.joined(0);
+    supervisor.ended(0, End::Code(1), now);
+    assert_eq!(supervisor.lines_until(now, Some(now)), Some(now + LAST_LINES));
+}
+
+#[test]
+fn a_signal_after_the_end_of_all_ranks_is_for_their_lines() {
+    let (mut supervisor, now) = three();
+    (0..3).for_each(|rank| assert!(supervisor.ended(rank, End::Code(0), now).is_empty()));
+    let said = "SIGTERM: all ranks have ended; lines that are not read within 10 s are lost";
+    assert_eq!(supervisor.signal(TERM, now), [Action::Say(said.to_owned())]);
+    assert!(supervisor.signal(TERM, now).is_empty());
 }

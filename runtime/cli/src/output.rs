@@ -1,0 +1,25 @@
+//! The files that options name to be written: checked before the work, and written as a whole after it.
+
+use std::path::{Path, PathBuf};
+
+use hsdp_program::file::{FileError, Output, OutputFolder};
+
+/// Checks a file to write, if there is one. It must be none of `inputs`, which may be names of what is bundled.
+///
+/// # Errors
+/// In one line.
+pub(crate) fn check(file: Option<&PathBuf>, inputs: &[&Path]) -> Result<Option<Output>, String> {
+    file.map(|file| Output::check(file, inputs).map_err(cannot_write)).transpose()
+}
+
+/// Checks a folder to make, if there is one.
+///
+/// # Errors
+/// In one line.
+pub(crate) fn check_folder(folder: Option<&PathBuf>) -> Result<Option<OutputFolder>, String> {
+    folder.map(|folder| OutputFolder::check(folder).map_err(cannot_write)).transpose()
+}
+
+pub(crate) fn cannot_write(error: FileError) -> String {
+    format!("cannot write {error}")
+}
