@@ -95,8 +95,14 @@ impl<'a> Simulation<'a> {
         let colors = Colors::of(orders.mesh, &orders.absent, costs);
         let order = |color: usize| &orders.of[&orders.data(colors.first(color))];
         let of_colors = (0..colors.len()).map(order).collect();
-        let world =
-            World { placement: orders.placement, costs, ranks: Ranks::new(&colors), colors, spans };
+        let world = World {
+            mesh: orders.mesh,
+            placement: orders.placement,
+            costs,
+            ranks: Ranks::new(&colors),
+            colors,
+            spans,
+        };
         Self { orders: of_colors, world }
     }
 
