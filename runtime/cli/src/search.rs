@@ -7,6 +7,7 @@ mod report;
 use std::error::Error;
 use std::num::{NonZeroUsize, TryFromIntError};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
@@ -23,7 +24,7 @@ use crate::output::{self, cannot_write};
 use crate::plan::optimizer::Optimizer;
 use crate::simulate;
 
-/// The most ranks of a search: each candidate has all ranks looked at, some ten thousand times.
+/// The most ranks of a search: all ranks are looked at for each mesh.
 const MAX_RANKS: u64 = 1 << 14;
 
 /// The most tokens of a sequence.
@@ -52,9 +53,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
     context: u64,
 
-    /// Tokens of a step on all ranks, a multiple of ranks times context; by default several are tried
+    /// Tokens of a step on all ranks, a multiple of ranks times context; or any, to compare steps of different numbers of tokens
     #[arg(long, value_name = "TOKENS")]
-    batch_tokens: Option<u64>,
+    batch_tokens: BatchTokens,
 
     /// Optimizer
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
@@ -71,6 +72,35 @@ pub(crate) struct Options {
     /// Also write a page with the result into this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// The tokens of a step.
+#[derive(Clone, Copy, Debug)]
+enum BatchTokens {
+    /// A number, so that all steps train alike.
+    Of(u64),
+    /// Several numbers are tried.
+    Any,
+}
+
+impl FromStr for BatchTokens {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "any" => Ok(Self::Any),
+            text => text.parse().map(Self::Of).map_err(|_| "expected a whole number, or any"),
+        }
+    }
+}
+
+impl BatchTokens {
+    const fn number(self) -> Option<u64> {
+        match self {
+            Self::Of(tokens) => Some(tokens),
+            Self::Any => None,
+        }
+    }
 }
 
 /// The parts of the model that the host's memory may have: those with which `hsdp simulate` takes this optimizer.
@@ -112,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         ranks,
         context: usize::try_from(options.context)?,
         memory,
-        batch_tokens: options.batch_tokens,
+        batch_tokens: options.batch_tokens.number(),
         offloads: offloads(options.optimizer, &machine),
     };
     let search = Search::of(&space, options.top)?;

@@ -87,6 +87,12 @@ pub enum Error {
         /// Tokens of a sequence.
         context: usize,
     },
+    /// A search has too many candidates, or plans that take too long. No work was done.
+    #[error("{problem}")]
+    SearchTooLarge {
+        /// The problem, with all numbers.
+        problem: String,
+    },
     /// Schedules cannot be judged.
     #[error("{}", at(.place, .problem))]
     Schedules {

@@ -15,6 +15,7 @@ mod order;
 mod prediction;
 mod search;
 mod simulation;
+mod stated;
 mod time;
 mod traces;
 
@@ -39,5 +40,6 @@ pub use self::simulation::{
     Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams, Timing,
     What, WorkCost, simulate, trace,
 };
+pub use self::stated::StatedError;
 pub use self::time::Time;
 pub use self::traces::Traces;

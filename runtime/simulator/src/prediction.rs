@@ -10,9 +10,9 @@ use std::sync::Arc;
 use hsdp_sharding::{Offload, Plan};
 
 pub use self::memory::StepMemory;
-use self::on_machine::OnMachine;
+pub(crate) use self::on_machine::{Groups, OnMachine, check_update, update_cost};
 use crate::order::{Data, LossScale, Microbatches, Order, Placement, Step};
-use crate::simulation::{Costs, Orders, Timing, simulate};
+use crate::simulation::{Costs, Orders, Timing, simulate_among};
 use crate::{Batch, Computation, Error, Level, Machine, Time};
 
 /// A step that all ranks make with data.
@@ -88,8 +88,22 @@ impl Workload {
     }
 
     fn timing(&self, machine: &Machine) -> Result<Timing, Error> {
-        let costs = OnMachine::new(self, machine)?;
-        let timing = simulate(&self.orders(machine), &costs)?;
+        check_update(&self.plan)?;
+        let groups = Groups::new(self.plan.mesh(), machine)?;
+        self.timing_among(machine, &Arc::new(groups))
+    }
+
+    /// Predicts the time on a mesh that is placed.
+    ///
+    /// # Errors
+    /// [`Error::Computation`] and [`Error::TooLong`], as [`predict`](Self::predict).
+    pub(crate) fn timing_among(
+        &self,
+        machine: &Machine,
+        groups: &Arc<Groups>,
+    ) -> Result<Timing, Error> {
+        let costs = OnMachine::among(self, machine, Arc::clone(groups))?;
+        let timing = simulate_among(&self.orders(machine), &costs, groups.colors.clone())?;
         if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
     }
 
@@ -105,13 +119,19 @@ impl Workload {
     #[must_use]
     pub fn orders(&self, machine: &Machine) -> Orders {
         let placement = placement(machine);
-        let (microbatches, data, loss_scale) = (self.microbatches, Data::Present, LossScale::Fixed);
-        let step = Step { microbatches, placement, data, loss_scale };
-        let of = BTreeMap::from([(data, Order::of(&self.plan, step))]);
+        let data = Data::Present;
+        let of = BTreeMap::from([(data, Order::of(&self.plan, self.step(placement)))]);
         Orders { mesh: self.plan.mesh(), placement, of, absent: BTreeSet::new() }
     }
 
-    fn prediction(&self, machine: &Machine, timing: Timing) -> Prediction {
+    /// The step of a rank.
+    pub(crate) const fn step(&self, placement: Placement) -> Step {
+        let (microbatches, data, loss_scale) = (self.microbatches, Data::Present, LossScale::Fixed);
+        Step { microbatches, placement, data, loss_scale }
+    }
+
+    /// The prediction with a time that is known.
+    pub(crate) fn prediction(&self, machine: &Machine, timing: Timing) -> Prediction {
         let ranks = self.plan.mesh().world_size() as u64;
         let (Microbatches::Given(count) | Microbatches::Asked(count)) = self.microbatches;
         let tokens = (self.batch.sequences as u64)

@@ -1,22 +1,30 @@
-//! The search for the fastest step: all meshes and options of a model on so many ranks, of which those that fit are simulated.
+//! The search for the fastest steps: all meshes and options of a model on so many ranks, of which those that fit are candidates.
 //!
-//! A step takes at least as long as its computation. So candidates are simulated in the order of that bound, and one is left out if its bound is
-//! slower than the last of the list and than what was found for its mesh and number of microbatches. The result is that of simulating all.
+//! Predictions have errors. So steps whose predictions differ by less than the [stated error](StatedError) tie: the list has all that tie with the
+//! fastest first, by memory (what a rank offloads into the host's counts too), then those one error further behind, and so on. A candidate is left out if a listed one on the same mesh, with as many
+//! tokens, takes no more memory and is not behind it by an error.
+//!
+//! A step takes at least as long as the sums of what each rank's thread, device and stream do (`bound`). So candidates are simulated in the order of
+//! that bound until it is slower than the fastest, and then in the order of their memory, as far as their bounds allow.
+//!
+//! Memory and time are bounded: [`Space`] refuses what is too large before any work, a candidate takes 40 bytes, plans are made again where they are
+//! simulated, and simulations have a budget. What is left out for want of it is counted.
 
+mod bound;
 mod candidate;
+mod fitting;
 mod space;
 mod unfit;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-
-use itertools::iproduct;
 
 pub use self::candidate::{AfterForwards, Candidate, PlanChoice};
+use self::fitting::{Fit, Fitting};
 pub use self::space::Space;
 pub use self::unfit::Unfit;
-use crate::{Error, Prediction, Workload};
+use crate::simulation::Timing;
+use crate::{Error, Prediction, StatedError, Workload};
 
 /// A candidate that was simulated.
 #[derive(Clone, Debug)]
@@ -27,18 +35,24 @@ pub struct Found {
     pub workload: Workload,
     /// The prediction of the step.
     pub prediction: Prediction,
+    /// How many times the stated error it is behind the fastest: with 0 they tie.
+    pub band: u32,
 }
 
 /// Replicas, shards and microbatches.
 pub(crate) type Cell = (usize, usize, u64);
 
 /// The result of a search.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Search {
-    /// The fastest, by tokens a second; of equal ones that with the least memory. A candidate whose step takes the time of another one on the
-    /// same mesh, to the picosecond, is left out if it takes as much memory.
+    /// The stated error of the predictions.
+    pub error: StatedError,
+    /// Tokens a second of the fastest prediction; 0 if nothing fits.
+    pub fastest: f64,
+    /// The best: by band, then by memory, then by tokens a second, then in the order in which candidates are tried. None is behind the
+    /// fastest by more than half of its speed.
     pub best: Vec<Found>,
-    /// Tokens a second of the fastest of each mesh and number of microbatches.
+    /// Tokens a second of the fastest of each mesh and number of microbatches, to the stated error.
     pub cells: BTreeMap<Cell, f64>,
     /// The number of candidates that do not fit, by reason.
     pub unfit: BTreeMap<Unfit, u64>,
@@ -46,91 +60,245 @@ pub struct Search {
     pub candidates: u64,
     /// The number of those that were simulated.
     pub simulated: u64,
+    /// The number of those that might have been in the result, and were not simulated since a search simulates only so much.
+    pub over_budget: u64,
 }
 
-/// A candidate that fits.
-struct Fit {
-    candidate: Candidate,
-    workload: Workload,
-    /// At most so many tokens a second.
-    bound: f64,
-}
+/// The budget of simulations, in colors and units: twenty seconds of a core.
+const BUDGET: u64 = 30_000_000;
+/// A simulation counts as that of so many colors more, for its plan and its costs.
+const OF_PLAN: u64 = 8;
+/// The part of the budget that the search for the fastest may use, and with it the list.
+const FOR_FASTEST: f64 = 0.5;
+const FOR_LIST: f64 = 0.85;
+/// The part of the fastest speed that a listed step has at least.
+const LEAST_LISTED: f64 = 0.5;
+
+/// A step of no time has the speed of one of a picosecond.
+const LEAST_TIME: f64 = 1e-12;
 
 impl Search {
-    /// Searches a space for its `top` fastest steps.
+    /// Searches a space for its `top` best steps. The result depends on the arguments alone.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`]; those of a plan, and of [`Workload::predict`].
+    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooLong`] if all steps that fit are; those of a plan, and of
+    /// [`Workload::predict`].
     pub fn of(space: &Space<'_>, top: NonZeroUsize) -> Result<Self, Error> {
-        let mut search = Self::default();
-        let mut fit = search.fitting(space)?;
-        fit.sort_by(|one, other| other.bound.total_cmp(&one.bound));
-        for Fit { candidate, workload, bound } in fit {
-            if search.may_improve(&candidate, bound, top) {
-                let prediction = workload.predict(space.machine)?;
-                search.take(Found { candidate, workload, prediction }, top);
-            }
+        let fitting = Fitting::of(space)?;
+        let mut searching = Searching::new(&fitting);
+        searching.find_fastest()?;
+        let best = searching.list(top)?;
+        let cells = searching.cells()?;
+        if fitting.fits.is_empty() || searching.fastest > 0.0 {
+            let (simulated, over_budget) = searching.counts();
+            let Searching { fastest, error, .. } = searching;
+            let Fitting { unfit, candidates, .. } = fitting;
+            Ok(Self { error, fastest, best, cells, unfit, candidates, simulated, over_budget })
+        } else {
+            Err(Error::TooLong)
         }
-        Ok(search)
+    }
+}
+
+/// What is known of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    /// Its bound.
+    Bound,
+    /// Its tokens a second.
+    Speed(f64),
+    /// Its bound, since the budget was spent.
+    OverBudget,
+}
+
+/// A search whose candidates are known.
+struct Searching<'a> {
+    fitting: &'a Fitting<'a>,
+    error: StatedError,
+    fastest: f64,
+    /// By candidate.
+    known: Vec<Known>,
+    /// Candidates, those with the highest bound first.
+    by_bound: Vec<u32>,
+    spent: u64,
+}
+
+impl<'a> Searching<'a> {
+    fn new(fitting: &'a Fitting<'a>) -> Self {
+        let fits = &fitting.fits;
+        let mut by_bound: Vec<u32> = fitting.indices().collect();
+        by_bound.sort_by(|one, other| {
+            let [one, other] = [one, other].map(|it| fits[*it as usize].bound);
+            other.total_cmp(&one)
+        });
+        let error = fitting.space.machine.stated_error(fitting.space.ranks);
+        let known = vec![Known::Bound; fits.len()];
+        Self { fitting, error, fastest: 0.0, known, by_bound, spent: 0 }
     }
 
-    /// The candidates that fit; counts all.
-    fn fitting(&mut self, space: &Space<'_>) -> Result<Vec<Fit>, Error> {
-        let mut fitting = Vec::new();
-        let loads = space.loads()?;
-        for choice in space.plan_choices()? {
-            let plan = Arc::new(space.plan(&choice)?);
-            let of_dtype = loads.iter().filter(|load| load.batch.dtype == choice.param_dtype());
-            let memories = space.offloads.iter().map(|it| (*it, space.memory(&plan, *it)));
-            for ((offload, memory), load) in iproduct!(memories, of_dtype) {
-                self.candidates += 1;
-                match space.fits(memory, load) {
-                    Ok(bound) => {
-                        let workload = space.workload(&plan, load, offload);
-                        let candidate = Candidate::of(choice, &workload);
-                        fitting.push(Fit { candidate, workload, bound });
+    fn fit(&self, index: u32) -> &'a Fit {
+        &self.fitting.fits[index as usize]
+    }
+
+    /// Simulates a candidate, and returns its tokens a second; none if less than this part of the budget is left.
+    fn speed(&mut self, index: u32, part: f64) -> Result<Option<f64>, Error> {
+        if let Known::Speed(speed) = self.known[index as usize] {
+            return Ok(Some(speed));
+        }
+        let timed = self.simulate(index, part)?;
+        Ok(timed.map(|(speed, _)| speed))
+    }
+
+    /// Simulates a candidate, also if its speed is known.
+    fn simulate(
+        &mut self,
+        index: u32,
+        part: f64,
+    ) -> Result<Option<(f64, Option<(Workload, Timing)>)>, Error> {
+        let fit = self.fit(index);
+        let groups = self.fitting.groups_of(fit);
+        let units = self.fitting.space.spec.units().len() as u64;
+        let effort = units.saturating_mul(groups.colors.len() as u64 + OF_PLAN);
+        let limit = BUDGET as f64 * part;
+        if (self.spent.saturating_add(effort)) as f64 > limit {
+            if self.known[index as usize] == Known::Bound {
+                self.known[index as usize] = Known::OverBudget;
+            }
+            return Ok(None);
+        }
+        self.spent += effort;
+        let workload = self.fitting.workload(fit)?;
+        let timing = match workload.timing_among(self.fitting.space.machine, groups) {
+            // It is no result, and others may be.
+            Err(Error::TooLong) => None,
+            timing => Some(timing?),
+        };
+        let tokens = self.fitting.tokens(fit) as f64;
+        let speed = timing.as_ref().map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
+        self.known[index as usize] = Known::Speed(speed);
+        self.fastest = self.fastest.max(speed);
+        Ok(Some((speed, timing.map(|it| (workload, it)))))
+    }
+
+    /// Finds the fastest prediction.
+    fn find_fastest(&mut self) -> Result<(), Error> {
+        for place in 0..self.by_bound.len() {
+            let index = self.by_bound[place];
+            if self.fit(index).bound <= self.fastest {
+                return Ok(());
+            }
+            self.speed(index, FOR_FASTEST)?;
+        }
+        Ok(())
+    }
+
+    /// Lists the best.
+    fn list(&mut self, top: NonZeroUsize) -> Result<Vec<Found>, Error> {
+        let fits = &self.fitting.fits;
+        let mut by_memory: Vec<u32> = self.fitting.indices().collect();
+        by_memory.sort_by_key(|index| fits[*index as usize].memory);
+        let mut listed = Listed::default();
+        let (fastest, least) = (self.fastest, self.fastest * LEAST_LISTED);
+        let mut upper = f64::INFINITY;
+        let mut lower = self.error.floor(fastest);
+        let mut band = 0;
+        while listed.found.len() < top.get() && upper > least {
+            let slowest = lower.max(least);
+            let equal =
+                |one: &u32, other: &u32| fits[*one as usize].memory == fits[*other as usize].memory;
+            for equal in by_memory.chunk_by(equal) {
+                let mut tied = Vec::new();
+                for index in equal {
+                    let fit = self.fit(*index);
+                    if fit.bound < slowest || listed.has_as_good(self.fitting, fit) {
+                        continue;
                     }
-                    Err(unfit) => *self.unfit.entry(unfit).or_default() += 1,
+                    let speed = self.speed(*index, FOR_LIST)?;
+                    tied.extend(
+                        speed.filter(|it| (slowest..upper).contains(it)).map(|it| (it, *index)),
+                    );
+                }
+                tied.sort_by(|one, other| other.0.total_cmp(&one.0));
+                for (_, index) in tied {
+                    if listed.found.len() < top.get()
+                        && !listed.has_as_good(self.fitting, self.fit(index))
+                    {
+                        listed.found.extend(self.found(index, band)?);
+                        listed.put(self.fitting, self.fit(index));
+                    }
+                }
+                if listed.found.len() == top.get() {
+                    break;
                 }
             }
+            (upper, lower) = (lower, self.error.floor(lower));
+            band += 1;
         }
-        Ok(fitting)
+        Ok(listed.found)
     }
 
-    /// Whether a candidate with at most so many tokens a second may be among the best, of all or of its cell.
-    fn may_improve(&self, candidate: &Candidate, bound: f64, top: NonZeroUsize) -> bool {
-        let last = self.best.get(top.get() - 1).map_or(0.0, speed);
-        bound >= last || bound > self.cells.get(&candidate.cell()).copied().unwrap_or(0.0)
+    /// A listed candidate. Its simulation is repeated, and no more than the list is long, so it is not counted.
+    fn found(&mut self, index: u32, band: u32) -> Result<Option<Found>, Error> {
+        let Some((_, Some((workload, timing)))) = self.simulate(index, f64::INFINITY)? else {
+            return Ok(None);
+        };
+        let fit = self.fit(index);
+        let candidate = Candidate::of(*self.fitting.choice(fit), &workload);
+        let prediction = workload.prediction(self.fitting.space.machine, timing);
+        Ok(Some(Found { candidate, workload, prediction, band }))
     }
 
-    fn take(&mut self, found: Found, top: NonZeroUsize) {
-        self.simulated += 1;
-        let cell = self.cells.entry(found.candidate.cell()).or_default();
-        *cell = cell.max(speed(&found));
-        match self.best.iter_mut().find(|best| best.is_like(&found)) {
-            Some(like) if like.memory() <= found.memory() => return,
-            Some(like) => *like = found,
-            None => self.best.push(found),
+    /// The fastest of each mesh and number of microbatches: to the error, since candidates that may be faster by less are not simulated.
+    fn cells(&mut self) -> Result<BTreeMap<Cell, f64>, Error> {
+        let mut cells: BTreeMap<Cell, f64> = BTreeMap::new();
+        for index in self.fitting.indices() {
+            if let Known::Speed(speed) = self.known[index as usize] {
+                let best = cells.entry(self.fitting.cell(self.fit(index))).or_default();
+                *best = best.max(speed);
+            }
         }
-        self.best.sort_by(|one, other| {
-            speed(other).total_cmp(&speed(one)).then(one.memory().cmp(&other.memory()))
-        });
-        self.best.truncate(top.get());
+        for place in 0..self.by_bound.len() {
+            let index = self.by_bound[place];
+            let fit = self.fit(index);
+            let cell = self.fitting.cell(fit);
+            let best = cells.get(&cell).copied().unwrap_or(0.0);
+            if self.error.floor(fit.bound) > best {
+                let speed = self.speed(index, 1.0)?;
+                let best = cells.entry(cell).or_default();
+                *best = best.max(speed.unwrap_or(0.0));
+            }
+        }
+        cells.retain(|_, speed| *speed > 0.0);
+        Ok(cells)
+    }
+
+    /// The numbers of candidates that were simulated, and of those that were not, since the budget was spent.
+    fn counts(&self) -> (u64, u64) {
+        let is_simulated = |it: &&Known| matches!(it, Known::Speed(_));
+        let is_over = |it: &&Known| **it == Known::OverBudget;
+        let [simulated, over] = [
+            self.known.iter().filter(is_simulated).count(),
+            self.known.iter().filter(is_over).count(),
+        ];
+        (simulated as u64, over as u64)
     }
 }
 
-fn speed(found: &Found) -> f64 {
-    found.prediction.tokens_per_second()
+/// The list, as far as it is made.
+#[derive(Default)]
+struct Listed {
+    found: Vec<Found>,
+    /// The least memory of a listed candidate, by mesh and tokens.
+    least: HashMap<(usize, u64), u64>,
 }
 
-impl Found {
-    fn memory(&self) -> u64 {
-        self.prediction.memory.total().get()
+impl Listed {
+    /// Whether a listed candidate of the same mesh and tokens takes no more memory: all that follow are no faster beyond the error.
+    fn has_as_good(&self, fitting: &Fitting<'_>, fit: &Fit) -> bool {
+        self.least.get(&fitting.kind(fit)).is_some_and(|least| *least <= fit.memory)
     }
 
-    fn is_like(&self, other: &Self) -> bool {
-        let key =
-            |it: &Self| (it.candidate.mesh(), it.prediction.timing.step, it.prediction.tokens);
-        key(self) == key(other)
+    fn put(&mut self, fitting: &Fitting<'_>, fit: &Fit) {
+        self.least.insert(fitting.kind(fit), fit.memory);
     }
 }

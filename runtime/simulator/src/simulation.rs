@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hsdp_sharding::{Mesh, Rank};
 
 use self::actions::{Ranks, World};
-use self::colors::Colors;
+pub(crate) use self::colors::Colors;
 pub use self::costs::{Costs, Level, OperationCost, WorkCost};
 pub(crate) use self::meetings::stream;
 use self::repetition::{Dependence, Repetition};
@@ -72,7 +72,19 @@ pub struct RankTiming {
 /// # Errors
 /// [`Error::Stuck`] if the orders of two ranks have other operations, so that ranks wait for each other.
 pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
-    Simulation::new(orders, costs, None).run()
+    simulate_among(orders, costs, Colors::of_orders(orders, costs))
+}
+
+/// Simulates a step of ranks whose colors are known.
+///
+/// # Errors
+/// Those of [`simulate`].
+pub(crate) fn simulate_among(
+    orders: &Orders,
+    costs: &dyn Costs,
+    colors: Colors,
+) -> Result<Timing, Error> {
+    Simulation::new(orders, costs, colors, None).run()
 }
 
 /// Simulates a step, and returns all that each color does, besides: so no microbatch is skipped.
@@ -80,9 +92,16 @@ pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
 /// # Errors
 /// Those of [`simulate`].
 pub fn trace(orders: &Orders, costs: &dyn Costs) -> Result<(Timing, Vec<Span>), Error> {
-    let mut simulation = Simulation::new(orders, costs, Some(Vec::new()));
+    let colors = Colors::of_orders(orders, costs);
+    let mut simulation = Simulation::new(orders, costs, colors, Some(Vec::new()));
     let timing = simulation.run()?;
     Ok((timing, simulation.world.spans.take().unwrap_or_default()))
+}
+
+impl Colors {
+    fn of_orders(orders: &Orders, costs: &dyn Costs) -> Self {
+        Self::of(orders.mesh, &orders.absent, &|members, first| costs.shape(members, first))
+    }
 }
 
 struct Simulation<'a> {
@@ -91,12 +110,22 @@ struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(orders: &'a Orders, costs: &'a dyn Costs, spans: Option<Vec<Span>>) -> Self {
-        let colors = Colors::of(orders.mesh, &orders.absent, costs);
+    fn new(
+        orders: &'a Orders,
+        costs: &'a dyn Costs,
+        colors: Colors,
+        spans: Option<Vec<Span>>,
+    ) -> Self {
         let order = |color: usize| &orders.of[&orders.data(colors.first(color))];
         let of_colors = (0..colors.len()).map(order).collect();
-        let world =
-            World { placement: orders.placement, costs, ranks: Ranks::new(&colors), colors, spans };
+        let world = World {
+            mesh: orders.mesh,
+            placement: orders.placement,
+            costs,
+            ranks: Ranks::new(&colors),
+            colors,
+            spans,
+        };
         Self { orders: of_colors, world }
     }
 

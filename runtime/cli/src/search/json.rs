@@ -4,6 +4,7 @@ use hsdp_simulator::Found;
 use serde_json::{Map, Value, json};
 
 use super::Searched;
+use super::report::distance;
 
 /// The whole result. Times are in seconds.
 pub(super) fn of(searched: &Searched<'_>) -> Value {
@@ -17,21 +18,29 @@ pub(super) fn of(searched: &Searched<'_>) -> Value {
         "machine": machine.name,
         "ranks": options.ranks,
         "memory": memory.get(),
+        "batch_tokens": options.batch_tokens.number(),
         "candidates": search.candidates,
         "simulated": search.simulated,
+        "over_budget": search.over_budget,
+        "error": search.error.relative,
+        "fastest": search.fastest,
         "unfit": unfit.collect::<Map<_, _>>(),
-        "best": search.best.iter().map(found).collect::<Vec<_>>(),
+        "best": search.best.iter().map(|it| found(it, search.fastest)).collect::<Vec<_>>(),
         "meshes": cells.collect::<Vec<_>>(),
     })
 }
 
-fn found(found: &Found) -> Value {
+fn found(found: &Found, fastest: f64) -> Value {
     let Found { candidate, prediction, .. } = found;
     json!({
+        "ties": found.band == 0,
+        "behind": distance(found, fastest),
         "options": candidate.to_string(),
         "tokens_per_second": prediction.tokens_per_second(),
+        "tokens": prediction.tokens,
         "seconds": prediction.timing.step.seconds(),
         "flops_utilisation": prediction.flops_utilisation(),
         "memory": prediction.memory.total().get(),
+        "memory_on_host": prediction.memory.offloaded.total().get(),
     })
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use hsdp_simulator::{Error, Found, Machine, Microbatches, Workload, trace};
 
 use super::Searched;
-use super::report::distance;
+use super::report::{behind, counts, memory as memory_of, ties};
 use crate::escape;
 
 /// The most microbatches of a step that are drawn.
@@ -38,21 +38,17 @@ pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
     };
     section(
         "Meshes",
-        "Tokens a second of the fastest step of each mesh, replicas x shards, and number of microbatches. Where there is no number, nothing fits.",
+        "Tokens a second of the fastest step of each mesh, replicas x shards, and number of microbatches, to the error. Where there is no number, nothing fits, or nothing was simulated.",
         &heat_map::of(search),
     );
     let (text, drawing) = step(best, machine)?;
-    section("A step of the fastest", &text, &drawing);
+    section("A step of the first", &text, &drawing);
     section(
         "Memory of a rank",
         "Parts that may peak at different times; the line is the memory that a rank may use.",
         &memory::of(&best.prediction.memory, searched.memory),
     );
-    section(
-        "The fastest",
-        "Each with the options of hsdp simulate that choose it.",
-        &list(searched),
-    );
+    section("The best", "Each with the options of hsdp simulate that choose it.", &list(searched));
     section("Candidates that do not fit", &unfit(searched), "");
     page.push_str("</main>\n</html>\n");
     Ok(page)
@@ -76,39 +72,39 @@ fn summary(searched: &Searched<'_>) -> String {
     let search = &searched.search;
     let best = &search.best[0];
     let prediction = &best.prediction;
-    let behind = search.best.get(1).map(|next| distance(next, best));
-    let behind =
-        behind.map_or_else(String::new, |it| format!("; the runner-up is {it:.2} % behind"));
     format!(
-        "<p class=\"best\"><b>{:.0}</b> tokens a second by mesh <b>{}</b>: a step takes {}, model flops utilisation {:.1} %{behind}.</p>\n\
-         <p><code>{}</code></p>\n<p>{} candidates, of which {} were simulated; no other of these is faster.</p>",
+        "<p class=\"best\"><b>{:.0}</b> tokens a second by mesh <b>{}</b>: a step of {} tokens takes {}, model flops utilisation {:.1} %, memory {}.</p>\n\
+         <p><code>{}</code></p>\n<p>{}.</p>\n<p>{}.</p>",
         prediction.tokens_per_second(),
         best.candidate.plan.mesh,
+        prediction.tokens,
         prediction.timing.step,
         100.0 * prediction.flops_utilisation(),
+        memory_of(best),
         escape::text(&best.candidate.to_string()),
-        search.candidates,
-        search.simulated,
+        escape::text(&ties(searched)),
+        escape::text(&counts(search)),
     )
 }
 
 fn list(searched: &Searched<'_>) -> String {
-    let best = &searched.search.best;
+    let search = &searched.search;
     let mut rows = String::new();
-    for found in best {
+    for found in &search.best {
         let prediction = &found.prediction;
         let _ = writeln!(
             rows,
-            "<tr><td>{:.0}</td><td>{:.2} %</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>",
+            behind(found, search.fastest),
+            memory_of(found),
             prediction.tokens_per_second(),
-            distance(found, &best[0]),
+            prediction.tokens,
             prediction.timing.step,
-            prediction.memory.total(),
             escape::text(&found.candidate.to_string()),
         );
     }
     format!(
-        "<div class=\"wide\"><table>\n<tr><th>tokens/s</th><th>behind</th><th>step</th><th>memory</th><th>options</th></tr>\n{rows}</table></div>"
+        "<div class=\"wide\"><table>\n<tr><th>behind</th><th>memory</th><th>tokens/s</th><th>tokens</th><th>step</th><th>options</th></tr>\n{rows}</table></div>"
     )
 }
 

@@ -3,46 +3,100 @@
 use std::fmt::Write as _;
 
 use hsdp_program::stderr::in_one_line;
-use hsdp_simulator::{Found, Search};
+use hsdp_sharding::ByteCount;
+use hsdp_simulator::{Found, Search, StatedError};
 
 use super::Searched;
 
-/// The list of the best, each with the options that choose it, and the counts of the others.
+/// The counts of candidates, and the list of the best, each with the options that choose it.
 pub(super) fn text(searched: &Searched<'_>) -> String {
-    let Searched { options, machine, memory, search } = searched;
+    let Searched { options, machine, memory, search, .. } = searched;
     let mut text = format!(
-        "{} on {} ranks of {}, {memory} a rank: {} candidates, of which {} do not fit; {} were simulated, and no other of these is faster",
+        "{} on {} ranks of {}, {memory} a rank: {}",
         in_one_line(&options.model),
         options.ranks,
         in_one_line(&machine.name),
-        search.candidates,
-        search.unfit.values().sum::<u64>(),
-        search.simulated,
+        counts(search)
     );
     for (unfit, count) in &search.unfit {
         let _ = write!(text, "\n  {count} candidates: {unfit}");
     }
+    let _ = write!(text, "\n{}", ties(searched));
     for (index, found) in search.best.iter().enumerate() {
-        let _ = write!(text, "\n{}. {}", index + 1, line(found, &search.best[0]));
+        let _ = write!(text, "\n{}. {}", index + 1, line(found, search.fastest));
     }
     text
 }
 
-/// How far a step is behind the fastest, in percent of its tokens a second.
-pub(super) fn distance(found: &Found, fastest: &Found) -> f64 {
-    let [speed, fastest] = [found, fastest].map(|it| it.prediction.tokens_per_second());
-    100.0 * (1.0 - speed / fastest)
+/// How many candidates there are, and why most are not in the list.
+pub(super) fn counts(search: &Search) -> String {
+    let unfit = search.unfit.values().sum::<u64>();
+    let Search { candidates, simulated, over_budget, best, .. } = search;
+    let mut text = format!(
+        "{candidates} candidates, of which {unfit} do not fit; {simulated} were simulated, and the {} that fit and are not listed",
+        candidates - unfit - best.len() as u64
+    );
+    match over_budget {
+        0 => text.push_str(
+            " are slower, or tie with a listed one of their mesh and need no less memory",
+        ),
+        over => {
+            let _ = write!(
+                text,
+                " are slower, or tie with a listed one of their mesh and need no less memory, or are among {over} that a search has no time to simulate: search fewer ranks, or a smaller model"
+            );
+        }
+    }
+    text
 }
 
-fn line(found: &Found, fastest: &Found) -> String {
+/// The error by which steps tie, and what is compared.
+pub(super) fn ties(searched: &Searched<'_>) -> String {
+    let Searched { options, search, .. } = searched;
+    let StatedError { relative, of } = search.error;
+    let mut text = format!(
+        "the fastest has {:.0} tokens/s; predictions for {of} have errors of up to {:.1} %, so steps that differ by less tie, and are in the order of their memory",
+        search.fastest,
+        100.0 * relative
+    );
+    if options.batch_tokens.number().is_none() {
+        text.push_str("; steps have different numbers of tokens");
+    }
+    text
+}
+
+/// How far a step is behind the fastest: whether they tie, or by how many percent of the tokens a second.
+pub(super) fn behind(found: &Found, fastest: f64) -> String {
+    match found.band {
+        0 => "tie".to_owned(),
+        _ => format!("{:.0} % behind", 100.0 * distance(found, fastest)),
+    }
+}
+
+/// The part of the fastest speed that a step lacks.
+pub(super) fn distance(found: &Found, fastest: f64) -> f64 {
+    1.0 - found.prediction.tokens_per_second() / fastest
+}
+
+/// The memory of a rank, and what of it is in the host's.
+pub(super) fn memory(found: &Found) -> String {
+    let memory = &found.prediction.memory;
+    match memory.offloaded.total() {
+        ByteCount(0) => memory.total().to_string(),
+        host => format!("{} and {host} of the host's", memory.total()),
+    }
+}
+
+fn line(found: &Found, fastest: f64) -> String {
     let Found { candidate, prediction, .. } = found;
-    let (speed, distance) = (prediction.tokens_per_second(), distance(found, fastest));
-    let behind = if distance > 0.0 { format!(", {distance:.2} % behind") } else { String::new() };
     format!(
-        "{speed:.0} tokens/s{behind}, utilisation {:.1} %, a step {}, memory {}\n   {candidate}",
+        "{}: memory {}, {:.0} tokens/s, utilisation {:.1} %, a step of {} tokens {}\n   {candidate}",
+        behind(found, fastest),
+        memory(found),
+        prediction.tokens_per_second(),
         100.0 * prediction.flops_utilisation(),
+        prediction.tokens,
         prediction.timing.step,
-        prediction.memory.total(),
     )
 }
 

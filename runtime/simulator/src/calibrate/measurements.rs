@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::problem;
+use crate::stated::FITTED;
 use crate::{Error, Time};
 
 /// Measured times of a table.
@@ -39,6 +40,6 @@ impl<R> Measurements<'_, R> {
 
     /// The source of a number that is fitted to them.
     pub(super) fn source(&self) -> String {
-        format!("fitted to {} rows of {}", self.rows.len(), self.table)
+        format!("{FITTED}{} rows of {}", self.rows.len(), self.table)
     }
 }

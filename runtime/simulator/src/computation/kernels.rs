@@ -2,7 +2,7 @@
 
 use hsdp_sharding::DType;
 
-use super::processor::Processor;
+use super::processor::{Processor, Products};
 use crate::WorkCost;
 
 /// Kernels that follow each other on a processor.
@@ -18,10 +18,10 @@ impl<'a> Kernels<'a> {
         Self { on, dtype, count: 0.0, seconds: 0.0 }
     }
 
-    /// A kernel for `count` products of an `m` x `k` with a `k` x `n` matrix.
-    pub(super) fn product(&mut self, sizes: [usize; 3], count: f64) {
+    /// Adds a kernel of products.
+    pub(super) fn product(&mut self, products: &Products) {
         self.count += 1.0;
-        self.seconds += self.on.product(sizes, count, self.dtype);
+        self.seconds += self.on.product(products, self.dtype);
     }
 
     /// A kernel of so many flops, which reads and writes so many elements.

@@ -5,6 +5,7 @@ use hsdp_sharding::{DType, Role, State};
 
 use super::batch::{Batch, Recompute};
 use super::kernels::Kernels;
+use super::processor::Products;
 use super::shapes::{Attention, Product, Scores, UnitShapes};
 
 /// Kernels around a product beside it: bias, activation or norm, residual sum or gate.
@@ -73,7 +74,7 @@ impl Kernels<'_> {
     /// The product of activations with a matrix.
     pub(super) fn product_forward(&mut self, product: &Product, batch: &Batch) {
         let [a, b] = product.dims;
-        self.product([batch.rows(), a, b], 1.0);
+        self.product(&product.with([batch.rows(), a, b]));
     }
 
     /// The gradients of a tied product, with the sum of the matrix's.
@@ -87,9 +88,9 @@ impl Kernels<'_> {
     /// The gradient of a product's inputs, and that of its matrix if it is trained.
     fn gradients(&mut self, product: &Product, batch: &Batch) {
         let [a, b] = product.dims;
-        self.product([batch.rows(), b, a], 1.0);
+        self.product(&product.with([batch.rows(), b, a]));
         if product.role == Role::Trainable {
-            self.product([a, b, batch.rows()], 1.0);
+            self.product(&product.with([a, b, batch.rows()]));
         }
     }
 
@@ -116,9 +117,12 @@ impl Kernels<'_> {
 
     /// Queries with keys, and scores with values; or the two of a gradient.
     fn attention_products(&mut self, attention: &Attention, batch: &Batch) {
-        let (t, count) = (batch.context, batch.sequences as f64 * attention.heads as f64);
-        self.product([t, t, attention.size], count);
-        self.product([t, attention.size, t], count);
+        let (t, size) = (batch.context, attention.size);
+        let count = batch.sequences as f64 * attention.heads as f64;
+        // A row of the scores has a score for each token, and a row of any other matrix has a head.
+        let strides = [t, size];
+        self.product(&Products { count, sizes: [t, t, size], strides });
+        self.product(&Products { count, sizes: [t, size, t], strides });
     }
 
     /// The two products over half of all pairs of tokens, so many times; queries, keys, values and results pass memory.
@@ -133,6 +137,17 @@ impl Kernels<'_> {
         let results = batch.tokens() * classes as f64;
         self.passes_over(LOSS.0, LOSS.1 * results);
         self.passes_over(LOSS_BACKWARD.0, LOSS_BACKWARD.1 * results);
+    }
+}
+
+impl Product {
+    /// Returns the forward's product, or that of a gradient, of so many rows, columns and summands.
+    ///
+    /// Activations have a row for each token, of as many elements as one dim of the matrix, and results have that of the other dim. The
+    /// matrix itself has rows of one of both. So tokens are the number of rows of a matrix in memory, and never the length of one: also
+    /// where they are summed over, in the gradient of the matrix.
+    const fn with(&self, sizes: [usize; 3]) -> Products {
+        Products { count: 1.0, sizes, strides: self.dims }
     }
 }
 

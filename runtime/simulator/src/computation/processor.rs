@@ -10,8 +10,10 @@ use crate::{Error, Time, WorkCost};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processor {
     placement: Placement,
-    /// flop/s of products whose dims are aligned, and of others.
-    speeds: [f64; 2],
+    /// flop/s of products with aligned strides.
+    aligned: f64,
+    /// flop/s of other products.
+    unaligned: f64,
     /// The flops of a product that reaches half of its speed.
     half: f64,
     /// B/s.
@@ -22,7 +24,19 @@ pub struct Processor {
     launch: f64,
 }
 
-/// Bytes of which rows must be multiples for the full speed of a product.
+/// Products of matrices of equal sizes, in one kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Products {
+    /// Products in the kernel.
+    pub(super) count: f64,
+    /// `m`, `n` and `k`: each product is of an `m` x `k` with a `k` x `n` matrix.
+    pub(super) sizes: [usize; 3],
+    /// Elements from the beginning of a row to that of the next, for each matrix in memory: both inputs and the result. SIMULATOR.md,
+    /// "Computation", lists them. Two of the three are always equal.
+    pub(super) strides: [usize; 2],
+}
+
+/// Divisor of the bytes of each stride in a product that has its full speed.
 const ALIGNMENT: usize = 16;
 
 impl Processor {
@@ -42,10 +56,13 @@ impl Processor {
                 (Placement::Host, (machine.ranks.value() / ranks as f64).min(1.0), ranks as f64)
             }
         };
-        let efficiencies = [&compute.efficiency, &compute.unaligned];
+        let speed = |efficiency: f64| peak.value() * efficiency * cores;
+        let efficiency = compute.efficiency.value();
         Ok(Self {
             placement,
-            speeds: efficiencies.map(|part| peak.value() * part.value() * cores),
+            aligned: speed(efficiency),
+            // A fit to aligned steps may leave the number behind that of aligned products.
+            unaligned: speed(compute.unaligned.value().min(efficiency)),
             half: compute.half.value(),
             bandwidth: memory.bandwidth.value() * memory.efficiency.value() / sharing,
             kernel: compute.kernel.value(),
@@ -53,12 +70,14 @@ impl Processor {
         })
     }
 
-    /// Seconds of a kernel for `count` products of an `m` x `k` with a `k` x `n` matrix.
-    pub(super) fn product(&self, [m, n, k]: [usize; 3], count: f64, dtype: DType) -> f64 {
+    /// Seconds of a kernel of products.
+    pub(super) fn product(&self, products: &Products, dtype: DType) -> f64 {
+        let Products { count, sizes, strides } = *products;
         let size = dtype.size_bytes();
-        let is_aligned = |dim: usize| dim.saturating_mul(size).is_multiple_of(ALIGNMENT);
-        let speed = self.speeds[usize::from(![m, n, k].into_iter().all(is_aligned))];
-        let [m, n, k] = [m, n, k].map(|dim| dim as f64);
+        let is_aligned =
+            strides.into_iter().all(|it| it.saturating_mul(size).is_multiple_of(ALIGNMENT));
+        let speed = if is_aligned { self.aligned } else { self.unaligned };
+        let [m, n, k] = sizes.map(|dim| dim as f64);
         let elements = count * (m * n + m * k + n * k);
         let computing = 2.0f64.mul_add(count * m * n * k, self.half) / speed;
         computing.max(elements * size as f64 / self.bandwidth) + self.kernel
@@ -66,7 +85,7 @@ impl Processor {
 
     /// Seconds of a kernel of so many flops and bytes, whose shape is its own matter.
     pub(super) fn fused(&self, flops: f64, bytes: f64) -> f64 {
-        ((flops + self.half) / self.speeds[0]).max(bytes / self.bandwidth) + self.kernel
+        ((flops + self.half) / self.aligned).max(bytes / self.bandwidth) + self.kernel
     }
 
     /// Seconds of `kernels` kernels that read and write so many bytes of memory in all.

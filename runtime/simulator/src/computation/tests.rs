@@ -77,11 +77,58 @@ fn the_matrix_of_few_tokens_takes_the_time_of_its_bytes() {
     near(cost.device, bytes / 1e12 + 4.0 * 3e-6);
 }
 
+/// Seconds of a forward and a backward of a unit with one matrix.
+fn both_ways(dims: [usize; 2], batch: &Batch) -> f64 {
+    let computation = of(&matrix("w", dims));
+    let [forward, backward] = [Computation::forward, Computation::backward]
+        .map(|phase| phase(&computation, FIRST, batch, &card()).device.seconds());
+    forward + backward
+}
+
 #[test]
 fn rows_that_are_no_multiple_of_16_bytes_are_slow() {
-    let forward = |rows| of(&matrix("w", [rows, 4096])).forward(FIRST, &batch(), &card()).device;
-    let [even, odd] = [32_768, 32_769].map(|rows| forward(rows).seconds());
-    assert!(odd > 3.0 * even, "{odd} {even}");
+    for [even, odd] in [[[32_768, 4096], [32_769, 4096]], [[4096, 32_768], [4096, 32_769]]] {
+        let [even, odd] = [even, odd].map(|dims| both_ways(dims, &batch()));
+        assert!(odd > 3.0 * even, "{odd} {even}");
+    }
+}
+
+/// Forward, gradient of the inputs and gradient of the matrix: each has tokens as the number of rows of a matrix, and never as a stride.
+#[test]
+fn an_odd_number_of_tokens_costs_its_operations_only() {
+    let batch = Batch { sequences: 7, context: 2047, ..batch() };
+    let tokens = 7.0 * 2047.0;
+    let products = 3.0 * (2.0 * tokens * 1024.0 * 4096.0 + 1e9) / 100e12;
+    let around = 3.0 * 2.0 * 0.5 * tokens * (1024.0 + 4096.0) / 1e12;
+    let gradient = 2.0 * 1024.0 * 4096.0 / 1e12;
+    let kernels = (3.0 + 9.0 + 2.0) * 3e-6;
+    let found = both_ways([1024, 4096], &batch);
+    let expected = products + around + gradient + kernels;
+    assert!((found - expected).abs() < 1e-11, "{found} {expected}");
+}
+
+/// A row of scores in memory has one for each token; a fused attention has none in memory.
+#[test]
+fn rows_of_stored_scores_have_a_stride() {
+    let time = |scores, context| {
+        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 128, scores });
+        let hints = Hints { lookup: &is_lookup, attention: &attention };
+        let model = ModelSpec::new().unit(Unit::new("unit").param(Param::new("norm", [16])));
+        let computation = Computation::of(&model, &hints).expect("a model");
+        let batch = Batch { sequences: 1024, context, ..batch() };
+        computation.forward(FIRST, &batch, &card()).device
+    };
+    assert!(time(Scores::Stored, 2047) > time(Scores::Stored, 2048));
+    assert!(time(Scores::Fused, 2047) < time(Scores::Fused, 2048));
+}
+
+/// A fit to steps without unaligned products leaves their number as it was, maybe above the other.
+#[test]
+fn unaligned_products_are_never_faster() {
+    let numbers = [("compute.efficiency", 0.2), ("compute.unaligned", 0.9)];
+    let on = Processor::new(&with("a100-node", &numbers), DType::F16, 1).expect("a processor");
+    let time = |rows| of(&matrix("w", [rows, 4096])).forward(FIRST, &batch(), &on).device;
+    assert!(time(4095) < time(4096) && time(4096) < time(4097));
 }
 
 #[test]
@@ -246,7 +293,7 @@ proptest! {
         eighths in 1usize..usize::MAX / 8,
     ) {
         let computation = of(&matrix("attn.w", dims));
-        // An odd number of tokens may be slower than twice as many, which are aligned.
+        // Rows of stored scores are aligned in both.
         let few = Batch { sequences, context: 8 * eighths, ..batch() };
         let many = Batch { sequences: 2 * sequences, ..few };
         let time = |it: &Batch| computation.backward(FIRST, it, &card()).device;

@@ -4,19 +4,20 @@ use hsdp_sharding::{Role, UnitId};
 
 use super::shapes::Product;
 use super::{Attention, Batch, Computation, Processor, Scores};
-use crate::Time;
+use crate::WorkCost;
 
 impl Computation {
-    /// The least time of a microbatch: all of its kernels one after the other, or all launches of the host, whichever take longer.
+    /// Sums the costs of a microbatch: all of its kernels, and all launches of the host.
     #[must_use]
-    pub(crate) fn least_time(&self, batch: &Batch, on: &Processor) -> Time {
+    pub(crate) fn of_microbatch(&self, batch: &Batch, on: &Processor) -> WorkCost {
         let units = (0..self.units.len()).map(UnitId::new);
         let costs =
             units.flat_map(|it| [self.forward(it, batch, on), self.backward(it, batch, on)]);
-        let costs = costs.chain([self.loss(batch, on)]);
-        let sums = costs
-            .fold([Time::ZERO; 2], |[host, device], cost| [host + cost.host, device + cost.device]);
-        sums[0].max(sums[1])
+        let sum = |sum: WorkCost, cost: WorkCost| WorkCost {
+            host: sum.host + cost.host,
+            device: sum.device + cost.device,
+        };
+        costs.chain([self.loss(batch, on)]).fold(WorkCost::default(), sum)
     }
 
     /// The floating-point operations of the forward and the backward of a microbatch, without what is computed again: for each token two by

@@ -36,6 +36,12 @@ impl StepMemory {
         Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
     }
 
+    /// All of it, and what is offloaded into the host's memory.
+    #[must_use]
+    pub fn everywhere(&self) -> ByteCount {
+        ByteCount(self.total().get().saturating_add(self.offloaded.total().get()))
+    }
+
     /// All of it where the model lies, at most `u64::MAX`. Its parts may peak at different times. An autograd may hold more: gradients of
     /// activations, and those of a unit while they are reduced.
     #[must_use]

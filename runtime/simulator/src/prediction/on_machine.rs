@@ -1,23 +1,79 @@
 //! The costs of a step's actions on a machine.
 
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
 use hsdp_flight::{Channel, Op};
-use hsdp_sharding::{Axis, DType, Offload, Param, Plan, Rank, Role, State, UnitId};
+use hsdp_sharding::{Axis, DType, Mesh, Offload, Param, Plan, Rank, Role, State, UnitId};
 
 use super::Workload;
 use crate::collective::exchange_time;
 use crate::computation::update_bytes;
 use crate::order::{Members, Operation, Work};
-use crate::simulation::{Costs, OperationCost, WorkCost};
+use crate::simulation::{Colors, Costs, OperationCost, WorkCost};
 use crate::{Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost};
 
-/// A workload on a machine.
-pub(super) struct OnMachine<'a> {
-    machine: &'a Machine,
+/// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share them.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    /// Shapes that differ.
     shapes: Vec<Shape>,
-    /// By axis, and by index on the other one.
-    groups: [Vec<usize>; 2],
+    /// The number of a group's shape, by axis, and by index on the other one.
+    of_axis: [Vec<usize>; 2],
     world: usize,
     shard_size: usize,
+    /// Of ranks that all have data.
+    pub(crate) colors: Colors,
+}
+
+impl Groups {
+    /// Places the ranks of a mesh.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRanks`] if the machine has too few cards and no network.
+    pub(crate) fn new(mesh: Mesh, machine: &Machine) -> Result<Self, Error> {
+        let placed = Shapes::new(mesh, machine)?;
+        let mut numbers: HashMap<Shape, usize> = HashMap::new();
+        let mut shapes = Vec::new();
+        let mut number = |shape: Shape| {
+            *numbers.entry(shape).or_insert_with_key(|shape| {
+                shapes.push(shape.clone());
+                shapes.len() - 1
+            })
+        };
+        let firsts = |count: usize, step: usize| (0..count).map(move |it| Rank::new(it * step));
+        let shard = firsts(mesh.replicate_size(), mesh.shard_size());
+        let shard = shard.map(|rank| number(placed.group(Axis::Shard, rank))).collect();
+        let replicate = firsts(mesh.shard_size(), 1);
+        let replicate = replicate.map(|rank| number(placed.group(Axis::Replicate, rank))).collect();
+        let (world, shard_size) = (number(placed.world()), mesh.shard_size());
+        let of_axis = [shard, replicate];
+        let shape = |members, first| shape(&of_axis, world, shard_size, members, first);
+        let colors = Colors::of(mesh, &BTreeSet::new(), &shape);
+        Ok(Self { shapes, of_axis, world, shard_size, colors })
+    }
+}
+
+/// The number of a group's shape, by its members and the first of them.
+fn shape(
+    of_axis: &[Vec<usize>; 2],
+    world: usize,
+    shard_size: usize,
+    members: Members,
+    first: Rank,
+) -> usize {
+    let [shard, replicate] = of_axis;
+    match members {
+        Members::Shard => shard[first.index() / shard_size],
+        Members::Replicate => replicate[first.index() % shard_size],
+        Members::World => world,
+    }
+}
+
+/// A workload on a machine.
+pub(crate) struct OnMachine<'a> {
+    machine: &'a Machine,
+    groups: Arc<Groups>,
     /// By unit.
     forward: Vec<WorkCost>,
     backward: Vec<WorkCost>,
@@ -29,25 +85,29 @@ pub(super) struct OnMachine<'a> {
 }
 
 impl<'a> OnMachine<'a> {
+    /// The costs of a workload.
+    ///
+    /// # Errors
+    /// Those of [`Workload::predict`].
     pub(super) fn new(workload: &Workload, machine: &'a Machine) -> Result<Self, Error> {
+        check_update(&workload.plan)?;
+        let groups = Groups::new(workload.plan.mesh(), machine)?;
+        Self::among(workload, machine, Arc::new(groups))
+    }
+
+    /// The costs of a workload on a mesh that is placed.
+    ///
+    /// # Errors
+    /// [`Error::Computation`] as [`Workload::predict`].
+    pub(crate) fn among(
+        workload: &Workload,
+        machine: &'a Machine,
+        groups: Arc<Groups>,
+    ) -> Result<Self, Error> {
         let Workload { plan, computation, batch, .. } = workload;
         check_update(plan)?;
         let mesh = plan.mesh();
         let processor = Processor::new(machine, batch.dtype, mesh.world_size())?;
-        let placed = Shapes::new(mesh, machine)?;
-        let mut shapes = Vec::new();
-        let mut number = |shape: Shape| {
-            shapes.iter().position(|it| *it == shape).unwrap_or_else(|| {
-                shapes.push(shape);
-                shapes.len() - 1
-            })
-        };
-        let firsts = |count: usize, step: usize| (0..count).map(move |it| Rank::new(it * step));
-        let shard = firsts(mesh.replicate_size(), mesh.shard_size());
-        let shard = shard.map(|rank| number(placed.group(Axis::Shard, rank))).collect();
-        let replicate = firsts(mesh.shard_size(), 1);
-        let replicate = replicate.map(|rank| number(placed.group(Axis::Replicate, rank))).collect();
-        let world = number(placed.world());
         let units = || plan.spec().unit_ids();
         let pass = |bytes: u64| processor.pass(bytes);
         let shard_of = |unit: UnitId| plan.layout(unit).trainable().shard_len as u64;
@@ -56,17 +116,14 @@ impl<'a> OnMachine<'a> {
         let word = DType::F32.size_bytes() as u64;
         Ok(Self {
             machine,
-            shapes,
-            groups: [shard, replicate],
-            world,
-            shard_size: mesh.shard_size(),
+            groups,
             forward: units().map(|unit| computation.forward(unit, batch, &processor)).collect(),
             backward: units().map(|unit| computation.backward(unit, batch, &processor)).collect(),
             accumulate: units().map(|it| pass(full_of(it) * (gradient + 2 * word))).collect(),
             fold: units().map(|it| pass(shard_of(it) * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
             norm: pass(units().map(shard_of).sum::<u64>() * word),
-            update: update(workload, machine, &processor),
+            update: update_cost(plan, workload.offload, machine, &processor),
         })
     }
 
@@ -88,16 +145,12 @@ impl<'a> OnMachine<'a> {
 
 impl Costs for OnMachine<'_> {
     fn shape(&self, members: Members, first: Rank) -> usize {
-        let [shard, replicate] = &self.groups;
-        match members {
-            Members::Shard => shard[first.index() / self.shard_size],
-            Members::Replicate => replicate[first.index() % self.shard_size],
-            Members::World => self.world,
-        }
+        let Groups { of_axis, world, shard_size, .. } = &*self.groups;
+        shape(of_axis, *world, *shard_size, members, first)
     }
 
     fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
-        let shape = &self.shapes[shape];
+        let shape = &self.groups.shapes[shape];
         let bytes = operation.bytes();
         let all = bytes.saturating_mul(shape.members() as u64);
         match (operation.channel, operation.op) {
@@ -126,7 +179,7 @@ impl Costs for OnMachine<'_> {
 }
 
 /// Refuses updates of whole matrices: their products and exchanges take most of their time, and are not modelled.
-fn check_update(plan: &Plan) -> Result<(), Error> {
+pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
     let is_whole = |param: &&Param| matches!(param.state, State::Muon | State::Owned(_));
     match trained(plan).find(is_whole) {
         None => Ok(()),
@@ -146,15 +199,19 @@ fn trained(plan: &Plan) -> impl Iterator<Item = &Param> {
 
 /// The update of a rank's shards: bytes through its memory; or of the host's, of which each card has an equal part, with those that go there
 /// before and come back after.
-fn update(workload: &Workload, machine: &Machine, processor: &Processor) -> WorkCost {
-    let Workload { plan, offload, .. } = workload;
+pub(crate) fn update_cost(
+    plan: &Plan,
+    offload: Offload,
+    machine: &Machine,
+    processor: &Processor,
+) -> WorkCost {
     let copy = plan.options().param_dtype;
     let share = 1.0 / plan.mesh().shard_size() as f64;
     let sum = |bytes: &dyn Fn(&Param) -> f64| -> f64 {
         trained(plan).map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
     };
     let passed = sum(&|param| update_bytes(param.state, DType::F32, copy));
-    let (Some(device), true) = (machine.device(), *offload != Offload::None) else {
+    let (Some(device), true) = (machine.device(), offload != Offload::None) else {
         return processor.pass(rounded(passed));
     };
     let word = DType::F32.size_bytes() as f64;

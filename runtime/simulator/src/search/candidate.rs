@@ -4,7 +4,6 @@ use std::fmt;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Offload};
 
-use super::Cell;
 use crate::order::Microbatches;
 use crate::{Recompute, Workload};
 
@@ -70,15 +69,6 @@ impl Candidate {
         let (Microbatches::Given(microbatches) | Microbatches::Asked(microbatches)) = *microbatches;
         let (recompute, offload) = (batch.recompute, *offload);
         Self { plan, recompute, offload, batch: batch.sequences, microbatches }
-    }
-
-    pub(super) const fn mesh(&self) -> Mesh {
-        self.plan.mesh
-    }
-
-    /// Its mesh and its microbatches.
-    pub(super) const fn cell(&self) -> Cell {
-        (self.plan.mesh.replicate_size(), self.plan.mesh.shard_size(), self.microbatches)
     }
 }
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
-use itertools::iproduct;
+use itertools::{Itertools as _, iproduct};
 
 use super::candidate::{AfterForwards, PlanChoice};
 use super::unfit::Unfit;
 use crate::order::{Microbatches, Placement};
 use crate::prediction::placement;
-use crate::{Batch, Computation, Error, Machine, Processor, Recompute, StepMemory, Workload};
+use crate::{
+    Batch, Computation, Error, Machine, Processor, Recompute, StepMemory, WorkCost, Workload,
+};
 
 /// Units that are gathered ahead, in a search.
 const PREFETCHES: [usize; 4] = [0, 1, 2, 4];
@@ -36,7 +38,7 @@ pub struct Space<'a> {
     pub context: usize,
     /// The memory that a rank may use.
     pub memory: ByteCount,
-    /// Tokens of a step on all ranks; otherwise several are tried.
+    /// Tokens of a step on all ranks; otherwise several are tried, and steps of different numbers of tokens are compared.
     pub batch_tokens: Option<u64>,
     /// The parts of the model that may be in the host's memory, beside a device's: each is tried.
     pub offloads: &'a [Offload],
@@ -46,23 +48,33 @@ pub struct Space<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) batch: Batch,
-    microbatches: u64,
+    pub(super) microbatches: u64,
     /// The most bytes of its activations.
-    activations: ByteCount,
-    /// The time of its computation without the update, in seconds.
-    seconds: f64,
+    pub(super) activations: ByteCount,
+    /// The cost of a microbatch, without that of reductions.
+    pub(super) microbatch: WorkCost,
 }
 
+/// The most candidates of a search: it remembers those that fit, by 40 bytes each.
+const MOST_CANDIDATES: u64 = 1 << 21;
+
+/// The most units and parameters that a search plans or computes the time of, over all plans and batches. Two cores take half a minute.
+const MOST_PLANNED: u64 = 45_000_000;
+
 impl Space<'_> {
-    /// The choices on which a plan depends.
+    /// The meshes of so many ranks.
     ///
     /// # Errors
-    /// [`Error::Plan`] if there is no mesh of so many ranks.
-    pub(super) fn plan_choices(&self) -> Result<Vec<PlanChoice>, Error> {
+    /// [`Error::Plan`] if there is none.
+    pub(super) fn meshes(&self) -> Result<Vec<Mesh>, Error> {
         let sizes = (1..=self.ranks).filter(|replicas| self.ranks.is_multiple_of(*replicas));
-        let meshes = sizes.map(|replicas| Mesh::new(replicas, self.ranks / replicas));
-        let meshes = meshes.collect::<Result<Vec<Mesh>, _>>()?;
+        Ok(sizes.map(|it| Mesh::new(it, self.ranks / it)).collect::<Result<Vec<Mesh>, _>>()?)
+    }
+
+    /// The choices on which a plan depends.
+    pub(super) fn plan_choices(&self, meshes: &[Mesh]) -> Vec<PlanChoice> {
         let after_forwards = [AfterForwards::AsDeclared, AfterForwards::Keep];
+        let meshes = meshes.iter().copied();
         let choices =
             iproduct!(meshes, self.dtypes(), Accumulation::ALL, PREFETCHES, after_forwards);
         let choice = |(mesh, dtypes, accumulation, prefetch, after_forward)| PlanChoice {
@@ -72,10 +84,41 @@ impl Space<'_> {
             prefetch,
             after_forward,
         };
-        Ok(choices.map(choice).collect())
+        choices.map(choice).collect()
     }
 
-    /// The plan of a choice.
+    /// Refuses a search that would take too long, or too much memory, before it begins.
+    ///
+    /// # Errors
+    /// [`Error::SearchTooLarge`].
+    pub(super) fn check(&self, choices: usize, batches: &[(usize, u64)]) -> Result<(), Error> {
+        let Self { ranks, .. } = self;
+        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup().count();
+        let plans = choices as u64;
+        let pairs = batches.len() as u64 * Recompute::ALL.len() as u64;
+        let candidates = plans.saturating_mul(self.offloads.len() as u64).saturating_mul(pairs);
+        if candidates > MOST_CANDIDATES {
+            return Err(Error::SearchTooLarge {
+                problem: format!(
+                    "{candidates} candidates: {plans} plans of {ranks} ranks, {} parts that may be offloaded, and {pairs} ways to compute the tokens of a step; at most {MOST_CANDIDATES} are searched",
+                    self.offloads.len()
+                ),
+            });
+        }
+        let size = (self.spec.units().len() + self.spec.params().count()) as u64;
+        let computed = pairs * dtypes as u64;
+        let planned = (plans + computed).saturating_mul(size);
+        if planned > MOST_PLANNED {
+            return Err(Error::SearchTooLarge {
+                problem: format!(
+                    "{planned} units and parameters: {plans} plans of {ranks} ranks, and {computed} ways to compute the tokens of a step, of a model with {size}; at most {MOST_PLANNED} are searched"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// The plan of a choice, of the model with its choice after forwards.
     ///
     /// # Errors
     /// Those of a plan.
@@ -94,28 +137,36 @@ impl Space<'_> {
     /// The computation that ranks may have in a step, in each dtype.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`] if the tokens of a step are no multiple of those of a sequence on each rank; [`Error::Computation`].
-    pub(super) fn loads(&self) -> Result<Vec<Load>, Error> {
-        let mut dtypes: Vec<DType> = self.dtypes().into_iter().map(|[param, _]| param).collect();
-        dtypes.dedup();
-        let batches = self.batches()?;
+    /// [`Error::Computation`].
+    pub(super) fn loads(&self, batches: &[(usize, u64)]) -> Result<Vec<Load>, Error> {
+        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup();
         let of_dtype = |dtype| {
-            let processor = Processor::new(self.machine, dtype, self.ranks)?;
+            let processor = self.processor(dtype)?;
             let load = |((sequences, microbatches), recompute)| {
                 let batch = Batch { sequences, context: self.context, dtype, recompute };
-                let of_microbatch = self.computation.least_time(&batch, &processor);
-                let seconds = of_microbatch.seconds() * microbatches as f64;
+                let microbatch = self.computation.of_microbatch(&batch, &processor);
                 let activations = self.computation.most_kept(&batch);
-                Load { batch, microbatches, activations, seconds }
+                Load { batch, microbatches, activations, microbatch }
             };
             let loads = iproduct!(batches.iter().copied(), Recompute::ALL);
             Ok(loads.map(load).collect::<Vec<_>>())
         };
-        Ok(dtypes.into_iter().map(of_dtype).collect::<Result<Vec<_>, Error>>()?.concat())
+        Ok(dtypes.map(of_dtype).collect::<Result<Vec<_>, Error>>()?.concat())
+    }
+
+    /// The processor of a rank.
+    ///
+    /// # Errors
+    /// [`Error::Computation`].
+    pub(super) fn processor(&self, dtype: DType) -> Result<Processor, Error> {
+        Processor::new(self.machine, dtype, self.ranks)
     }
 
     /// Sequences of a microbatch, and microbatches of a step.
-    fn batches(&self) -> Result<Vec<(usize, u64)>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::BatchTokens`] if the tokens of a step are no multiple of those of a sequence on each rank.
+    pub(super) fn batches(&self) -> Result<Vec<(usize, u64)>, Error> {
         let Some(tokens) = self.batch_tokens else {
             return Ok(iproduct!(BATCHES, MICROBATCHES).collect());
         };
@@ -144,8 +195,9 @@ impl Space<'_> {
         StepMemory::of_plan(plan, offload, placement(self.machine))
     }
 
-    /// The most tokens a second of a candidate that fits, or the reason for which it does not. `memory` is without activations.
-    pub(super) fn fits(&self, memory: StepMemory, load: &Load) -> Result<f64, Unfit> {
+    /// The bytes of a candidate that fits, those in the host's memory among them, or the reason for which it does not. `memory` is without
+    /// activations.
+    pub(super) fn fits(&self, memory: StepMemory, load: &Load) -> Result<u64, Unfit> {
         let memory = StepMemory { activations: load.activations, ..memory };
         if memory.total() > self.memory {
             return Err(Unfit::of(&memory));
@@ -153,8 +205,13 @@ impl Space<'_> {
         if !self.machine.host_holds(memory.offloaded.total(), self.ranks) {
             return Err(Unfit::Host);
         }
-        let tokens = load.batch.sequences as f64 * self.context as f64 * load.microbatches as f64;
-        Ok(tokens * self.ranks as f64 / load.seconds)
+        Ok(memory.everywhere().get())
+    }
+
+    /// The tokens of a step on all ranks.
+    pub(super) fn tokens(&self, load: &Load) -> u64 {
+        let sequences = (load.batch.sequences as u64).saturating_mul(load.microbatches);
+        sequences.saturating_mul(self.context as u64).saturating_mul(self.ranks as u64)
     }
 
     /// The step of a candidate.

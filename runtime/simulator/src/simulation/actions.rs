@@ -1,6 +1,7 @@
 //! The actions of a block, color by color.
 
 use hsdp_flight::Channel;
+use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
 use super::costs::Costs;
@@ -76,6 +77,7 @@ impl Ranks {
 
 /// All ranks on their machines.
 pub(super) struct World<'a> {
+    pub(super) mesh: Mesh,
     pub(super) placement: Placement,
     pub(super) costs: &'a dyn Costs,
     pub(super) colors: Colors,
@@ -91,11 +93,24 @@ struct Progress {
     issued: Vec<bool>,
     /// How many of [`Block::all_reduces`] were.
     all_reduces: usize,
+    /// How many of these had their reduce-scatters issued when the thread last asked whether they are complete.
+    asked: usize,
 }
 
 impl Progress {
     fn in_block(block: &Block) -> Self {
-        Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0 }
+        Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0, asked: 0 }
+    }
+}
+
+impl Progress {
+    /// Counts the all-reduces of a block, in its order, whose reduce-scatters are issued.
+    fn scattered(&self, block: &Block) -> usize {
+        let is_issued = |(scatter, _): &&(Reference, usize)| match scatter {
+            Reference::Here(scatter) => self.issued[*scatter],
+            Reference::Earlier(_) => true,
+        };
+        block.all_reduces.iter().take_while(is_issued).count()
     }
 }
 
@@ -105,8 +120,8 @@ struct Parked;
 impl World<'_> {
     /// Runs a block on all colors, microbatch `number` of the step.
     pub(super) fn run(&mut self, blocks: &[&Block], number: u64) -> Result<(), Error> {
-        let world =
-            Machinery { placement: self.placement, colors: &self.colors, costs: self.costs };
+        let Self { mesh, placement, ref colors, costs, .. } = *self;
+        let world = Machinery { mesh, placement, colors, costs };
         let meetings = Meetings::new(&world, blocks);
         let (ranks, spans) = (&mut self.ranks, &mut self.spans);
         let mut run = Run { world, meetings, ranks, spans, number };
@@ -150,7 +165,7 @@ impl Run<'_> {
         while let Some(action) = block.actions.get(progress.actions) {
             let done = match *action {
                 Action::Issue(index) => {
-                    self.issue(color, index, progress);
+                    self.issue(color, index, progress, Time::ZERO);
                     Ok(())
                 }
                 Action::IssueReady => self.issue_ready(color, block, progress),
@@ -180,7 +195,9 @@ impl Run<'_> {
         };
         let asking = (0..blocks.len()).filter(asks);
         let first = asking.min_by_key(|color| self.ranks.of[*color].host).ok_or(Error::Stuck)?;
-        progress[first].actions += 1;
+        let progress = &mut progress[first];
+        progress.asked = progress.scattered(blocks[first]);
+        progress.actions += 1;
         Ok(())
     }
 
@@ -188,8 +205,8 @@ impl Run<'_> {
         self.world.placement == Placement::Host
     }
 
-    /// Issues an operation, unless it was.
-    fn issue(&mut self, color: usize, index: usize, progress: &mut Progress) {
+    /// Issues an operation that does not begin before a time, unless it was issued.
+    fn issue(&mut self, color: usize, index: usize, progress: &mut Progress, after: Time) {
         if std::mem::replace(&mut progress.issued[index], true) {
             return;
         }
@@ -207,31 +224,29 @@ impl Run<'_> {
         let is_exchange = operation.channel == Channel::Control;
         let (ready, ends) = (if is_exchange { rank.host } else { rank.end() }, rank.host);
         self.show(color, Lane::Host, Doing { what, begins, ends, late: Time::ZERO });
-        self.meetings.issue(&mut self.ranks.streams, (color, index), ready);
+        self.meetings.issue(&mut self.ranks.streams, (color, index), ready.max(after));
     }
 
-    /// Issues the all-reduces that are next, as far as their reduce-scatters are complete.
+    /// Issues the all-reduces that are next, as far as the thread has asked for their reduce-scatters before; each begins behind its own.
+    ///
+    /// A thread that finds a reduce-scatter incomplete comes back later. If the simulation decided so by times, a faster machine could take more
+    /// time: the thread would come before the end of the reduce-scatter, and not behind it. So it decides by the number of calls.
     fn issue_ready(
         &mut self,
         color: usize,
         block: &Block,
         progress: &mut Progress,
     ) -> Result<(), Parked> {
-        while let Some((scatter, index)) = block.all_reduces.get(progress.all_reduces) {
-            let is_issued = match scatter {
-                Reference::Here(scatter) => progress.issued[*scatter],
-                Reference::Earlier(_) => true,
-            };
-            if !is_issued {
-                break;
-            }
-            let found = self.find(color, *scatter)?;
-            if found.is_some_and(|(_, times)| times.ends > self.ranks.of[color].host) {
-                break;
-            }
-            self.issue(color, *index, progress);
+        let scattered = progress.scattered(block);
+        // The reduce-scatter of a group of one is complete when it is issued.
+        let due = if self.world.mesh.shard_size() == 1 { scattered } else { progress.asked };
+        while progress.all_reduces < due {
+            let (scatter, index) = block.all_reduces[progress.all_reduces];
+            let ends = self.find(color, scatter)?.map_or(Time::ZERO, |(_, times)| times.ends);
+            self.issue(color, index, progress, ends);
             progress.all_reduces += 1;
         }
+        progress.asked = scattered;
         Ok(())
     }
 

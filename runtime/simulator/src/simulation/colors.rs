@@ -5,12 +5,14 @@ use std::hash::Hash;
 
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::Costs;
 use crate::order::Members;
+
+/// The number of a group's shape, by its members and the first of them ([`Costs::shape`](super::Costs::shape)).
+pub(crate) type ShapeOf<'a> = &'a dyn Fn(Members, Rank) -> usize;
 
 /// The colors of ranks, and the groups in which colors meet.
 #[derive(Clone, Debug)]
-pub(super) struct Colors {
+pub(crate) struct Colors {
     firsts: Vec<Rank>,
     counts: Vec<usize>,
     /// By color: the classes of the groups of its ranks, by [`Members`].
@@ -42,14 +44,14 @@ impl<K: Eq + Hash> Numbers<K> {
 
 impl Colors {
     /// The colors of the ranks of a mesh.
-    pub(super) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, costs: &dyn Costs) -> Self {
+    pub(crate) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, shape: ShapeOf<'_>) -> Self {
         let mut kinds = Numbers::new();
         let mut color: Vec<usize> =
             mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
         let mut count = kinds.0.len();
         loop {
             let [shard, replicate] =
-                [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, costs));
+                [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, shape));
             let mut refined = Numbers::new();
             color = mesh
                 .ranks()
@@ -63,13 +65,13 @@ impl Colors {
                 })
                 .collect();
             if refined.0.len() == count {
-                return Self::stable(mesh, &color, costs);
+                return Self::stable(mesh, &color, shape);
             }
             count = refined.0.len();
         }
     }
 
-    fn stable(mesh: Mesh, color: &[usize], costs: &dyn Costs) -> Self {
+    fn stable(mesh: Mesh, color: &[usize], shape: ShapeOf<'_>) -> Self {
         let (mut firsts, mut counts) = (Vec::new(), Vec::new());
         for rank in mesh.ranks() {
             let color = color[rank.index()];
@@ -85,7 +87,7 @@ impl Colors {
             let mut colors: Vec<usize> = ranks.iter().map(|rank| color[rank.index()]).collect();
             colors.sort_unstable();
             colors.dedup();
-            let class = GroupClass { shape: costs.shape(members, ranks[0]), colors };
+            let class = GroupClass { shape: shape(members, ranks[0]), colors };
             let number = numbers.of((members, class.clone()));
             if number == classes.len() {
                 classes.push(class);
@@ -102,7 +104,7 @@ impl Colors {
     }
 
     /// The number of colors.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.firsts.len()
     }
 
@@ -131,7 +133,7 @@ impl Colors {
 }
 
 /// A number for each group along an axis, by the index on the other one: equal for equal shapes and colors of members.
-fn groups(mesh: Mesh, axis: Axis, color: &[usize], costs: &dyn Costs) -> Vec<usize> {
+fn groups(mesh: Mesh, axis: Axis, color: &[usize], shape: ShapeOf<'_>) -> Vec<usize> {
     let (count, members) = match axis {
         Axis::Shard => (mesh.replicate_size(), Members::Shard),
         Axis::Replicate => (mesh.shard_size(), Members::Replicate),
@@ -143,7 +145,7 @@ fn groups(mesh: Mesh, axis: Axis, color: &[usize], costs: &dyn Costs) -> Vec<usi
         let mut colors: Vec<usize> =
             mesh.members(axis, rank).map(|rank| color[rank.index()]).collect();
         colors.sort_unstable();
-        numbers.of((costs.shape(members, rank), colors))
+        numbers.of((shape(members, rank), colors))
     };
     (0..count).map(number).collect()
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use hsdp_flight::Channel;
+use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
 use super::costs::{Costs, OperationCost};
@@ -98,6 +99,7 @@ impl ColorStreams {
 /// The input of the simulation of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Machinery<'a> {
+    pub(super) mesh: Mesh,
     pub(super) placement: Placement,
     pub(super) colors: &'a Colors,
     pub(super) costs: &'a dyn Costs,
