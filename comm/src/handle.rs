@@ -18,7 +18,7 @@ use crate::process;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 use hsdp_flight::EntryNumber;
 
@@ -40,6 +40,8 @@ pub(crate) struct RankHandle {
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
     pub(crate) faults_taken: AtomicBool,
+    /// Number of models that were made in the world, as far as this rank knows.
+    pub(crate) models: AtomicU32,
     /// The ranks that have no data, in order, each once.
     pub(crate) absent: Mutex<Arc<[Rank]>>,
     /// The thread that a launch has started for this rank: its panics end the world, which is announced when it has unwound.
@@ -92,6 +94,7 @@ impl RankHandle {
             backend: Backend::Ranks,
             faults: Injector::new(faults),
             faults_taken: AtomicBool::new(false),
+            models: AtomicU32::new(0),
             absent: Mutex::new(Arc::new([])),
             watched: OnceLock::new(),
             withheld: Mutex::default(),

@@ -268,6 +268,19 @@ impl World {
         &self.handle.core.options().faults
     }
 
+    /// For hsdp: the number of models that were made in this world, as far as this rank knows. It never goes down.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn models(&self) -> u32 {
+        self.handle.models.load(Ordering::Relaxed)
+    }
+
+    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on it.
+    #[doc(hidden)]
+    pub fn count_models(&self, models: u32) {
+        self.handle.models.fetch_max(models, Ordering::Relaxed);
+    }
+
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
     #[must_use]
     pub fn armed_faults(&self) -> Vec<Fault> {

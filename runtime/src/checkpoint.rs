@@ -86,6 +86,8 @@ use crate::model::{ModelId, ShardedModel};
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
+    /// Number among the checkpoints that were opened of the model, the same on all ranks.
+    number: u32,
     /// `Some` on rank 0 only. The thread that makes a generation holds the lock.
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
@@ -165,9 +167,11 @@ impl Checkpoints {
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        check_content(together, content)?;
+        let number = agree_on_content(together, content, model.engine.state().opened)?;
+        model.engine.state().opened = number.saturating_add(1);
         Ok(Self {
             store,
+            number,
             lease,
             in_flight: None,
             made: None,
@@ -210,12 +214,18 @@ impl Checkpoints {
     }
 }
 
+/// Compares the content of checkpoints, and returns their number: the largest number that is free on all ranks, after `opened` on this
+/// one. A rank alone may have failed to open earlier ones.
+///
 /// # Errors
 /// [`Error::Checkpoint`] if ranks have another content.
-fn check_content(together: Together<'_>, content: Content) -> Result<(), Error> {
-    let said = together.tell([content as u64])?;
-    let said: Vec<u64> = said.into_iter().map(|[content]| content).collect();
-    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
+fn agree_on_content(together: Together<'_>, content: Content, opened: u32) -> Result<u32, Error> {
+    let said = together.tell([content as u64, u64::from(opened)])?;
+    let number = said.iter().map(|[_, opened]| *opened).max().unwrap_or(0);
+    let said: Vec<u64> = said.into_iter().map(|[content, _]| content).collect();
+    let Some([rank, other]) = comparison::odd_one(&said) else {
+        return Ok(u32::try_from(number).unwrap_or(u32::MAX));
+    };
     let what = format!("the content of its checkpoints is another than on rank {other}");
     Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
 }

@@ -114,6 +114,8 @@ pub(crate) struct State {
     pub(crate) committed: u64,
     /// How often a checkpoint has replaced the parameters.
     pub(crate) loads: u64,
+    /// Number of checkpoints that were opened of this model.
+    pub(crate) opened: u32,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
     /// The optimizers of the last update.
@@ -172,6 +174,7 @@ impl Engine {
             next_step: 0,
             committed: 0,
             loads: 0,
+            opened: 0,
             updated: Updated::default(),
             assignment: Assignment::default(),
             averages: Averages::default(),

@@ -107,7 +107,7 @@ impl Checkpoints {
 
     /// The newest generation before a step, by its name, as rank 0 sees it.
     fn newest_before(&self, model: &ShardedModel, before: u64) -> Result<Option<u64>, Error> {
-        let together = loading(model, model.committed_steps());
+        let together = loading(model, model.committed_steps()).about(self.number);
         let is_first = model.rank().index() == 0;
         let newest = together.run(|| {
             let steps = if is_first { self.store.steps()? } else { Vec::new() };
@@ -124,7 +124,7 @@ impl Checkpoints {
         optimizer: &mut O,
         step: u64,
     ) -> Result<Result<Resumed, Failed>, Error> {
-        let read = loading(model, step).attempt(|| {
+        let read = loading(model, step).about(self.number).attempt(|| {
             let (fabric, generation) = (&model.engine.fabric, self.store.open(step)?);
             let saved = SavedState { fabric, generation: &generation, whose: Whose::One };
             differences::check(&saved, optimizer, self.content)?;
@@ -138,7 +138,8 @@ impl Checkpoints {
         if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
             return Ok(Err(failed));
         }
-        let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?));
+        let placed =
+            loading(model, step).about(self.number).attempt(|| Ok(parameters.placed(model)?));
         let parameters = match placed? {
             Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
@@ -155,7 +156,7 @@ impl Checkpoints {
         step: u64,
         saved: Option<u64>,
     ) -> Result<Result<(), Failed>, Error> {
-        let together = loading(model, step);
+        let together = loading(model, step).about(self.number);
         let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
         let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
