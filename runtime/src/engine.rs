@@ -334,7 +334,7 @@ impl Engine {
         }
         let reason = self.reason_for_abort(given);
         let Opened { step, epoch, .. } = opened;
-        self.fabric.world.abort_step_of(epoch, StepFailure { step, reason });
+        self.fabric.world.announce_mistake(epoch, StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
             // A rank that ran out of data in the middle of the step has data again for the next attempt.
