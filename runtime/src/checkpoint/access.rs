@@ -100,7 +100,9 @@ impl Checkpoints {
         let operation = "discarding checkpoints";
         self.check_writer(model, operation)?;
         self.settle(model)?;
-        let together = Together::new(&model.engine.fabric, (operation, model.committed_steps()));
+        let fabric = &model.engine.fabric;
+        let together =
+            Together::new(fabric, (operation, model.committed_steps())).about(self.number);
         let said = together.tell([step])?;
         let said: Vec<u64> = said.into_iter().map(|[step]| step).collect();
         if let Some([rank, other]) = comparison::odd_one(&said) {
@@ -136,7 +138,7 @@ impl Checkpoints {
 
     /// The steps of checkpoints that are later than `step`, as rank 0 sees them. Collective.
     pub(super) fn later_than(&self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
-        let together = Together::new(&model.engine.fabric, ("loading", step));
+        let together = self.loading(model, step);
         let steps = together.run(|| {
             let steps = if together.is_first() { self.store.steps()? } else { Vec::new() };
             Ok(steps.into_iter().filter(|it| *it > step).collect::<Vec<_>>())
