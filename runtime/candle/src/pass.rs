@@ -14,7 +14,7 @@ use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use self::reader::Reader;
-use crate::dtype::{candle_dtype, cast_output};
+use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::Identity;
@@ -44,8 +44,8 @@ pub struct Pass<'step> {
     units: LiveUnits,
     /// Parameters that were read in this microbatch.
     tensors: Mutex<HashMap<ParamId, Tensor>>,
-    /// The dtype of the parameters.
-    dtype: DType,
+    /// Whether the input of each unit is cast to the unit's compute dtype.
+    casts_inputs: bool,
     device: Device,
     /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
@@ -88,8 +88,11 @@ impl<'step> Pass<'step> {
         let spec = handle.plan().spec();
         let in_forward = Arc::new(AtomicBool::new(true));
         let on = || (device.clone(), Arc::clone(&in_forward));
-        let unit = |id| Arc::new(UnitState::new(id, handle.clone(), on()));
-        let states = spec.unit_ids().map(unit).collect();
+        let unit = |id| -> Result<_, Error> {
+            let dtype = candle_dtype(handle.plan().compute_dtype(id))?;
+            Ok(Arc::new(UnitState::new(id, handle.clone(), dtype, on())))
+        };
+        let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
         handle.explain_unused(CUT);
@@ -97,7 +100,7 @@ impl<'step> Pass<'step> {
             inner,
             units: LiveUnits { states, in_forward },
             tensors: Mutex::default(),
-            dtype: candle_dtype(handle.precision().parameters)?,
+            casts_inputs: casts_inputs(spec),
             device: device.clone(),
             anchor: Var::zeros((), DType::F32, device)?,
             watch: if frozen && kind == Kind::Training { Watch::Input } else { Watch::Off },
@@ -105,7 +108,9 @@ impl<'step> Pass<'step> {
         })
     }
 
-    /// Runs `forward` with the parameters of the unit `name`.
+    /// Runs `forward` with the parameters of the unit `name`. If any unit of the model
+    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float input in its own compute dtype;
+    /// otherwise inputs are not cast. The output keeps the dtype that `forward` gives it.
     ///
     /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
     /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
@@ -148,7 +153,11 @@ impl<'step> Pass<'step> {
             Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
-        let output = forward(&Reader { pass: self, own, usage: &usage, input }, input)?;
+        let reader = Reader { pass: self, own, usage: &usage, input };
+        let output = match self.casts_inputs {
+            true => forward(&reader, &cast_input(input, own.dtype())?)?,
+            false => forward(&reader, input)?,
+        };
         let output = match output.track_op() {
             true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
             // It may be a view of a parameter, which is freed.

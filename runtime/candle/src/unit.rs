@@ -22,7 +22,6 @@ use hsdp::{Full, ModelSpec, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
-use crate::dtype::candle_dtype;
 use crate::error::Error;
 use crate::gathered::{Gathered, vacate};
 use crate::gradient;
@@ -33,6 +32,8 @@ use crate::gradient;
 pub(crate) struct UnitState {
     id: UnitId,
     handle: PassHandle,
+    /// The dtype of its parameters.
+    dtype: DType,
     /// The device on which candle computes.
     device: Device,
     /// Whether the pass has not begun its backward. A pass that is over has.
@@ -74,11 +75,16 @@ enum Contents {
 }
 
 impl UnitState {
-    pub(crate) fn new(id: UnitId, handle: PassHandle, on: (Device, Arc<AtomicBool>)) -> Self {
+    pub(crate) fn new(
+        id: UnitId,
+        handle: PassHandle,
+        dtype: DType,
+        on: (Device, Arc<AtomicBool>),
+    ) -> Self {
         let parameters = vec![Parameter::default(); handle.plan().spec()[id].params.len()];
         let ledger = Ledger { contents: Contents::Unused, parameters, awaited: 0, holds: 0 };
         let (device, in_forward) = on;
-        Self { id, handle, device, in_forward, ledger: Mutex::new(ledger) }
+        Self { id, handle, dtype, device, in_forward, ledger: Mutex::new(ledger) }
     }
 
     /// Its place in the model.
@@ -97,8 +103,8 @@ impl UnitState {
     }
 
     /// The dtype of its parameters.
-    pub(crate) fn dtype(&self) -> candle_core::Result<DType> {
-        candle_dtype(self.handle.precision().parameters)
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Its name.
