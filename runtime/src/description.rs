@@ -58,7 +58,9 @@ pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
             AfterForward::Keep => ", kept after the forward",
             AfterForward::Discard => ", for the forward alone",
         };
-        lines.push(format!("unit {index} `{}`{kept}", unit.name));
+        let compute = unit.compute_dtype.map(|dtype| format!(", computes in {dtype}"));
+        let compute = compute.unwrap_or_default();
+        lines.push(format!("unit {index} `{}`{kept}{compute}", unit.name));
         lines.extend(unit.params.iter().map(|param| of_param(index, param)));
     }
     lines.extend(spec.ties().map(|(alias, target)| format!("`{alias}` tied to `{target}`")));

@@ -9,7 +9,7 @@ use hsdp_sharding::{DType, UnitId, UnitLayout};
 use crate::engine::device::DeviceFull;
 use crate::engine::full_pool::Pooled;
 
-/// A unit's gathered parameters, in the compute dtype: one host buffer for each parameter, with all of its elements, row-major.
+/// A unit's gathered parameters, in its compute dtype: one host buffer for each parameter, with all of its elements, row-major.
 ///
 /// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`). All other
 /// methods that read values read a copy on the host. The first of these calls makes the copy: it waits for the gather, and panics if
@@ -74,7 +74,7 @@ impl Full {
         self.all()[parameter].values()
     }
 
-    /// The elements of an f32 parameter, row-major; `None` if the compute dtype is not f32.
+    /// The elements of an f32 parameter, row-major; `None` if the unit's compute dtype is not f32.
     ///
     /// # Panics
     /// If the unit has no such parameter.

@@ -9,9 +9,10 @@ use crate::optimizer::is_positive_in_f32;
 /// The dtypes of a model. Master parameters, partials and optimizer state are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// The dtype of the gathered parameters, in which the model computes: f32, bf16 or f16.
+    /// The compute dtype, of the gathered parameters: f32, bf16 or f16. A unit may
+    /// [declare](hsdp_sharding::Unit::compute_in) its own.
     pub parameters: DType,
-    /// The dtype in which collectives move gradients: f32, bf16 or f16.
+    /// The dtype in which collectives move the gradients of all units: f32, bf16 or f16.
     pub wire: DType,
     /// The dtype to which an adapter casts the model's outputs; `None` leaves them as they are.
     pub output: Option<DType>,

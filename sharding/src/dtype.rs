@@ -55,13 +55,19 @@ impl DType {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
     }
 
+    /// Whether parameters and gradients in training can have it: true for f32, bf16 and f16.
+    #[must_use]
+    pub const fn is_of_training(self) -> bool {
+        matches!(self, Self::F32 | Self::BF16 | Self::F16)
+    }
+
     /// Reads the name of a dtype that parameters and gradients in training can have: `f32`, `bf16` or `f16`.
     ///
     /// # Errors
     /// [`Error::Unparsable`]
     pub fn of_training(text: &str) -> Result<Self, Error> {
-        let all = [Self::F32, Self::BF16, Self::F16];
-        all.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
+        let mut all = Self::ALL.into_iter().filter(|dtype| dtype.is_of_training());
+        all.find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
             what: "dtype of parameters and gradients",
             text: text.to_owned(),
             expected: "f32, bf16 or f16",

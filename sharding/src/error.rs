@@ -127,6 +127,14 @@ pub enum Error {
         /// Name of its first trainable parameter.
         param: String,
     },
+    /// A unit [computes](crate::Unit::compute_in) in a dtype in which no training computes.
+    #[error("unit `{unit}` computes in {dtype}: expected f32, f16 or bf16")]
+    UnitDType {
+        /// Name of the unit.
+        unit: String,
+        /// The dtype, as declared.
+        dtype: DType,
+    },
     /// A parameter cannot be [stored](crate::Param::stored_in) as it says.
     #[error("parameter `{param}`, stored in {dtype}: {problem}")]
     InvalidStorage {

@@ -59,13 +59,15 @@ impl Plan {
     /// # Errors
     /// - The errors of [`ModelSpec::validate`] and [`UnitLayout::new`].
     /// - [`Error::UnsupportedDType`] if `param_dtype` or `reduce_dtype` is not f32, f16 or bf16.
-    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than `param_dtype`.
+    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than the compute dtype of its unit.
     /// - [`Error::TooLarge`] if all units together take more than 2^48 elements.
     pub fn new(spec: ModelSpec, mesh: Mesh, options: PlanOptions) -> Result<Self, Error> {
         spec.validate()?;
         check_dtype("param_dtype", options.param_dtype)?;
         check_dtype("reduce_dtype", options.reduce_dtype)?;
-        spec.params().try_for_each(|(_, param)| param.check_gathered_in(options.param_dtype))?;
+        spec.params().try_for_each(|(id, param)| {
+            param.check_gathered_in(options.compute_dtype(&spec[id.unit]))
+        })?;
         let layout = |unit| UnitLayout::new(unit, mesh.shard_size()).map(Arc::new);
         let layouts = spec.units().iter().map(layout).collect::<Result<Vec<_>, _>>()?;
         check_size(&layouts)?;
@@ -105,6 +107,16 @@ impl Plan {
     #[must_use]
     pub const fn options(&self) -> &PlanOptions {
         &self.options
+    }
+
+    /// The compute dtype of a unit, in which it is gathered: its own if it
+    /// [declares](crate::Unit::compute_in) one, or `param_dtype`.
+    ///
+    /// # Panics
+    /// If the model has no such unit.
+    #[must_use]
+    pub fn compute_dtype(&self, unit: UnitId) -> DType {
+        self.options.compute_dtype(&self.spec[unit])
     }
 
     /// The layout of a unit over its shard group. It is the same in every shard group.
@@ -286,10 +298,7 @@ impl Plan {
 }
 
 fn check_dtype(option: &'static str, dtype: DType) -> Result<(), Error> {
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
-        _ => Err(Error::UnsupportedDType { option, dtype }),
-    }
+    if dtype.is_of_training() { Ok(()) } else { Err(Error::UnsupportedDType { option, dtype }) }
 }
 
 fn check_size(layouts: &[Arc<UnitLayout>]) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use hsdp::{
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{AfterForward, ByteCount, Flow, Traffic};
-use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units};
+use hsdp_tests::support::models::{computing_in, keeping_the_second, partly_frozen, three_units};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 
@@ -52,6 +52,43 @@ fn what_is_moved_is_what_was_planned_for_kept_and_frozen_units() {
             moved_as_planned(&spec, &options, 3);
         }
     }
+}
+
+#[test]
+fn what_is_moved_is_what_was_planned_for_units_in_several_dtypes() {
+    let dtypes = [None, Some(DType::F32), Some(DType::F16)];
+    for (parameters, wire) in DTYPES {
+        let precision = Precision { parameters, wire, ..Precision::default() };
+        for (replicate, shard) in MESHES {
+            let on = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
+            for full_copies in FullCopies::ALL {
+                let options = ModelOptions { full_copies, ..on.clone() };
+                moved_as_planned(&computing_in(&keeping_the_second(), &dtypes), &options, 2);
+            }
+            for accumulation in Accumulation::ALL {
+                let options = ModelOptions { accumulation, ..on.clone() };
+                moved_as_planned(&computing_in(&partly_frozen(), &dtypes), &options, 2);
+            }
+        }
+    }
+}
+
+/// A unit in f32 takes twice the bytes of one in bf16, in gathers alone.
+#[test]
+fn an_f32_unit_of_a_bf16_model_costs_the_bytes_of_f32() {
+    let precision = Precision { wire: DType::BF16, ..Precision::compute_in(DType::BF16) };
+    let options = ModelOptions { precision, ..ModelOptions::on(mesh(1, 2)) };
+    let moved = |dtypes: &[Option<DType>]| {
+        let spec = computing_in(&three_units(), dtypes);
+        let measured = measure(&spec, &options, (StepOptions::microbatches(1), 1));
+        let padded = measured[0].padded.clone();
+        (measured[0].moved, padded)
+    };
+    let ((narrow, padded), (island, _)) = (moved(&[None]), moved(&[None, None, Some(DType::F32)]));
+    let shard = padded[2] / 2;
+    let more = island.all_gather.bytes - narrow.all_gather.bytes;
+    assert_eq!(more, ByteCount(2 * 2 * shard), "two bytes an element more, in both gathers");
+    assert_eq!(island.reduce_scatter, narrow.reduce_scatter);
 }
 
 #[test]

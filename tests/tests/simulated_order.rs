@@ -8,7 +8,9 @@ use hsdp::{
 use hsdp_sharding::{DType, Plan, Rank};
 use hsdp_simulator::{Data, LossScale, Microbatches, Order, Placement, Step};
 use hsdp_tests::support::flights::{Flown, expected, first_difference, of_step};
-use hsdp_tests::support::models::{keeping_the_second, layer, partly_frozen, three_units};
+use hsdp_tests::support::models::{
+    computing_in, keeping_the_second, layer, partly_frozen, three_units,
+};
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -138,6 +140,7 @@ fn one_copy_for_all_ranks_and_narrow_wires() {
     let precision = Precision { wire: DType::BF16, ..Precision::compute_in(DType::BF16) };
     let narrow = ModelOptions { precision, ..options(mesh(2, 2)) };
     compare(&three_units(), &narrow, GIVEN);
+    compare(&computing_in(&three_units(), &[None, Some(DType::F32)]), &narrow, GIVEN);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::model::Parameters;
 use crate::recorded::buffers;
 
-/// A `VarBuilder` of `parameters`, in their dtype and on their device.
+/// A `VarBuilder` of `parameters`, in the compute dtype of the unit that reads, and on their device.
 ///
 /// A layer that is made inside a unit's forward reads the parameters that are gathered for it:
 ///
@@ -54,14 +54,17 @@ impl OfUnit<'_> {
                 let (asked, declared) = (asked.dims().to_vec(), declared.clone());
                 Err(Error::Shape { parameter: parameter(), unit: unit(), asked, declared })?;
             }
-            if dtype != self.0.dtype() {
-                let (asked, computed) = (dtype, self.0.dtype());
-                Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
-            }
             if !device.same_device(self.0.device()) {
                 let (asked, lies_on) = (device.location(), self.0.device().location());
                 Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
             }
+            let tensor = self.0.get(name)?;
+            // Another unit, which is read too, may compute in another dtype.
+            let (asked, computed) = (dtype, tensor.dtype());
+            if asked != computed {
+                Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
+            }
+            return Ok(tensor);
         }
         self.0.get(name) // It has the error of a name that the model does not have.
     }

@@ -1,7 +1,7 @@
 //! Conversion of hsdp's dtypes to candle's.
 
 use candle_core::{DType, Result, Tensor, bail};
-use hsdp::Precision;
+use hsdp::{ModelSpec, Precision};
 
 /// The candle dtype that corresponds to an hsdp dtype.
 ///
@@ -18,6 +18,20 @@ pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
         hsdp::DType::U32 => DType::U32,
         other => bail!("candle has no dtype {other}"),
     })
+}
+
+/// Whether the units of a model cast their inputs: a unit declares its compute dtype, so that the output of one unit may have
+/// another dtype than the next one computes in.
+pub(crate) fn casts_inputs(spec: &ModelSpec) -> bool {
+    spec.units().iter().any(|unit| unit.compute_dtype.is_some())
+}
+
+/// The input of a unit that computes in `dtype`, cast to it. Ids and masks of integers stay as they are.
+pub(crate) fn cast_input(input: &Tensor, dtype: DType) -> Result<Tensor> {
+    match input.dtype() {
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => input.to_dtype(dtype),
+        _ => Ok(input.clone()),
+    }
 }
 
 /// The output of a model, cast to the output dtype of `precision` if one is set.

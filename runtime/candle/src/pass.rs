@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use self::reader::Reader;
 use self::recomputed::FirstRuns;
-use self::start::{Form, Start};
-use crate::dtype::{candle_dtype, cast_output};
+use self::start::{Form, Start, is_in_16_bits};
+use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::Identity;
@@ -47,8 +47,8 @@ pub struct Pass<'step> {
     units: LiveUnits,
     /// Parameters that were read in this microbatch.
     tensors: Mutex<HashMap<ParamId, Tensor>>,
-    /// The dtype of the parameters.
-    dtype: DType,
+    /// Whether the input of each unit is cast to the unit's compute dtype.
+    casts_inputs: bool,
     device: Device,
     /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
@@ -94,8 +94,11 @@ impl<'step> Pass<'step> {
         let spec = handle.plan().spec();
         let progress = Arc::<Progress>::default();
         let on = || (device.clone(), Arc::clone(&progress));
-        let unit = |id| Arc::new(UnitState::new(id, handle.clone(), on()));
-        let states = spec.unit_ids().map(unit).collect();
+        let unit = |id| -> Result<_, Error> {
+            let dtype = candle_dtype(handle.plan().compute_dtype(id))?;
+            Ok(Arc::new(UnitState::new(id, handle.clone(), dtype, on())))
+        };
+        let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
         handle.explain_unused(CUT);
@@ -103,7 +106,7 @@ impl<'step> Pass<'step> {
             inner,
             units: LiveUnits { states, progress },
             tensors: Mutex::default(),
-            dtype: candle_dtype(handle.precision().parameters)?,
+            casts_inputs: casts_inputs(spec),
             device: device.clone(),
             anchor: Purpose::Parameters.variable(device)?,
             wanted: Wanted::default(),
@@ -113,7 +116,9 @@ impl<'step> Pass<'step> {
         })
     }
 
-    /// Runs `forward` with the parameters of the unit `name`.
+    /// Runs `forward` with the parameters of the unit `name`. If any unit of the model
+    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float input in its own compute dtype;
+    /// otherwise inputs are not cast. The output keeps the dtype that `forward` gives it.
     ///
     /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
     /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
@@ -156,7 +161,11 @@ impl<'step> Pass<'step> {
             Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
-        let output = forward(&Reader { pass: self, own, usage: &usage, input }, input)?;
+        let reader = Reader { pass: self, own, usage: &usage, input };
+        let output = match self.casts_inputs {
+            true => forward(&reader, &cast_input(input, own.dtype())?)?,
+            false => forward(&reader, input)?,
+        };
         let output = match output.track_op() {
             true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
             // It may be a view of a parameter, which is freed.
@@ -253,7 +262,8 @@ impl<'step> Pass<'step> {
         if seed.value() == 0.0 {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
-            self.differentiate(loss, &reached, Start::of(seed, form, [loss.dtype(), self.dtype]))?;
+            let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype()]);
+            self.differentiate(loss, &reached, start)?;
         }
         self.finish()?;
         Ok(value)
@@ -275,6 +285,12 @@ impl<'step> Pass<'step> {
             None => variable.zeros_like(),
         })?;
         Ok(())
+    }
+
+    /// Returns a 16-bit dtype in which some unit computes, or f32 if no unit computes in 16 bits.
+    fn narrowest_dtype(&self) -> DType {
+        let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
+        dtypes.find(|dtype| is_in_16_bits(*dtype)).unwrap_or(DType::F32)
     }
 
     fn find(&self, name: &str) -> Result<&Arc<UnitState>, Error> {

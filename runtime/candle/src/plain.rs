@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use hsdp::Precision;
-use hsdp_sharding::ModelSpec;
+use hsdp_sharding::{ModelSpec, Unit};
 
-use crate::dtype::{candle_dtype, cast_output};
+use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
+use crate::error::Error;
 use crate::model::{Forward, Parameters, Units};
 
 /// Whole parameters in candle [`Var`]s, to compare a sharded run with, and to sample from a trained
@@ -15,15 +16,18 @@ use crate::model::{Forward, Parameters, Units};
 pub struct Plain {
     spec: ModelSpec,
     precision: Precision,
-    /// The dtype of the parameters.
+    /// The compute dtype of units that declare none.
     dtype: DType,
+    /// Whether the input of each unit is cast to the unit's compute dtype.
+    casts_inputs: bool,
     device: Device,
     parameters: BTreeMap<String, Var>,
 }
 
 impl Plain {
     /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
-    /// `precision` has for parameters. Outputs are cast to its output dtype. Not collective.
+    /// `precision` has for parameters, or to that which their unit
+    /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not collective.
     ///
     /// # Errors
     /// If a parameter has no values, or another number of them, or candle lacks the dtype.
@@ -46,7 +50,8 @@ impl Plain {
         device: &Device,
     ) -> Result<Self> {
         let dtype = candle_dtype(precision.parameters)?;
-        let var = |param: &hsdp_sharding::Param| {
+        let var = |unit: &Unit, param: &hsdp_sharding::Param| {
+            let dtype = dtype_of(unit, dtype)?;
             let Some(values) = values.get(&param.name) else {
                 bail!("parameter {} has no values", param.name)
             };
@@ -54,14 +59,45 @@ impl Plain {
             let tensor = Tensor::from_slice(values, shape, device)?.to_dtype(dtype)?;
             Ok((param.name.clone(), Var::from_tensor(&tensor)?))
         };
-        let parameters = spec.params().map(|(_, param)| var(param)).collect::<Result<_>>()?;
-        Ok(Self { spec, precision, dtype, device: device.clone(), parameters })
+        let all = spec.params().map(|(id, param)| var(&spec[id.unit], param));
+        let parameters = all.collect::<Result<_>>()?;
+        let casts_inputs = casts_inputs(&spec);
+        Ok(Self { spec, precision, dtype, casts_inputs, device: device.clone(), parameters })
     }
 
     /// The parameters by name.
     #[must_use]
     pub fn parameters(&self) -> &BTreeMap<String, Var> {
         &self.parameters
+    }
+}
+
+/// The compute dtype of a unit, in a model that computes in `dtype` unless a unit declares another.
+fn dtype_of(unit: &Unit, dtype: DType) -> Result<DType> {
+    unit.compute_dtype.map_or(Ok(dtype), candle_dtype)
+}
+
+/// The parameters, for the forward of a unit.
+struct OfUnit<'a> {
+    plain: &'a Plain,
+    dtype: DType,
+}
+
+impl Parameters for OfUnit<'_> {
+    fn get(&self, name: &str) -> Result<Tensor> {
+        self.plain.get(name)
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.plain.spec
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn device(&self) -> &Device {
+        &self.plain.device
     }
 }
 
@@ -85,8 +121,19 @@ impl Parameters for Plain {
 }
 
 impl Units for Plain {
-    fn unit(&self, _name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
-        forward(self, input)
+    fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
+        let units = self.spec.units();
+        let Some(unit) = units.iter().find(|unit| unit.name == name) else {
+            let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
+            return Err(
+                Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") }.into()
+            );
+        };
+        let of_unit = OfUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
+        match self.casts_inputs {
+            true => forward(&of_unit, &cast_input(input, of_unit.dtype)?),
+            false => forward(&of_unit, input),
+        }
     }
 
     fn output(&self, tensor: &Tensor) -> Result<Tensor> {

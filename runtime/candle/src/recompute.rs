@@ -80,7 +80,7 @@ impl Recompute {
             true => Var::from_tensor(&input.detach())?.into_inner(),
             false => input.detach(),
         };
-        let run = SecondRun::of(self)?;
+        let run = SecondRun::of(self);
         let mut gradients = {
             let again = (self.forward)(&run, &leaf)?;
             if !are_same_bits(&again, output)? {
@@ -169,14 +169,13 @@ impl CustomOp2 for Recompute {
 /// run lasts.
 struct SecondRun<'a> {
     op: &'a Recompute,
-    dtype: DType,
     /// Variables, and the tensors to which their storages go back, by the parameter's place in `reads`.
     leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
 }
 
 impl<'a> SecondRun<'a> {
-    fn of(op: &'a Recompute) -> Result<Self> {
-        Ok(Self { op, dtype: op.own.dtype()?, leaves: Mutex::default() })
+    fn of(op: &'a Recompute) -> Self {
+        Self { op, leaves: Mutex::default() }
     }
 
     fn read(&self, name: &str) -> Result<Tensor> {
@@ -234,7 +233,7 @@ impl Parameters for SecondRun<'_> {
     }
 
     fn dtype(&self) -> DType {
-        self.dtype
+        self.op.own.dtype()
     }
 
     fn device(&self) -> &Device {

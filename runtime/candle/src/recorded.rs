@@ -44,9 +44,16 @@ pub fn record<M>(
 pub struct Recorded {
     parameters: Vec<Parameter>,
     /// Units by name, each with its mark.
-    marked: Vec<(String, AfterForward)>,
+    marked: Vec<(String, Mark)>,
     /// First parameter that `map` gave another name or shape, as recorded and as changed.
     redeclared: Option<(Param, Param)>,
+}
+
+/// A setting of a unit.
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    AfterForward(AfterForward),
+    ComputeIn(hsdp::DType),
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +91,7 @@ impl Recorded {
     /// unit reads a parameter. (A unit with a name that was asked for twice is kept without this.)
     #[must_use]
     pub fn keep(mut self, unit: impl Into<String>) -> Self {
-        self.marked.push((unit.into(), AfterForward::Keep));
+        self.marked.push((unit.into(), Mark::AfterForward(AfterForward::Keep)));
         self
     }
 
@@ -92,7 +99,15 @@ impl Recorded {
     /// its input needs no gradient, as that of an embedding.
     #[must_use]
     pub fn forward_only(mut self, unit: impl Into<String>) -> Self {
-        self.marked.push((unit.into(), AfterForward::Discard));
+        self.marked.push((unit.into(), Mark::AfterForward(AfterForward::Discard)));
+        self
+    }
+
+    /// Lets a unit of the [`spec`](Self::spec) [compute in `dtype`](hsdp_sharding::Unit::compute_in) in place of
+    /// [`Precision::parameters`](hsdp::Precision::parameters).
+    #[must_use]
+    pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {
+        self.marked.push((unit.into(), Mark::ComputeIn(dtype)));
         self
     }
 
@@ -122,13 +137,16 @@ impl Recorded {
             return Err(Error::Redeclared { parameter, recorded, name, shape });
         }
         let mut units = patterns::group(&self.parameters, patterns)?;
-        for (name, after_forward) in &self.marked {
+        for (name, mark) in &self.marked {
             let known =
                 || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
                 return Err(Error::UnknownUnit { name: name.clone(), known: known() });
             };
-            units[place].after_forward = *after_forward;
+            match *mark {
+                Mark::AfterForward(after_forward) => units[place].after_forward = after_forward,
+                Mark::ComputeIn(dtype) => units[place].compute_dtype = Some(dtype),
+            }
         }
         let spec = units.into_iter().fold(ModelSpec::new(), ModelSpec::unit);
         spec.validate()?;

@@ -23,7 +23,6 @@ use hsdp::{Full, ModelSpec, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
-use crate::dtype::candle_dtype;
 use crate::error::Error;
 use crate::gathered::{Gathered, vacate};
 use crate::gradient;
@@ -34,6 +33,8 @@ use crate::gradient;
 pub(crate) struct UnitState {
     id: UnitId,
     handle: PassHandle,
+    /// The dtype of its parameters.
+    dtype: DType,
     /// The device on which candle computes.
     device: Device,
     progress: Arc<Progress>,
@@ -104,11 +105,16 @@ enum Contents {
 }
 
 impl UnitState {
-    pub(crate) fn new(id: UnitId, handle: PassHandle, on: (Device, Arc<Progress>)) -> Self {
+    pub(crate) fn new(
+        id: UnitId,
+        handle: PassHandle,
+        dtype: DType,
+        on: (Device, Arc<Progress>),
+    ) -> Self {
         let parameters = vec![Parameter::default(); handle.plan().spec()[id].params.len()];
         let ledger = Ledger { contents: Contents::Unused, parameters, awaited: 0, holds: 0 };
         let (device, progress) = on;
-        Self { id, handle, device, progress, ledger: Mutex::new(ledger) }
+        Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
     }
 
     /// Its place in the model.
@@ -127,8 +133,8 @@ impl UnitState {
     }
 
     /// The dtype of its parameters.
-    pub(crate) fn dtype(&self) -> candle_core::Result<DType> {
-        candle_dtype(self.handle.precision().parameters)
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Its name.

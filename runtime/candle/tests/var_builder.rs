@@ -144,7 +144,7 @@ fn another_dtype_is_refused_and_not_copied() {
     let said = error.to_string();
     assert!(
         said.starts_with(
-            "parameter layer.0.weight of unit layer.0 is asked for as F32, and the model computes in BF16"
+            "parameter layer.0.weight of unit layer.0 is asked for as F32, and that unit computes in BF16"
         ),
         "{said}"
     );

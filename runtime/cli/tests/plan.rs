@@ -6,7 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::{
-    ByteCount, Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Rank, State,
+    ByteCount, DType, Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Rank, State,
     Traffic, Unit, UnitLayout,
 };
 use program::{Said, hsdp};
@@ -96,6 +96,22 @@ fn a_file_gives_the_numbers_of_the_library() {
     let said = planned_file(MODEL, "adamw");
     assert_says(&said, same());
     assert_eq!(said["memory"]["places"]["host"].get("update"), None, "no matrices are exchanged");
+}
+
+#[test]
+fn a_unit_of_a_file_computes_in_its_own_dtype() {
+    let file = MODEL.replace("\"keep\": true", "\"keep\": true, \"compute_dtype\": \"bf16\"");
+    let said = planned_file(&file, "adamw");
+    let mut units = same().units().to_vec();
+    units[1].compute_dtype = Some(DType::BF16);
+    let spec = units.into_iter().fold(ModelSpec::new(), ModelSpec::unit).tie("head", "w");
+    let plan = assert_says(&said, spec);
+    assert_eq!(said["memory"]["places"]["host"]["gather_input"], plan.memory().gather_input.get());
+    let dtypes = [0, 1].map(|unit| said["units"][unit]["compute_dtype"].clone());
+    assert_eq!(dtypes, ["f32", "bf16"].map(Value::from));
+    let (code, _, told) = refused(&file.replace("bf16", "i64"), &["--mesh", "1x2"]);
+    let expected = "hsdp: DIR/model.json: unit `two` computes in i64: expected f32, f16 or bf16\n";
+    assert_eq!((code, &*told), (Some(2), expected));
 }
 
 #[test]

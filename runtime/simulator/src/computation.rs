@@ -12,7 +12,7 @@ mod totals;
 #[cfg(test)]
 mod tests;
 
-use hsdp_sharding::{ByteCount, ModelSpec, UnitId};
+use hsdp_sharding::{ByteCount, DType, ModelSpec, UnitId};
 
 pub use self::batch::{Batch, Recompute};
 pub use self::gpt::Gpt;
@@ -21,7 +21,7 @@ pub use self::processor::Processor;
 pub use self::shapes::{Attention, Hints, Scores, is_attention, is_lookup};
 
 use self::kernels::Kernels;
-use self::shapes::{Product, UnitShapes};
+use self::shapes::{Product, Tied, UnitShapes};
 use crate::{Error, WorkCost};
 
 /// The computation of a model, unit by unit, in the order of the forward.
@@ -29,9 +29,11 @@ use crate::{Error, WorkCost};
 pub struct Computation {
     units: Vec<UnitShapes>,
     /// The products with aliases of matrices, such as a tied head. They follow the last unit in the forward.
-    tied: Vec<Product>,
+    tied: Vec<Tied>,
     /// The results of the last product, by token: those of which the loss is computed.
     classes: usize,
+    /// The dtype that the unit of the last product declares.
+    classes_in: Option<DType>,
 }
 
 impl Computation {
@@ -48,20 +50,32 @@ impl Computation {
         let units = model.units().iter().map(|unit| UnitShapes::of(unit, hints));
         let units = units.collect::<Result<Vec<_>, _>>()?;
         let targets = model.ties().filter_map(|(alias, _)| model.find(alias));
-        let tied: Vec<_> = targets.filter_map(|id| Product::of(&model[id])).collect();
-        let products = units.iter().flat_map(|unit| &unit.products).chain(&tied);
-        let classes = products.last().map_or(0, |last| last.larger());
-        Ok(Self { units, tied, classes })
+        let tied = targets.filter_map(|id| {
+            let compute = model[id.unit].compute_dtype;
+            Some(Tied { product: Product::of(&model[id])?, compute })
+        });
+        let tied: Vec<_> = tied.collect();
+        let of_unit = |unit: &UnitShapes| Some((unit.products.last()?.larger(), unit.compute));
+        let of_units = units.iter().filter_map(of_unit);
+        let of_tied = tied.iter().map(|tied| (tied.product.larger(), tied.compute));
+        let (classes, classes_in) = of_units.chain(of_tied).last().unwrap_or_default();
+        Ok(Self { units, tied, classes, classes_in })
+    }
+
+    fn products(&self) -> impl Iterator<Item = &Product> {
+        let tied = self.tied.iter().map(|tied| &tied.product);
+        self.units.iter().flat_map(|unit| &unit.products).chain(tied)
     }
 
     /// The cost of the forward of a unit.
     ///
     /// # Panics
-    /// If the model has no such unit. So do the other methods with a unit.
+    /// If the model has no such unit, or no training computes in the dtype of the batch. So do the other methods.
     #[must_use]
     pub fn forward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
-        let mut kernels = Kernels::new(on, batch.dtype);
-        kernels.forward(&self.units[unit.index()], batch);
+        let unit = &self.units[unit.index()];
+        let mut kernels = Kernels::new(on, unit.compute.unwrap_or(batch.dtype));
+        kernels.forward(unit, batch);
         kernels.cost()
     }
 
@@ -69,7 +83,10 @@ impl Computation {
     #[must_use]
     pub fn loss(&self, batch: &Batch, on: &Processor) -> WorkCost {
         let mut kernels = Kernels::new(on, batch.dtype);
-        self.tied.iter().for_each(|product| kernels.product_forward(product, batch));
+        for Tied { product, compute } in &self.tied {
+            kernels.compute_in(compute.unwrap_or(batch.dtype));
+            kernels.product_forward(product, batch);
+        }
         kernels.loss(self.classes, batch);
         kernels.cost()
     }
@@ -80,9 +97,14 @@ impl Computation {
     pub fn backward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
         let mut kernels = Kernels::new(on, batch.dtype);
         if unit.index() + 1 == self.units.len() {
-            self.tied.iter().for_each(|product| kernels.product_backward(product, batch));
+            for Tied { product, compute } in &self.tied {
+                kernels.compute_in(compute.unwrap_or(batch.dtype));
+                kernels.product_backward(product, batch);
+            }
         }
-        kernels.backward(&self.units[unit.index()], batch);
+        let unit = &self.units[unit.index()];
+        kernels.compute_in(unit.compute.unwrap_or(batch.dtype));
+        kernels.backward(unit, batch);
         kernels.cost()
     }
 
@@ -96,6 +118,6 @@ impl Computation {
     /// gradient, and what the backward of one unit computes again.
     #[must_use]
     pub fn most_kept(&self, batch: &Batch) -> ByteCount {
-        kept::of_model(&self.units, self.classes, batch)
+        kept::of_model(&self.units, (self.classes, self.classes_in), batch)
     }
 }

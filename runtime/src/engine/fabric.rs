@@ -93,7 +93,7 @@ impl Fabric {
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
             kept: Arc::default(),
-            full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
+            full_pool: Arc::new(FullPool::new(plan.memory().full)),
             first_parameter: first_parameters(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
             schedules: Schedules::new(Arc::clone(&plan), options.order),

@@ -1,7 +1,7 @@
 //! A pool of the buffers of units that were released, for later gathers.
 //!
 //! The system zeroes a fresh buffer, page by page, before the gather writes it: one pass more than needed. So a buffer
-//! that is not used any more waits here for a parameter of its length. Lent and waiting buffers together take no more
+//! that is not used any more waits here for a parameter of its length and dtype. Lent and waiting buffers together take no more
 //! than the plan says of `full`. A step that is aborted leaves no buffer here.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 /// The pool of one model on one rank.
 #[derive(Debug)]
 pub(crate) struct FullPool {
-    dtype: DType,
     held: Mutex<Held>,
 }
 
@@ -28,8 +27,8 @@ struct Held {
     lent: ByteCount,
     /// Bytes that wait.
     waiting: ByteCount,
-    /// The waiting buffers, by length. An empty list is kept for later: a model has few lengths.
-    spare: BTreeMap<usize, Vec<HostBuffer>>,
+    /// The waiting buffers, by size and dtype. An empty list is kept for later: a model has few sizes.
+    spare: BTreeMap<(ByteCount, DType), Vec<HostBuffer>>,
     /// How often all buffers were released.
     generation: u64,
 }
@@ -45,13 +44,14 @@ pub(crate) struct Pooled {
 #[derive(Debug)]
 struct Loan {
     pool: Arc<FullPool>,
+    dtype: DType,
     bytes: ByteCount,
     generation: u64,
 }
 
 impl FullPool {
-    pub(crate) fn new(dtype: DType, limit: ByteCount) -> Self {
-        Self { dtype, held: Mutex::new(Held { limit, ..Held::default() }) }
+    pub(crate) fn new(limit: ByteCount) -> Self {
+        Self { held: Mutex::new(Held { limit, ..Held::default() }) }
     }
 
     /// Changes the most bytes that are lent and waiting together.
@@ -59,39 +59,41 @@ impl FullPool {
         self.held.lock().limit = limit;
     }
 
-    /// A buffer for each of `lens`, with arbitrary elements.
+    /// A buffer of `dtype` for each of `lens`, with arbitrary elements.
     ///
     /// # Errors
     /// If there is no memory, even after all waiting buffers were released.
     pub(crate) fn lend(
         self: &Arc<Self>,
+        dtype: DType,
         lens: impl Iterator<Item = usize> + Clone,
     ) -> Result<Pooled, Error> {
-        let bytes = self.bytes(lens.clone().sum());
+        let bytes = ElemCount::of(lens.clone().sum()).bytes(dtype);
         let mut pooled = {
             let mut held = self.held.lock();
             held.lent += bytes;
-            let found = lens.clone().map(|len| held.take(len).unwrap_or_else(missing));
+            let found = |len| held.take(key(dtype, len)).unwrap_or_else(missing);
+            let found = lens.clone().map(found);
             let buffers = found.collect();
             let limit = held.limit;
             held.shrink_to(limit);
-            let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
+            let loan = Loan { pool: Arc::clone(self), dtype, bytes, generation: held.generation };
             Pooled { buffers, loan: Some(loan) }
         };
         for (buffer, len) in pooled.buffers.iter_mut().zip(lens) {
             if buffer.len() != len {
-                *buffer = self.fresh(len)?;
+                *buffer = self.fresh(dtype, len)?;
             }
         }
         Ok(pooled)
     }
 
     /// A new buffer. If memory is short, the waiting buffers are released first.
-    fn fresh(&self, len: usize) -> Result<HostBuffer, Error> {
+    fn fresh(&self, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
         let _full = memory::scope(Category::Full);
-        HostBuffer::zeros(self.dtype, len).or_else(|_| {
+        HostBuffer::zeros(dtype, len).or_else(|_| {
             self.held.lock().shrink_to(ByteCount::ZERO);
-            HostBuffer::zeros(self.dtype, len)
+            HostBuffer::zeros(dtype, len)
         })
     }
 
@@ -101,10 +103,11 @@ impl FullPool {
         held.generation += 1;
         held.shrink_to(ByteCount::ZERO);
     }
+}
 
-    fn bytes(&self, len: usize) -> ByteCount {
-        ElemCount::of(len).bytes(self.dtype)
-    }
+/// The place of a waiting buffer of `len` elements.
+fn key(dtype: DType, len: usize) -> (ByteCount, DType) {
+    (ElemCount::of(len).bytes(dtype), dtype)
 }
 
 /// The placeholder for a buffer that is not there.
@@ -113,30 +116,30 @@ fn missing() -> HostBuffer {
 }
 
 impl Held {
-    fn take(&mut self, len: usize) -> Option<HostBuffer> {
-        let buffer = self.spare.get_mut(&len)?.pop()?;
+    fn take(&mut self, key: (ByteCount, DType)) -> Option<HostBuffer> {
+        let buffer = self.spare.get_mut(&key)?.pop()?;
         self.waiting = self.waiting - buffer.bytes();
         Some(buffer)
     }
 
     fn put(&mut self, buffer: HostBuffer) {
         self.waiting += buffer.bytes();
-        self.spare.entry(buffer.len()).or_default().push(buffer);
+        self.spare.entry(key(buffer.dtype(), buffer.len())).or_default().push(buffer);
     }
 
-    /// Releases waiting buffers, the longest first, until lent and waiting bytes together are at most `limit`.
+    /// Releases waiting buffers, the largest first, until lent and waiting bytes together are at most `limit`.
     fn shrink_to(&mut self, limit: ByteCount) {
         while self.lent + self.waiting > limit {
-            let longest = self.spare.iter().rfind(|(_, list)| !list.is_empty());
-            let Some(len) = longest.map(|(len, _)| *len) else { return };
-            drop(self.take(len));
+            let largest = self.spare.iter().rfind(|(_, list)| !list.is_empty());
+            let Some(key) = largest.map(|(key, _)| *key) else { return };
+            drop(self.take(key));
         }
     }
 }
 
 impl Pooled {
     pub(crate) fn dtype(&self) -> DType {
-        self.loan.as_ref().expect("it is lent").pool.dtype
+        self.loan.as_ref().expect("it is lent").dtype
     }
 
     /// Ends the loan: the buffers are the caller's from now on.
@@ -153,7 +156,7 @@ impl AsMut<Vec<HostBuffer>> for Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        let Some(Loan { pool, bytes, generation }) = self.loan.take() else { return };
+        let Some(Loan { pool, bytes, generation, .. }) = self.loan.take() else { return };
         let buffers = mem::take(&mut self.buffers);
         let mut held = pool.held.lock();
         held.lent = held.lent - bytes;

@@ -311,17 +311,18 @@ impl GatherQueue {
             }
         };
         let no_memory = |error| fabric.no_memory(error, "gather", (self.step, gather.unit));
+        let compute = fabric.plan.compute_dtype(gather.unit);
+        let lend = || fabric.full_pool.lend(compute, lens(fabric, gather.unit));
         match fabric.options.full_copies {
             FullCopies::PerRank => {
-                let lent = fabric.full_pool.lend(lens(fabric, gather.unit));
-                let mut pooled = lent.map_err(no_memory)?;
+                let mut pooled = lend().map_err(no_memory)?;
                 fabric.events.push(event);
                 let targets = mem::take(&mut pooled.buffers);
                 let pending = fabric.gather.gather_unit(tag, layout, shard, targets)?;
                 Ok(Arriving::Own(pending, pooled))
             }
             FullCopies::PerProcess => {
-                let lend = || fabric.full_pool.lend(lens(fabric, gather.unit)).map(Arc::new);
+                let lend = || lend().map(Arc::new);
                 let holder =
                     (fabric.gather.index() == 0).then(lend).transpose().map_err(no_memory)?;
                 fabric.events.push(event);

@@ -28,7 +28,7 @@ impl Shard {
         fabric: &Fabric,
         (unit, parameters): (UnitId, Vec<f32>),
     ) -> Result<Self, Error> {
-        let compute = fabric.options.precision.parameters;
+        let compute = fabric.plan.compute_dtype(unit);
         Ok(match &fabric.device {
             Some(device) => Self::Device(DeviceShard::new(fabric, device, (parameters, compute))?),
             None => Self::Host(HostShard::new(parameters, fabric.plan.layout(unit), compute)?),

@@ -83,11 +83,20 @@ impl Encoder {
 
     fn unit(&mut self, unit: &Unit) {
         self.text(&unit.name);
-        self.number(match unit.after_forward {
+        let after_forward = match unit.after_forward {
             AfterForward::Reshard => 0,
             AfterForward::Keep => 1,
             AfterForward::Discard => 2,
-        });
+        };
+        // Compute dtypes of units came later. A unit without one has the number that it had before.
+        let compute = match unit.compute_dtype {
+            None => 0,
+            Some(DType::F32) => 3,
+            Some(DType::BF16) => 6,
+            // The only other dtype that a valid unit declares is f16.
+            Some(_) => 9,
+        };
+        self.number(after_forward + compute);
         self.list(unit.params.iter(), Self::param);
     }
 

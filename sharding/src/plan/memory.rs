@@ -7,22 +7,23 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// others are the same on every rank.
 ///
 /// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
-/// trainable, and `numel` the number of elements of a unit's parameters without padding. `master_len` is n in units whose
+/// trainable, `numel` the number of elements of a unit's parameters without padding, and `size` the bytes of an element in the
+/// unit's [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
 /// frozen parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all others:
 ///
 /// | category | bytes |
 /// |---|---|
 /// | `shard` | 4 · Σ master_len |
-/// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
+/// | `gather_input` | Σ size · shard_len over the units that compute in 16 bits |
 /// | `optimizer` | max over ranks of [`Plan::optimizer_state`], which depends on the [states](crate::State) of parameters |
 /// | `update` | max over ranks of [`UpdatePlan::extra`](crate::UpdatePlan), 0 without parameters that owners update, or whose state is factored |
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
-/// | `full` | size(param_dtype) · max over i of live(i) |
+/// | `full` | max over i of live(i) |
 ///
 /// ```text
-/// live(i) = Σ numel of gathers[i ..= i + prefetch]            (as far as the microbatch goes)
-///         + Σ numel of the kept units before gathers[i].unit, in the order of the forward
+/// live(i) = Σ size · numel of gathers[i ..= i + prefetch]     (as far as the microbatch goes)
+///         + Σ size · numel of the kept units before gathers[i].unit, in the order of the forward
 /// ```
 ///
 /// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the other ranks hold none. The sum then goes on to
@@ -38,7 +39,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// | offload | less on the device | more on the device | on the host |
 /// |---|---|---|---|
 /// | `Optimizer` | all of `optimizer` and of `update` | | `optimizer`, `update`; `shard` 4 · max shard_len, `partial` 4 · max n |
-/// | `All` | all of `optimizer`, of `update` and of `shard` | with f32 parameters `gather_input` 4 · Σ shard_len, which gathers read | `optimizer`, `update`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
+/// | `All` | all of `optimizer`, of `update` and of `shard` | `gather_input` 4 · Σ shard_len over the units that compute in f32, which gathers read | `optimizer`, `update`, `shard`; `partial` 4 · max n, and for each of bf16 and f16 `gather_input` 2 · max shard_len over the units that compute in it |
 ///
 /// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it and
 /// the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues only,
@@ -84,9 +85,23 @@ impl MemoryPlan {
 }
 
 pub(super) fn of(plan: &Plan) -> MemoryPlan {
-    let numel = |unit: UnitId| plan.spec()[unit].numel();
     let grad_full = plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum();
-    with(plan, &numel, grad_full)
+    with(plan, &full_of(plan), grad_full)
+}
+
+/// The bytes of a gathered unit, whose parameters have a buffer each.
+fn full_of(plan: &Plan) -> impl Fn(UnitId) -> ByteCount {
+    |unit| plan.spec()[unit].numel().bytes(plan.compute_dtype(unit))
+}
+
+/// The bytes of a gathered unit that lies flat, with its padding, as on a device.
+fn flat_of(plan: &Plan) -> impl Fn(UnitId) -> ByteCount {
+    |unit| ElemCount::of(plan.layout(unit).full_len()).bytes(plan.compute_dtype(unit))
+}
+
+/// The bytes of a unit's shard in its compute dtype.
+fn compute_shard(plan: &Plan, unit: UnitId) -> ByteCount {
+    shard_len(plan.layout(unit)).bytes(plan.compute_dtype(unit))
 }
 
 /// The memory on a device.
@@ -99,8 +114,7 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
         Offload::None => MemoryPlan { update, ..all },
         Offload::Optimizer => without_optimizer,
         Offload::All => {
-            let compute = plan.options().param_dtype;
-            let gather_input = sum(plan, shard_len).bytes(compute);
+            let gather_input = plan.spec().unit_ids().map(|unit| compute_shard(plan, unit)).sum();
             MemoryPlan { shard: ByteCount::ZERO, gather_input, ..without_optimizer }
         }
     }
@@ -125,14 +139,20 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
             MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through }
         }
         Offload::All => {
-            let every = plan.layouts().iter().map(|layout| &**layout);
-            let gather_input = match plan.options().param_dtype {
-                DType::F32 => ByteCount::ZERO,
-                compute => most(every, shard_len).bytes(compute),
-            };
+            let gather_input =
+                OFFLOADED_COPIES.into_iter().map(|dtype| offloaded_copy(plan, dtype)).sum();
             MemoryPlan { shard: all.shard, gather_input, ..through }
         }
     }
+}
+
+/// The dtypes in which masters that stay on the host are rounded there.
+const OFFLOADED_COPIES: [DType; 2] = [DType::BF16, DType::F16];
+
+/// The bytes of the rounded copy on the host of the largest shard that computes in `dtype`.
+fn offloaded_copy(plan: &Plan, dtype: DType) -> ByteCount {
+    let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
+    most(units.map(|unit| &**plan.layout(unit)), shard_len).bytes(dtype)
 }
 
 /// The largest number of elements that one of the units has.
@@ -145,14 +165,13 @@ fn most<'a>(
 
 /// The memory of a model whose units lie flat, with their padding, as on a device.
 fn flat(plan: &Plan) -> MemoryPlan {
-    let full = |unit| ElemCount::of(plan.layout(unit).full_len());
     let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
     let added = plan.layouts().iter().map(|layout| trainable(layout)).max();
-    with(plan, &full, sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
+    with(plan, &flat_of(plan), sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
 }
 
-/// The formulas, for `full` elements of a gathered unit and `unsharded` elements of gradients that accumulate unsharded.
-fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -> MemoryPlan {
+/// The formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients that accumulate unsharded.
+fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
     let transient = match plan.options().accumulation {
@@ -163,15 +182,12 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
         Accumulation::Local => unsharded,
         Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
     };
-    let shard = sum(plan, shard_len);
-    let gather_input = match plan.options().param_dtype {
-        DType::F32 => ByteCount::ZERO,
-        compute => shard.bytes(compute),
-    };
+    let rounded = |unit: &UnitId| plan.compute_dtype(*unit) != DType::F32;
+    let rounded = plan.spec().unit_ids().filter(rounded);
     MemoryPlan {
         shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.master_len()))),
-        gather_input,
-        full: peak_full(plan, full).bytes(plan.options().param_dtype),
+        gather_input: rounded.map(|unit| compute_shard(plan, unit)).sum(),
+        full: peak_full(plan, full),
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),
         optimizer: ByteCount(state::by_shard(plan).most()),
@@ -193,25 +209,23 @@ fn trainable_shard(layout: &UnitLayout) -> ElemCount {
 
 /// The peak of `full` in one half of a microbatch.
 pub(super) fn full_in(plan: &Plan, phase: Phase) -> ByteCount {
-    let numel = |unit: UnitId| plan.spec()[unit].numel();
-    most_in(plan, &numel, phase).bytes(plan.options().param_dtype)
+    most_in(plan, &full_of(plan), phase)
 }
 
 /// The peak of `full` on a device in one half of a microbatch.
 pub(super) fn full_in_on_device(plan: &Plan, phase: Phase) -> ByteCount {
-    let full = |unit| ElemCount::of(plan.layout(unit).full_len());
-    most_in(plan, &full, phase).bytes(plan.options().param_dtype)
+    most_in(plan, &flat_of(plan), phase)
 }
 
 /// At its begin a backward holds the kept units and those that were gathered ahead. From there memory grows with issues only.
-fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) -> ElemCount {
-    let live = live_full(plan, elements);
+fn most_in(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, phase: Phase) -> ByteCount {
+    let live = live_full(plan, full);
     let (forward, backward) = live.split_at(plan.spec().units().len());
-    let most = |live: &[ElemCount]| live.iter().max().copied().unwrap_or(ElemCount::ZERO);
+    let most = |live: &[ByteCount]| live.iter().max().copied().unwrap_or(ByteCount::ZERO);
     let last = plan.gathers()[forward.len() - 1].unit;
     let freed = match plan.spec()[last].after_forward {
-        AfterForward::Reshard | AfterForward::Discard => elements(last),
-        AfterForward::Keep => ElemCount::ZERO,
+        AfterForward::Reshard | AfterForward::Discard => full(last),
+        AfterForward::Keep => ByteCount::ZERO,
     };
     match phase {
         Phase::Forward => most(forward),
@@ -219,15 +233,15 @@ fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) ->
     }
 }
 
-/// The formula of `full`, in elements; `elements` returns the elements of a gathered unit.
-fn peak_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> ElemCount {
-    live_full(plan, elements).into_iter().max().unwrap_or(ElemCount::ZERO)
+/// The formula of `full`; the function `full` returns the bytes of a gathered unit.
+fn peak_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> ByteCount {
+    live_full(plan, full).into_iter().max().unwrap_or(ByteCount::ZERO)
 }
 
 /// The formula of `live` for each gather.
-fn live_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
-    let kept = kept_before(plan, elements);
-    let before = Prefix::of(plan, elements);
+fn live_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Vec<ByteCount> {
+    let kept = kept_before(plan, full);
+    let before = Prefix::of(plan, full);
     let live = |(asked, gather): (usize, &Gather)| {
         let end = match plan.options().full_copies {
             FullCopies::PerRank => before.end_of_issues(asked, plan.options().prefetch),
@@ -243,16 +257,16 @@ fn live_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCou
 
 /// Sums over the gathers of two microbatches in a row.
 struct Prefix {
-    /// The elements of the first i gathers, for i from 0 to all of two microbatches.
-    sums: Vec<ElemCount>,
+    /// The bytes of the first i gathers, for i from 0 to all of two microbatches.
+    sums: Vec<ByteCount>,
 }
 
 impl Prefix {
-    fn of(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Self {
+    fn of(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Self {
         let twice = plan.gathers().iter().chain(plan.gathers());
-        let mut sums = vec![ElemCount::ZERO];
+        let mut sums = vec![ByteCount::ZERO];
         for gather in twice {
-            sums.push(sums[sums.len() - 1] + elements(gather.unit));
+            sums.push(sums[sums.len() - 1] + full(gather.unit));
         }
         Self { sums }
     }
@@ -262,7 +276,7 @@ impl Prefix {
         self.sums.len() / 2
     }
 
-    fn sum(&self, from: usize, to: usize) -> ElemCount {
+    fn sum(&self, from: usize, to: usize) -> ByteCount {
         self.sums[to] - self.sums[from]
     }
 
@@ -278,14 +292,14 @@ impl Prefix {
     }
 }
 
-/// For each unit, the elements of the kept units before it in the order of the forward.
-fn kept_before(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
-    let mut before = vec![ElemCount::ZERO; plan.order().len()];
-    let mut sum = ElemCount::ZERO;
+/// For each unit, the bytes of the kept units before it in the order of the forward.
+fn kept_before(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Vec<ByteCount> {
+    let mut before = vec![ByteCount::ZERO; plan.order().len()];
+    let mut sum = ByteCount::ZERO;
     for &unit in plan.order() {
         before[unit.index()] = sum;
         if plan.spec()[unit].after_forward == AfterForward::Keep {
-            sum += elements(unit);
+            sum += full(unit);
         }
     }
     before

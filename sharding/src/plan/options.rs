@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{DType, Error};
+use crate::{DType, Error, Unit};
 
 #[cfg(test)]
 mod tests;
@@ -105,8 +105,8 @@ impl FromStr for FullCopies {
 /// The options that a plan depends on besides model and mesh. All ranks must use the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
-    /// The compute dtype, of full parameters on the wire and in the forward: f32, f16 or bf16. Master
-    /// shards are f32.
+    /// The compute dtype of units that [declare](crate::Unit::compute_in) none, of full parameters
+    /// on the wire and in the forward: f32, f16 or bf16. Master shards are f32.
     pub param_dtype: DType,
     /// The wire dtype of gradients: f32, f16 or bf16. Sums are f32.
     pub reduce_dtype: DType,
@@ -116,6 +116,13 @@ pub struct PlanOptions {
     pub prefetch: usize,
     /// The number of copies of a gathered unit where ranks share a process.
     pub full_copies: FullCopies,
+}
+
+impl PlanOptions {
+    /// The compute dtype of a unit: its own, or `param_dtype`.
+    pub(crate) fn compute_dtype(&self, unit: &Unit) -> DType {
+        unit.compute_dtype.unwrap_or(self.param_dtype)
+    }
 }
 
 impl Default for PlanOptions {

@@ -64,7 +64,7 @@ impl Sum for Flow {
 ///
 /// | collective | bytes from other ranks |
 /// |---|---|
-/// | all-gather | (S - 1) · shard_len · size(param_dtype) |
+/// | all-gather | (S - 1) · shard_len · size([compute dtype](Plan::compute_dtype)) |
 /// | reduce-scatter | (S - 1) · n · size(reduce_dtype) |
 /// | all-reduce | (R - 1) · len_i · size(reduce_dtype) + (n - len_i) · 4 |
 ///
@@ -133,7 +133,7 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
 }
 
 fn all_gather(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
-    let shard = ElemCount::of(plan.layout(unit).shard_len()).bytes(plan.options().param_dtype);
+    let shard = ElemCount::of(plan.layout(unit).shard_len()).bytes(plan.compute_dtype(unit));
     match plan.options().full_copies {
         FullCopies::PerRank => from_peers(plan, Axis::Shard, shard),
         FullCopies::PerProcess if plan.mesh().world_size() == 1 => Flow::NONE,

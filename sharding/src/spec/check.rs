@@ -47,7 +47,7 @@ pub enum StorageProblem {
     DType,
     /// This frozen parameter of the same unit is stored in another way.
     Beside(String),
-    /// The plan gathers parameters in this dtype.
+    /// The plan gathers the unit in this dtype.
     Gathered(DType),
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for StorageProblem {
             Self::Gathered(dtype) => {
                 write!(
                     f,
-                    "parameters are gathered in {dtype}: set param_dtype to the dtype in which it is stored, or do not use `stored_in`"
+                    "its unit is gathered in {dtype}: set param_dtype, or `compute_in` of the unit, to the dtype in which it is stored, or do not use `stored_in`"
                 )
             }
         }
@@ -86,6 +86,7 @@ impl ModelSpec {
     /// - [`Error::InvalidState`] if a parameter has more than 1024 f32 of state an element, or blocks of 0 elements,
     ///   [`Error::TooLarge`] if owners keep more than 2^48 f32 in all.
     /// - [`Error::TrainedForwardOnly`] if a unit for the forward alone has a trainable parameter.
+    /// - [`Error::UnitDType`] if a unit computes in another dtype than f32, f16 and bf16.
     /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than f16 and bf16, is
     ///   trainable, or is not stored like the other frozen parameters of its unit.
     /// - [`Error::InvalidTie`] if an alias is taken, or does not lead to a parameter.
@@ -173,6 +174,9 @@ impl Unit {
             let (unit, param) = (self.name.clone(), param.name.clone());
             return Err(Error::TrainedForwardOnly { unit, param });
         }
+        if let Some(dtype) = self.compute_dtype.filter(|dtype| !dtype.is_of_training()) {
+            return Err(Error::UnitDType { unit: self.name.clone(), dtype });
+        }
         self.params.iter().try_for_each(Param::check)?;
         self.check_storage()
     }
@@ -239,11 +243,9 @@ impl Param {
         Error::NoMatrices { param: self.name.clone(), shape: self.shape.clone() }
     }
 
-    /// Checks that a parameter that is stored in the compute dtype is gathered in it.
-    pub(crate) fn check_gathered_in(&self, param_dtype: DType) -> Result<(), Error> {
-        self.check_stored(|dtype| {
-            (dtype != param_dtype).then_some(StorageProblem::Gathered(param_dtype))
-        })
+    /// Checks that a parameter that is stored in the compute dtype of its unit is gathered in it.
+    pub(crate) fn check_gathered_in(&self, compute: DType) -> Result<(), Error> {
+        self.check_stored(|dtype| (dtype != compute).then_some(StorageProblem::Gathered(compute)))
     }
 
     fn check_stored(

@@ -89,7 +89,7 @@ impl Param {
     /// Stores a frozen parameter in `dtype` alone, f16 or bf16, without an f32 master: 2 bytes an element and not 6. Its values are
     /// rounded once, when the model is made.
     ///
-    /// The plan's `param_dtype` must be the same dtype, and all frozen parameters of a unit are stored alike. A plan refuses anything
+    /// The compute dtype of its unit must be the same ([`Plan::compute_dtype`](crate::Plan::compute_dtype)), and all frozen parameters of a unit are stored alike. A plan refuses anything
     /// else ([`Error::InvalidStorage`](crate::Error::InvalidStorage)).
     ///
     /// ```

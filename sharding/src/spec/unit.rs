@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Param, Role};
-use crate::ElemCount;
+use crate::{DType, ElemCount};
 
 /// Whether a unit's full parameters are freed after its forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -40,12 +40,19 @@ pub struct Unit {
     pub params: Vec<Param>,
     /// Whether its full parameters are freed after its forward.
     pub after_forward: AfterForward,
+    /// The dtype in which it is gathered and computes; `None` for the plan's `param_dtype`.
+    pub compute_dtype: Option<DType>,
 }
 
 impl Unit {
     /// A unit without parameters, which is resharded after its forward.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), params: Vec::new(), after_forward: AfterForward::Reshard }
+        Self {
+            name: name.into(),
+            params: Vec::new(),
+            after_forward: AfterForward::Reshard,
+            compute_dtype: None,
+        }
     }
 
     /// Appends a parameter.
@@ -65,6 +72,26 @@ impl Unit {
     #[must_use]
     pub fn forward_only(self) -> Self {
         Self { after_forward: AfterForward::Discard, ..self }
+    }
+
+    /// Gathers the unit in `dtype`, f32, f16 or bf16, in place of the plan's `param_dtype`: an f32
+    /// head in a bf16 model, for example. Its gradients travel in the plan's `reduce_dtype`, as
+    /// those of all units do.
+    ///
+    /// ```
+    /// use hsdp_sharding::{DType, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit, UnitId};
+    /// let block = Unit::new("h.0").param(Param::new("h.0.weight", [64, 64]));
+    /// let head = Unit::new("head").param(Param::new("head.weight", [256, 64]));
+    /// let spec = ModelSpec::new().unit(block).unit(head.compute_in(DType::F32));
+    /// let options = PlanOptions { param_dtype: DType::BF16, ..PlanOptions::default() };
+    /// let plan = Plan::new(spec, Mesh::new(1, 2)?, options)?;
+    /// let dtypes = [0, 1].map(|unit| plan.compute_dtype(UnitId::new(unit)));
+    /// assert_eq!(dtypes, [DType::BF16, DType::F32]);
+    /// # Ok::<(), hsdp_sharding::Error>(())
+    /// ```
+    #[must_use]
+    pub fn compute_in(self, dtype: DType) -> Self {
+        Self { compute_dtype: Some(dtype), ..self }
     }
 
     /// The number of elements of all its parameters, without padding. Saturates at `u64::MAX`,

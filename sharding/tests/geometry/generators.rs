@@ -59,12 +59,14 @@ pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
     prop::collection::vec(param, 1..=6).prop_map(|params| named_unit("unit", params))
 }
 
-/// A few units, some of them kept after their forward.
+/// A few units, some of them kept after their forward, and some with a compute dtype of their own.
 pub(crate) fn model() -> impl Strategy<Value = ModelSpec> {
-    let unit = (prop::collection::vec(param(), 1..=3), 0..3);
+    let compute = prop::option::weighted(0.4, wire());
+    let unit = (prop::collection::vec(param(), 1..=3), 0..3, compute);
     prop::collection::vec(unit, 1..=6).prop_map(|units| {
-        let named = units.into_iter().enumerate().map(|(index, (params, after))| {
+        let named = units.into_iter().enumerate().map(|(index, (params, after, compute))| {
             let unit = named_unit(&format!("h.{index}"), params);
+            let unit = compute.into_iter().fold(unit, Unit::compute_in);
             match after {
                 0 => unit.keep(),
                 1 if !unit.is_trainable() => unit.forward_only(),
@@ -83,11 +85,13 @@ pub(crate) fn ordered() -> impl Strategy<Value = (ModelSpec, Vec<UnitId>)> {
     })
 }
 
-/// The same model, where the frozen parameters of some units, one for each bit, are stored in `dtype`.
+/// The same model, where the frozen parameters of some units, one for each bit, are stored in the unit's compute dtype, which is
+/// `dtype` unless it has its own.
 pub(crate) fn stored(spec: &ModelSpec, dtype: DType, units: u8) -> ModelSpec {
     let unit = |(index, unit): (usize, &Unit)| {
         let mut unit = unit.clone();
-        let is_chosen = units & (1 << index) != 0;
+        let dtype = unit.compute_dtype.unwrap_or(dtype);
+        let is_chosen = units & (1 << index) != 0 && dtype != DType::F32;
         for param in unit.params.iter_mut().filter(|it| is_chosen && it.role == Role::Frozen) {
             param.stored = Some(dtype);
         }

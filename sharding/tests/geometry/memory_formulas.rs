@@ -35,7 +35,8 @@ struct Player {
     units: Vec<Unit>,
     /// The units as the forward uses them.
     order: Vec<usize>,
-    size: usize,
+    /// The compute dtype of units without their own.
+    compute: DType,
     prefetch: usize,
     issued: usize,
     asked: usize,
@@ -52,6 +53,12 @@ impl Player {
         self.units[unit].after_forward == AfterForward::Reshard
     }
 
+    fn bytes(&self, unit: usize) -> usize {
+        let unit = &self.units[unit];
+        let size = unit.compute_dtype.unwrap_or(self.compute).size_bytes();
+        size * unit.params.iter().map(Param::numel).sum::<usize>()
+    }
+
     /// All gathers in order.
     fn queue(&self) -> Vec<(usize, &'static str)> {
         let back = self.order.iter().rev().filter(|unit| self.comes_back(**unit));
@@ -64,8 +71,7 @@ impl Player {
         assert_eq!(queue[self.asked], (unit, copy));
         while self.issued <= self.asked + self.prefetch && self.issued < queue.len() {
             let (unit, copy) = queue[self.issued];
-            let numel: usize = self.units[unit].params.iter().map(Param::numel).sum();
-            self.ledger.allocate(unit, copy, numel * self.size);
+            self.ledger.allocate(unit, copy, self.bytes(unit));
             self.issued += 1;
         }
         self.asked += 1;
@@ -101,7 +107,7 @@ impl Player {
 }
 
 /// Two ranks read one copy of each unit, for three microbatches. One still reads the `slow`-th gather; the other, which holds the
-/// copies, runs ahead as far as the gathers allow. Returns the elements that it holds then.
+/// copies, runs ahead as far as the gathers allow. Returns the bytes that it holds then.
 fn held_for(player: &Player, slow: usize) -> usize {
     let queue = player.queue();
     let issued_by = |asked: usize| {
@@ -113,10 +119,7 @@ fn held_for(player: &Player, slow: usize) -> usize {
         fast += 1;
     }
     let kept = |index: usize| player.kept(queue[index % queue.len()].0);
-    let bytes = |index: usize| {
-        let params = &player.units[queue[index % queue.len()].0].params;
-        player.size * params.iter().map(Param::numel).sum::<usize>()
-    };
+    let bytes = |index: usize| player.bytes(queue[index % queue.len()].0);
     // Of the earlier forwards, those of kept units whose backward is still to come: the units that are used before this one.
     let used = |index: usize| player.order.iter().position(|unit| *unit == queue[index].0);
     let before = (0..slow).filter(|&index| kept(index) && used(index) < used(slow));
@@ -125,9 +128,9 @@ fn held_for(player: &Player, slow: usize) -> usize {
 
 fn player(plan: &Plan) -> Player {
     let units = plan.spec().units().to_vec();
-    let (size, prefetch) = (plan.options().param_dtype.size_bytes(), plan.options().prefetch);
+    let (compute, prefetch) = (plan.options().param_dtype, plan.options().prefetch);
     let order = plan.order().iter().map(|unit| unit.index()).collect();
-    Player { units, order, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
+    Player { units, order, compute, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
 }
 
 fn peak_full(plan: &Plan) -> usize {
@@ -147,9 +150,13 @@ fn peak_full(plan: &Plan) -> usize {
 fn counted(plan: &Plan) -> MemoryPlan {
     let options = plan.options();
     let (mut shard, mut trainable, mut grad_full, mut without_master) = (0, 0, 0, 0);
+    let mut gather_input = 0;
     for (unit, layout) in plan.spec().units().iter().zip(plan.layouts()) {
         let ranks = layout.shard_size();
         shard += layout.full_len() / ranks;
+        if unit.compute_dtype.unwrap_or(options.param_dtype) != DType::F32 {
+            gather_input += 2 * (layout.full_len() / ranks);
+        }
         if unit.params.iter().any(|param| param.stored.is_some()) {
             without_master += layout.frozen().len / ranks;
         }
@@ -164,10 +171,7 @@ fn counted(plan: &Plan) -> MemoryPlan {
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
         shard: words(shard - without_master),
-        gather_input: match options.param_dtype.size_bytes() {
-            4 => ByteCount::ZERO,
-            size => ByteCount::of(size * shard),
-        },
+        gather_input: ByteCount::of(gather_input),
         full: ByteCount::of(peak_full(plan)),
         grad_full: words(if local { grad_full } else { 0 }),
         partial: words(if every { 2 * trainable } else { trainable }),
@@ -207,8 +211,7 @@ proptest! {
         let options = PlanOptions {
             param_dtype, accumulation, prefetch, full_copies, ..Default::default()
         };
-        let spec = if param_dtype == DType::F32 { spec } else { stored(&spec, param_dtype, units) };
-        let spec = spec.updated_by(|_| State::Elements(slots));
+        let spec = stored(&spec, param_dtype, units).updated_by(|_| State::Elements(slots));
         let plan = Plan::new(spec, mesh, options).unwrap().in_order(&order);
         prop_assert_eq!(plan.memory(), counted(&plan));
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
@@ -254,6 +257,29 @@ fn what_is_offloaded_moves_from_the_device_to_the_host() {
         bytes(half.memory_offloaded(Offload::All)),
         [shard, largest / 2, 2 * trained, 4 * 64]
     );
+}
+
+/// As above, where the large unit computes in f32, or in f16, and the model in bf16.
+#[test]
+fn what_is_offloaded_of_units_in_two_dtypes() {
+    let plan = |large_in| {
+        let small = Unit::new("small").param(Param::new("a", [64]));
+        let large = Unit::new("large").param(Param::new("b", [128])).compute_in(large_in);
+        let options = PlanOptions { param_dtype: DType::BF16, ..PlanOptions::default() };
+        let spec = ModelSpec::new().unit(small).unit(large);
+        Plan::new(spec, Mesh::new(1, 2).unwrap(), options).unwrap()
+    };
+    let copies = |plan: &Plan, offload| {
+        let [device, host] = [plan.memory_on_device(offload), plan.memory_offloaded(offload)];
+        [device, host].map(|memory| memory.gather_input.get())
+    };
+    // 32 and 64 elements a rank. What computes in f32 has no copy, unless its master is on the host.
+    let island = plan(DType::F32);
+    assert_eq!(copies(&island, Offload::None), [2 * 32, 0]);
+    assert_eq!(copies(&island, Offload::All), [2 * 32 + 4 * 64, 2 * 32]);
+    let both_halves = plan(DType::F16);
+    assert_eq!(copies(&both_halves, Offload::None), [2 * 96, 0]);
+    assert_eq!(copies(&both_halves, Offload::All), [2 * 96, 2 * 32 + 2 * 64]);
 }
 
 proptest! {
@@ -321,6 +347,16 @@ fn peaks_of_full_parameters_by_hand() {
     assert_eq!(full(&[(30, Keep), (10, Reshard), (10, Reshard)], 1), 2 * 50);
     assert_eq!(full(&[(10, Reshard), (10, Reshard), (30, Keep)], 1), 2 * 40);
     assert_eq!(full(&[(10, Reshard)], 1), 2 * 20, "forward and backward copy of the only unit");
+}
+
+#[test]
+fn a_unit_that_computes_in_f32_counts_twice_as_much() {
+    let unit = |name: &str, len| Unit::new(name).param(Param::new(format!("{name}.w"), [len]));
+    let spec = ModelSpec::new().unit(unit("a", 30)).unit(unit("b", 20).compute_in(DType::F32));
+    let options = PlanOptions { param_dtype: DType::BF16, prefetch: 0, ..PlanOptions::default() };
+    let plan = Plan::new(spec, Mesh::SINGLE, options).expect("small units");
+    assert_eq!(plan.memory().full, ByteCount(4 * 20), "30 elements of two bytes are fewer");
+    assert_eq!(plan.memory().gather_input, ByteCount(2 * 32), "of the first unit alone");
 }
 
 #[test]

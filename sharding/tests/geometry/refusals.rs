@@ -96,8 +96,8 @@ fn only_frozen_parameters_are_stored_in_the_dtype_in_which_they_are_gathered() {
     );
     assert_eq!(
         refused(DType::F32, [w(), base().stored_in(DType::BF16)]),
-        "parameter `base`, stored in bf16: parameters are gathered in f32: set param_dtype to the dtype in which it is stored, \
-         or do not use `stored_in`"
+        "parameter `base`, stored in bf16: its unit is gathered in f32: set param_dtype, or `compute_in` of the unit, to the \
+         dtype in which it is stored, or do not use `stored_in`"
     );
     let beside = "stored in another way: store all frozen parameters of a unit alike";
     let other = || Param::new("other", [3]).frozen();
@@ -113,4 +113,31 @@ fn only_frozen_parameters_are_stored_in_the_dtype_in_which_they_are_gathered() {
             "parameter `other`, stored in f16: `base` of the same unit is frozen, and {beside}"
         )
     );
+}
+
+#[test]
+fn a_unit_computes_in_a_dtype_of_training() {
+    for dtype in [DType::F64, DType::I32, DType::U64] {
+        let unit = Unit::new("head").param(Param::new("w", [3])).compute_in(dtype);
+        let error = plan(ModelSpec::new().unit(unit), PlanOptions::default());
+        let expected = format!("unit `head` computes in {dtype}: expected f32, f16 or bf16");
+        assert_eq!(error.expect_err("it is refused").to_string(), expected);
+    }
+}
+
+/// The dtype in which a parameter is stored is that of its unit, whatever the plan's is.
+#[test]
+fn a_parameter_is_stored_in_the_compute_dtype_of_its_unit() {
+    let unit = |compute| {
+        let base = Param::new("base", [3]).frozen().stored_in(DType::BF16);
+        Unit::new("h.0").param(base).compute_in(compute)
+    };
+    let planned = |param_dtype, compute| {
+        let options = PlanOptions { param_dtype, ..PlanOptions::default() };
+        plan(ModelSpec::new().unit(unit(compute)), options)
+    };
+    assert!(planned(DType::F32, DType::BF16).is_ok());
+    let error = planned(DType::BF16, DType::F32).expect_err("it is gathered in f32");
+    let expected = "parameter `base`, stored in bf16: its unit is gathered in f32: ";
+    assert!(error.to_string().starts_with(expected), "{error}");
 }

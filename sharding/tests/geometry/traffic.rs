@@ -43,7 +43,8 @@ impl Counter<'_> {
             .chain(owners(layout.frozen()))
             .filter(|&owner| owner != own)
             .count();
-        let size = self.plan.options().param_dtype.size_bytes();
+        let declared = self.plan.spec().units()[unit].compute_dtype;
+        let size = declared.unwrap_or(self.plan.options().param_dtype).size_bytes();
         match self.plan.options().full_copies {
             FullCopies::PerRank if layout.shard_size() > 1 => {
                 Self::record(&mut self.seen.all_gather, foreign * size);

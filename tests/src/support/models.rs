@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hsdp::{ModelSpec, Param, ShardedModel, Unit, UnitId};
+use hsdp::{DType, ModelSpec, Param, ShardedModel, Unit, UnitId};
 
 /// A rank's shards, by unit.
 pub type Shards = Vec<Arc<Vec<f32>>>;
@@ -43,6 +43,15 @@ pub fn partly_frozen() -> ModelSpec {
         .param(Param::new("third.weight", [31, 3]).frozen())
         .param(Param::new("third.bias", [31]));
     ModelSpec::new().unit(layer("first", [13, 7])).unit(second).unit(third)
+}
+
+/// The same units with these compute dtypes, in order and again from the start; `None` for that of the model.
+#[must_use]
+pub fn computing_in(spec: &ModelSpec, dtypes: &[Option<DType>]) -> ModelSpec {
+    let units = spec.units().iter().cloned().zip(dtypes.iter().cycle());
+    let unit =
+        |(unit, dtype): (Unit, &Option<DType>)| dtype.iter().copied().fold(unit, Unit::compute_in);
+    units.map(unit).fold(ModelSpec::new(), ModelSpec::unit)
 }
 
 /// One unit with one parameter, `w`, of `elements` elements.

@@ -2,5 +2,6 @@
 //! are stored in the compute dtype alone.
 
 mod one_copy;
+mod several_dtypes;
 mod stored;
 mod values;

@@ -269,6 +269,6 @@ fn a_rank_that_has_masters_is_named() {
 fn a_plan_that_gathers_in_another_dtype_refuses_them() {
     let options = options(DType::F32, (1, 1));
     let refused = model(World::single(), stored(DType::BF16), &options).expect_err("f32");
-    let expected = "parameter `mixed.table`, stored in bf16: parameters are gathered in f32";
+    let expected = "parameter `mixed.table`, stored in bf16: its unit is gathered in f32";
     assert!(refused.to_string().contains(expected), "{refused}");
 }

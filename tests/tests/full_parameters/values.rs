@@ -7,7 +7,7 @@ use hsdp::{
     ShardedModel, StepOptions, World,
 };
 use hsdp_kernels::Wire;
-use hsdp_tests::support::models::{layer, partly_frozen, unit};
+use hsdp_tests::support::models::{computing_in, layer, partly_frozen, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 
@@ -28,11 +28,18 @@ fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
 /// Gathers read a copy of the parameters in the compute dtype: every change of the parameters changes both.
 #[test]
 fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
+    for (dtype, of_units) in [
+        (DType::F32, [None, None]),
+        (DType::BF16, [None, None]),
+        (DType::F16, [None, None]),
+        (DType::BF16, [None, Some(DType::F32)]),
+        (DType::F32, [Some(DType::F16), Some(DType::BF16)]),
+    ] {
         let precision = Precision::compute_in(dtype);
         let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 3)) };
         on_ranks(6, |world| {
             let spec = partly_frozen().unit(layer("large", [70, 500]));
+            let spec = computing_in(&spec, &of_units);
             let mut model = model(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             gathers_the_rounded(&mut model)?;
@@ -69,14 +76,16 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
 fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
     let full = model.full_parameters()?;
     let spec = model.plan().spec().clone();
-    let wire = Wire::try_from(model.options().precision.parameters)?;
+    let dtypes: Vec<_> = spec.unit_ids().map(|id| model.plan().compute_dtype(id)).collect();
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     let mut pass = step.microbatch()?;
     for id in spec.unit_ids() {
         let gathered = pass.unshard(id)?;
+        let wire = Wire::try_from(dtypes[id.index()])?;
         for (index, param) in spec[id].params.iter().enumerate() {
             let rounded: Vec<f32> =
                 full[&param.name].iter().map(|value| wire.round(*value)).collect();
+            assert_eq!(gathered.values(index).dtype(), dtypes[id.index()], "{}", param.name);
             assert!(gathered.values(index).to_f32() == rounded, "{} in {wire}", param.name);
         }
     }

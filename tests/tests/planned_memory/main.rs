@@ -16,7 +16,7 @@ use hsdp::{
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
-use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
+use hsdp_tests::support::models::{computing_in, layer, partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 use safetensors::tensor::TensorView;
@@ -72,6 +72,37 @@ fn peaks_are_as_planned_in_every_dtype() {
             let options = ModelOptions { accumulation, precision, ..ModelOptions::on(mesh(2, 2)) };
             let name = format!("{accumulation}, parameters {parameters}, wire {wire}");
             compared.add((&name, &uneven_units(), &options));
+        }
+    }
+    println!("{}", compared.table());
+}
+
+#[test]
+fn peaks_are_as_planned_for_units_in_several_dtypes() {
+    let mut compared = Compared::default();
+    let mixtures: [(DType, &[Option<DType>]); 3] = [
+        (DType::BF16, &[None, Some(DType::F32)]),
+        (DType::F32, &[Some(DType::BF16), None, Some(DType::F16)]),
+        (DType::F16, &[None, None, None, Some(DType::F32), None]),
+    ];
+    for (parameters, dtypes) in mixtures {
+        let precision = Precision::compute_in(parameters);
+        for (spec, accumulation) in [
+            (uneven_units(), Accumulation::ReduceScatter),
+            (with_kept_units(), Accumulation::Every),
+            (partly_frozen(), Accumulation::Local),
+        ] {
+            for (replicate, shard) in [(1, 1), (1, 2), (2, 2)] {
+                for prefetch in 0..=2 {
+                    let on = ModelOptions::on(mesh(replicate, shard));
+                    let options = ModelOptions { accumulation, precision, prefetch, ..on };
+                    let name = format!(
+                        "{accumulation}, {}, {prefetch} ahead, {parameters} and {dtypes:?}",
+                        options.mesh
+                    );
+                    compared.add((&name, &computing_in(&spec, dtypes), &options));
+                }
+            }
         }
     }
     println!("{}", compared.table());

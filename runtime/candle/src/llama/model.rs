@@ -37,13 +37,20 @@ pub struct Llama {
     recomputation: Recomputation,
     /// The dtype of frozen parameters, if they have no f32 master.
     stored: Option<hsdp::DType>,
+    /// Units by name that compute in a dtype of their own.
+    computing: Vec<(String, hsdp::DType)>,
 }
 
 impl Llama {
     /// A model of these sizes.
     #[must_use]
     pub fn new(config: LlamaConfig) -> Self {
-        Self { config: Arc::new(config), recomputation: Recomputation::Off, stored: None }
+        Self {
+            config: Arc::new(config),
+            recomputation: Recomputation::Off,
+            stored: None,
+            computing: Vec::new(),
+        }
     }
 
     /// The same model, with this recomputation.
@@ -64,6 +71,15 @@ impl Llama {
     #[must_use]
     pub fn storing_frozen_in(self, dtype: hsdp::DType) -> Self {
         Self { stored: Some(dtype), ..self }
+    }
+
+    /// The same model, whose unit of this name [computes in `dtype`](Recorded::compute_in): `root`, for example, which has the last
+    /// norm and the head, in f32 in a bf16 model. (A head that is tied to the embedding needs the dtype of the embedding.)
+    /// [`spec`](Self::spec) fails if there is no such unit.
+    #[must_use]
+    pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {
+        self.computing.push((unit.into(), dtype));
+        self
     }
 
     /// Its sizes.
@@ -106,6 +122,9 @@ impl Llama {
         // The head reads a tied embedding, too, and the backward of the head needs it.
         let forward_only = self.config.lora.is_some() && !self.config.tie_word_embeddings;
         let recorded = if forward_only { recorded.forward_only(EMBED) } else { recorded };
+        let computing = self.computing.iter();
+        let recorded =
+            computing.fold(recorded, |recorded, (unit, dtype)| recorded.compute_in(unit, *dtype));
         recorded.spec(&[EMBED, &blocks, ROOT])
     }
 

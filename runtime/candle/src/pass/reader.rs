@@ -80,7 +80,7 @@ impl Parameters for Reader<'_> {
     }
 
     fn dtype(&self) -> DType {
-        self.pass.dtype
+        self.own.dtype()
     }
 
     fn device(&self) -> &Device {

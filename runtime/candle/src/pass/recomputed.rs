@@ -11,10 +11,12 @@ use parking_lot::Mutex;
 
 use super::reader::Reader;
 use super::{Kind, Pass};
+use crate::dtype::cast_input;
 use crate::error::Error;
 use crate::gathered::{move_back, move_to_variable};
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{Read, Recompute, is_differentiated};
+use crate::unit::UnitState;
 use crate::usage::Usage;
 use crate::variables::Reached;
 
@@ -58,6 +60,7 @@ impl Pass<'_> {
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
+        let forward = self.with_cast(own, forward);
         let input = input.contiguous()?; // as the second run has it
         let usage = Arc::new(Usage::default());
         usage.reads(own);
@@ -100,6 +103,18 @@ impl Pass<'_> {
         let (own, usage) = (Arc::clone(own), Arc::clone(usage));
         let output = Mutex::new(Some(output.detach()));
         Ok(self.anchor.apply_op2(input, Recompute { own, forward, usage, reads, output })?)
+    }
+}
+
+impl Pass<'_> {
+    /// The forward of a unit, with the cast of its input if the pass casts inputs. Both runs of a recomputed unit cast: the graph
+    /// between its units does not keep a second copy of the input.
+    fn with_cast(&self, own: &UnitState, forward: RepeatableForward) -> RepeatableForward {
+        if !self.casts_inputs {
+            return forward;
+        }
+        let dtype = own.dtype();
+        Arc::new(move |parameters, input| forward(parameters, &cast_input(input, dtype)?))
     }
 }
 

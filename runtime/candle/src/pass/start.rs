@@ -35,8 +35,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Splits the seed of a loss of dtype `loss` of a model that computes in `parameters`. The seed is
-    /// above 0.
+    /// Splits the seed of a loss of dtype `loss` of a model whose narrowest unit computes in
+    /// `parameters`. The seed is above 0.
     pub(super) fn of(seed: Seed, form: Form, [loss, parameters]: [DType; 2]) -> Self {
         let natural = match form {
             Form::Mean => seed.loss_scale(),
@@ -47,7 +47,6 @@ impl Start {
 
     /// Splits a seed, so that the factor in a graph of 16 bits is a power of two next below `natural`.
     fn split(seed: f64, natural: f64, [loss, parameters]: [DType; 2]) -> Self {
-        let is_in_16_bits = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         if !(is_in_16_bits(loss) || is_in_16_bits(parameters)) || !natural.is_normal() {
             return Self { in_graph: seed, outside: 1.0 };
         }
@@ -78,6 +77,11 @@ impl Start {
         };
         (wide / self.in_graph)?.to_dtype(gradient.dtype())
     }
+}
+
+/// Returns whether the dtype has 8 or 11 bits of precision.
+pub(super) fn is_in_16_bits(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Clears the mantissa of a normal number above 0.

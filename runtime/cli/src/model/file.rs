@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hsdp_program::file::{self, FileError};
-use hsdp_sharding::{Param, Unit};
+use hsdp_sharding::{DType, Param, Unit};
 use hsdp_simulator::{Attention, Scores};
 use serde::Deserialize;
 
@@ -34,6 +34,7 @@ struct UnitEntry {
     name: String,
     #[serde(default)]
     keep: bool,
+    compute_dtype: Option<DType>,
     params: Vec<ParamEntry>,
     attention: Option<AttentionEntry>,
 }
@@ -167,6 +168,7 @@ fn made_of(entry: ModelEntry) -> Model {
         model.lookups.extend(lookups.map(|param| param.name.clone()));
         let params = entry.params.into_iter().map(param);
         let unit = params.fold(Unit::new(entry.name), Unit::param);
+        let unit = entry.compute_dtype.into_iter().fold(unit, Unit::compute_in);
         model.spec = model.spec.unit(if entry.keep { unit.keep() } else { unit });
     }
     model.spec = entry.ties.into_iter().fold(model.spec, |spec, tie| spec.tie(tie.name, tie.to));

@@ -44,6 +44,7 @@ fn unit_json(planned: &Planned, unit: UnitId) -> Value {
         "shard": layout.shard_len(),
         "padding": layout.padding().get(),
         "keep": spec.after_forward == AfterForward::Keep,
+        "compute_dtype": planned.plan.compute_dtype(unit).name(),
     })
 }
 

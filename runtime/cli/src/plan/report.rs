@@ -40,8 +40,16 @@ fn heading(planned: &Planned) -> String {
 
 fn units(planned: &Planned) -> Table {
     let plan = &planned.plan;
-    let header =
-        ["unit", "parameters", "frozen", "elements", "per shard", "padding", "after forward"];
+    let header = [
+        "unit",
+        "parameters",
+        "frozen",
+        "elements",
+        "per shard",
+        "padding",
+        "dtype",
+        "after forward",
+    ];
     let rows = runs(planned).into_iter().map(|(first, last)| {
         let (unit, layout) = (&plan.spec()[first], plan.layout(first));
         let name = match first == last {
@@ -58,6 +66,7 @@ fn units(planned: &Planned) -> Table {
             grouped(numel),
             grouped(layout.shard_len() as u64),
             grouped(layout.padding().get()),
+            plan.compute_dtype(first).to_string(),
             unit.after_forward.to_string(),
         ]
     });
@@ -75,6 +84,7 @@ fn units(planned: &Planned) -> Table {
         grouped(sum(|layout| layout.shard_len() as u64)),
         grouped(sum(|layout| layout.padding().get())),
         String::new(),
+        String::new(),
     ]);
     table
 }
@@ -88,7 +98,8 @@ fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
             let of = |param: &Param| (param.shape.clone(), param.role, param.granularity);
             unit.params.iter().map(of).collect::<Vec<_>>()
         };
-        a.after_forward == b.after_forward && shapes(a) == shapes(b)
+        let settings = |unit: &Unit| (unit.after_forward, unit.compute_dtype);
+        settings(a) == settings(b) && shapes(a) == shapes(b)
     };
     let mut runs: Vec<(UnitId, UnitId)> = Vec::new();
     for unit in plan.spec().unit_ids() {

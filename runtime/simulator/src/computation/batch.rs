@@ -14,7 +14,7 @@ pub struct Batch {
     pub sequences: usize,
     /// Tokens of a sequence.
     pub context: usize,
-    /// The dtype of activations and full parameters.
+    /// The dtype of activations and full parameters of units that declare none.
     pub dtype: DType,
     /// The part of a forward that the backward computes again.
     pub recompute: Recompute,
@@ -25,9 +25,9 @@ impl Batch {
         self.sequences as f64 * self.context as f64
     }
 
-    /// Bytes of an element of activations.
-    pub(super) const fn element(&self) -> f64 {
-        self.dtype.size_bytes() as f64
+    /// Bytes of an element of activations, in a unit that declares the dtype `compute`.
+    pub(super) fn element(&self, compute: Option<DType>) -> f64 {
+        compute.unwrap_or(self.dtype).size_bytes() as f64
     }
 }
 

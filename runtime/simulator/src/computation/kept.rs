@@ -3,7 +3,7 @@
 //! Of a GPT without recomputation this is within a tenth of the formula of Korthikanti et al., "Reducing Activation Recomputation in Large
 //! Transformer Models" (2022): 34 bytes by token and width, and 5 by score.
 
-use hsdp_sharding::ByteCount;
+use hsdp_sharding::{ByteCount, DType};
 
 use super::batch::{Batch, Recompute};
 use super::shapes::{Product, Scores, UnitShapes};
@@ -14,30 +14,36 @@ const OF_SCORE: f64 = 2.5;
 const OF_CLASS: f64 = 8.0;
 
 pub(super) fn of_unit(unit: &UnitShapes, batch: &Batch) -> ByteCount {
-    bytes(kept(unit, batch) * batch.element())
+    bytes(kept(unit, batch))
 }
 
-/// All units, and at the end of the forward the results, or later what one unit after the other computes again.
-pub(super) fn of_model(units: &[UnitShapes], classes: usize, batch: &Batch) -> ByteCount {
+/// All units, and at the end of the forward the results, or later what one unit after the other computes again. The results are
+/// `classes` a token, of a unit that declares the dtype `compute`.
+pub(super) fn of_model(
+    units: &[UnitShapes],
+    (classes, compute): (usize, Option<DType>),
+    batch: &Batch,
+) -> ByteCount {
     let all: f64 = units.iter().map(|unit| kept(unit, batch)).sum();
     let whole = Batch { recompute: Recompute::Nothing, ..*batch };
     let again = units.iter().map(|unit| kept(unit, &whole) - kept(unit, batch));
-    let again = batch.element() * again.fold(0.0, f64::max);
-    let results = (OF_CLASS + batch.element()) * classes as f64 * batch.tokens();
-    bytes(all * batch.element() + again.max(results))
+    let again = again.fold(0.0, f64::max);
+    let results = (OF_CLASS + batch.element(compute)) * classes as f64 * batch.tokens();
+    bytes(all + again.max(results))
 }
 
-/// The elements that a unit keeps.
+/// The bytes that a unit keeps.
 fn kept(unit: &UnitShapes, batch: &Batch) -> f64 {
     let inputs = unit.products.first().map_or(0, Product::smaller) as f64;
     let computed = unit.widths() * batch.tokens();
     let stored = unit.attention.filter(|it| it.scores == Scores::Stored);
     let scores = stored.map_or(0.0, |attention| batch.scores(&attention));
-    match batch.recompute {
+    let elements = match batch.recompute {
         Recompute::Nothing => OF_SCORE.mul_add(scores, computed),
         Recompute::Attention => computed,
         Recompute::Unit => inputs * batch.tokens(),
-    }
+    };
+    elements * batch.element(unit.compute)
 }
 
 fn bytes(count: f64) -> ByteCount {

@@ -18,6 +18,11 @@ impl<'a> Kernels<'a> {
         Self { on, dtype, count: 0.0, seconds: 0.0 }
     }
 
+    /// Kernels from here on compute in `dtype`.
+    pub(super) const fn compute_in(&mut self, dtype: DType) {
+        self.dtype = dtype;
+    }
+
     /// Adds a kernel of products.
     pub(super) fn product(&mut self, products: &Products) {
         self.count += 1.0;
@@ -27,7 +32,8 @@ impl<'a> Kernels<'a> {
     /// A kernel of so many flops, which reads and writes so many elements.
     pub(super) fn fused(&mut self, flops: f64, elements: f64) {
         self.count += 1.0;
-        self.seconds += self.on.fused(flops, elements * self.dtype.size_bytes() as f64);
+        let bytes = elements * self.dtype.size_bytes() as f64;
+        self.seconds += self.on.fused(flops, bytes, self.dtype);
     }
 
     /// So many kernels that read and write so many elements in all.

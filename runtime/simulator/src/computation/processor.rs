@@ -10,10 +10,8 @@ use crate::{Error, Time, WorkCost};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processor {
     placement: Placement,
-    /// flop/s of products with aligned strides.
-    aligned: f64,
-    /// flop/s of other products.
-    unaligned: f64,
+    /// By dtype in which training computes: flop/s of products with aligned strides, and of others.
+    speeds: [(DType, [f64; 2]); 3],
     /// The flops of a product that reaches half of its speed.
     half: f64,
     /// B/s.
@@ -40,29 +38,34 @@ pub(super) struct Products {
 const ALIGNMENT: usize = 16;
 
 impl Processor {
-    /// The processor of one of `ranks` ranks that compute in `dtype` on a machine at the same time. Each has its own card; those on a host share its
+    /// The processor of one of `ranks` ranks that compute on a machine at the same time, in `dtype` unless a unit of the model
+    /// declares another. Each has its own card; those on a host share its
     /// cores and the bandwidth of its memory.
     ///
     /// # Errors
     /// [`Error::Computation`] if no training computes in `dtype`.
     pub fn new(machine: &Machine, dtype: DType, ranks: usize) -> Result<Self, Error> {
         let Machine { memory, compute, .. } = machine;
-        let peak = compute.peak(dtype).ok_or_else(|| Error::Computation {
-            problem: format!("no training computes in {dtype}: expected f32, bf16 or f16"),
-        })?;
+        if !dtype.is_of_training() {
+            let problem = format!("no training computes in {dtype}: expected f32, bf16 or f16");
+            return Err(Error::Computation { problem });
+        }
         let (placement, cores, sharing) = match machine.kind {
             Kind::Device(_) => (Placement::Device, 1.0, 1.0),
             Kind::Host(_) => {
                 (Placement::Host, (machine.ranks.value() / ranks as f64).min(1.0), ranks as f64)
             }
         };
-        let speed = |efficiency: f64| peak.value() * efficiency * cores;
         let efficiency = compute.efficiency.value();
+        // A fit to aligned steps may leave the number behind that of aligned products.
+        let efficiencies = [efficiency, compute.unaligned.value().min(efficiency)];
+        let speeds = [DType::F32, DType::BF16, DType::F16].map(|dtype| {
+            let peak = compute.peak(dtype).map_or(0.0, |peak| peak.value());
+            (dtype, efficiencies.map(|part| peak * part * cores))
+        });
         Ok(Self {
             placement,
-            aligned: speed(efficiency),
-            // A fit to aligned steps may leave the number behind that of aligned products.
-            unaligned: speed(compute.unaligned.value().min(efficiency)),
+            speeds,
             half: compute.half.value(),
             bandwidth: memory.bandwidth.value() * memory.efficiency.value() / sharing,
             kernel: compute.kernel.value(),
@@ -76,16 +79,27 @@ impl Processor {
         let size = dtype.size_bytes();
         let is_aligned =
             strides.into_iter().all(|it| it.saturating_mul(size).is_multiple_of(ALIGNMENT));
-        let speed = if is_aligned { self.aligned } else { self.unaligned };
+        let speed = self.speeds(dtype)[usize::from(!is_aligned)];
         let [m, n, k] = sizes.map(|dim| dim as f64);
         let elements = count * (m * n + m * k + n * k);
         let computing = 2.0f64.mul_add(count * m * n * k, self.half) / speed;
         computing.max(elements * size as f64 / self.bandwidth) + self.kernel
     }
 
+    /// flop/s of products in `dtype` with aligned strides, and of others.
+    ///
+    /// # Panics
+    /// If no training computes in `dtype`.
+    fn speeds(&self, dtype: DType) -> [f64; 2] {
+        let (_, speeds) = self.speeds.iter().find(|(of, _)| *of == dtype).unwrap_or_else(|| {
+            panic!("no training computes in {dtype}: expected f32, bf16 or f16")
+        });
+        *speeds
+    }
+
     /// Seconds of a kernel of so many flops and bytes, whose shape is its own matter.
-    pub(super) fn fused(&self, flops: f64, bytes: f64) -> f64 {
-        ((flops + self.half) / self.aligned).max(bytes / self.bandwidth) + self.kernel
+    pub(super) fn fused(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
+        ((flops + self.half) / self.speeds(dtype)[0]).max(bytes / self.bandwidth) + self.kernel
     }
 
     /// Seconds of `kernels` kernels that read and write so many bytes of memory in all.

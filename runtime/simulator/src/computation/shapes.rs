@@ -1,6 +1,6 @@
 //! The shapes of a unit's computation.
 
-use hsdp_sharding::{Param, Role, Unit};
+use hsdp_sharding::{DType, Param, Role, Unit};
 
 use crate::Error;
 
@@ -94,6 +94,16 @@ pub(super) struct UnitShapes {
     pub(super) attention: Option<Attention>,
     /// Trainable parameters, and their elements.
     pub(super) trained: (usize, f64),
+    /// The dtype in which it computes, if not in that of the batch.
+    pub(super) compute: Option<DType>,
+}
+
+/// A product with an alias of a matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tied {
+    pub(super) product: Product,
+    /// The dtype in which the unit of the matrix computes, if not in that of the batch.
+    pub(super) compute: Option<DType>,
 }
 
 impl UnitShapes {
@@ -114,6 +124,7 @@ impl UnitShapes {
             lookups: lookups.filter_map(|param| param.shape.last().copied()).collect(),
             attention,
             trained: (trained.count(), unit.trainable_numel().0 as f64),
+            compute: unit.compute_dtype,
         })
     }
 

@@ -272,6 +272,37 @@ fn an_update_reads_and_writes_gradient_master_state_and_copy() {
     assert_eq!(copied_is_master, 4.0 + 8.0 + 16.0);
 }
 
+/// A GPT whose units compute in f32 costs in a batch of f16 what it costs in one of f32; with an island of f32, the unit does.
+#[test]
+fn a_unit_computes_at_the_speed_and_with_the_bytes_of_its_own_dtype() {
+    let spec = gpt().spec();
+    let computing = |unit_is_chosen: &dyn Fn(&Unit) -> bool| {
+        let units = spec.units().iter().cloned();
+        let unit = |unit: Unit| {
+            if unit_is_chosen(&unit) { unit.compute_in(DType::F32) } else { unit }
+        };
+        let island = units.map(unit).fold(ModelSpec::new(), ModelSpec::unit);
+        of(&spec.ties().fold(island, |spec, (alias, target)| spec.tie(alias, target)))
+    };
+    let (narrow, wide) = (batch(), Batch { dtype: DType::F32, ..batch() });
+    let on = card();
+    let (plain, all) = (of(&spec), computing(&|_| true));
+    for unit in spec.unit_ids() {
+        assert_eq!(all.forward(unit, &narrow, &on), plain.forward(unit, &wide, &on));
+        assert_eq!(all.backward(unit, &narrow, &on), plain.backward(unit, &wide, &on));
+        assert_eq!(all.kept(unit, &narrow), plain.kept(unit, &wide));
+        assert_ne!(all.forward(unit, &narrow, &on), plain.forward(unit, &narrow, &on));
+    }
+    assert_eq!(all.loss(&narrow, &on), plain.loss(&wide, &on));
+    assert_eq!(all.most_kept(&narrow), plain.most_kept(&wide));
+    let (one, first) = (computing(&|unit| unit.name == "blocks.0"), UnitId::new(1));
+    assert_eq!(one.forward(first, &narrow, &on), plain.forward(first, &wide, &on));
+    let second = UnitId::new(2);
+    assert_eq!(one.forward(second, &narrow, &on), plain.forward(second, &narrow, &on));
+    let more = plain.kept(first, &wide).get() - plain.kept(first, &narrow).get();
+    assert_eq!(one.most_kept(&narrow).get(), plain.most_kept(&narrow).get() + more);
+}
+
 #[test]
 fn impossible_models_are_refused() {
     let uneven = Gpt { heads: 3, ..gpt() }.computation().expect_err("refused");

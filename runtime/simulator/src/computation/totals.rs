@@ -24,7 +24,7 @@ impl Computation {
     /// element of a product's matrix, two for the gradient of its inputs, and two for that of a matrix that is trained; and those of attention.
     #[must_use]
     pub fn flops(&self, batch: &Batch) -> f64 {
-        let products = self.units.iter().flat_map(|unit| &unit.products).chain(&self.tied);
+        let products = self.products();
         let attentions = self.units.iter().filter_map(|unit| unit.attention.as_ref());
         let of_products = products.map(|it| of_product(it, batch));
         let of_attentions = attentions.map(|it| of_attention(it, batch));

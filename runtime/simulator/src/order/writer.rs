@@ -98,8 +98,7 @@ impl<'a> Writer<'a> {
     }
 
     pub(super) fn gather(&mut self, gather: Gather) -> usize {
-        let options = self.plan.options();
-        let members = match options.full_copies {
+        let members = match self.plan.options().full_copies {
             FullCopies::PerRank => Members::Shard,
             FullCopies::PerProcess => Members::World,
         };
@@ -107,7 +106,7 @@ impl<'a> Writer<'a> {
             channel: Channel::Gather,
             members,
             op: Op::AllGather,
-            dtype: options.param_dtype,
+            dtype: self.plan.compute_dtype(gather.unit),
             elements: self.plan.layout(gather.unit).shard_len(),
             stage: Stage::Gather,
             unit: Some(gather.unit),

@@ -1,6 +1,6 @@
 //! The memory of a rank in a step.
 
-use hsdp_sharding::{ByteCount, ElemCount, MemoryPlan, Offload, Plan};
+use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 
 use super::Workload;
 use crate::order::Placement;
@@ -14,7 +14,7 @@ pub struct StepMemory {
     pub offloaded: MemoryPlan,
     /// The activations of a microbatch, at their peak.
     pub activations: ByteCount,
-    /// The gradients of the largest unit, before they are reduced.
+    /// The gradients of the unit with the most bytes of them, before they are reduced.
     pub gradients: ByteCount,
 }
 
@@ -31,8 +31,9 @@ impl StepMemory {
             Placement::Host => (plan.memory(), MemoryPlan::default()),
             Placement::Device => (plan.memory_on_device(offload), plan.memory_offloaded(offload)),
         };
-        let largest = plan.spec().units().iter().map(|unit| unit.trainable_numel()).max();
-        let gradients = largest.unwrap_or(ElemCount::ZERO).bytes(plan.options().param_dtype);
+        let of_unit =
+            |unit: UnitId| plan.spec()[unit].trainable_numel().bytes(plan.compute_dtype(unit));
+        let gradients = plan.spec().unit_ids().map(of_unit).max().unwrap_or_default();
         Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
     }
 

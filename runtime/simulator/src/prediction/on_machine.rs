@@ -112,14 +112,14 @@ impl<'a> OnMachine<'a> {
         let pass = |bytes: u64| processor.pass(bytes);
         let shard_of = |unit: UnitId| plan.layout(unit).trainable().shard_len as u64;
         let full_of = |unit: UnitId| plan.layout(unit).trainable().len as u64;
-        let gradient = batch.dtype.size_bytes() as u64;
+        let gradient = |unit: UnitId| plan.compute_dtype(unit).size_bytes() as u64;
         let word = DType::F32.size_bytes() as u64;
         Ok(Self {
             machine,
             groups,
             forward: units().map(|unit| computation.forward(unit, batch, &processor)).collect(),
             backward: units().map(|unit| computation.backward(unit, batch, &processor)).collect(),
-            accumulate: units().map(|it| pass(full_of(it) * (gradient + 2 * word))).collect(),
+            accumulate: units().map(|it| pass(full_of(it) * (gradient(it) + 2 * word))).collect(),
             fold: units().map(|it| pass(shard_of(it) * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
             norm: pass(units().map(shard_of).sum::<u64>() * word),
@@ -181,7 +181,7 @@ impl Costs for OnMachine<'_> {
 /// Refuses updates of whole matrices: their products and exchanges take most of their time, and are not modelled.
 pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
     let is_whole = |param: &&Param| matches!(param.state, State::Muon | State::Owned(_));
-    match trained(plan).find(is_whole) {
+    match trained(plan).map(|(_, param)| param).find(is_whole) {
         None => Ok(()),
         Some(param) => Err(Error::Computation {
             problem: format!(
@@ -192,9 +192,14 @@ pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
     }
 }
 
-fn trained(plan: &Plan) -> impl Iterator<Item = &Param> {
-    let params = plan.reductions().iter().flat_map(|unit| &plan.spec()[*unit].params);
-    params.filter(|param| param.role == Role::Trainable)
+/// The parameters that are trained, each with the compute dtype of its unit.
+fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
+    let of_unit = |unit: &UnitId| {
+        let dtype = plan.compute_dtype(*unit);
+        plan.spec()[*unit].params.iter().map(move |param| (dtype, param))
+    };
+    let params = plan.reductions().iter().flat_map(of_unit);
+    params.filter(|(_, param)| param.role == Role::Trainable)
 }
 
 /// The update of a rank's shards: bytes through its memory; or of the host's, of which each card has an equal part, with those that go there
@@ -205,23 +210,23 @@ pub(crate) fn update_cost(
     machine: &Machine,
     processor: &Processor,
 ) -> WorkCost {
-    let copy = plan.options().param_dtype;
     let share = 1.0 / plan.mesh().shard_size() as f64;
-    let sum = |bytes: &dyn Fn(&Param) -> f64| -> f64 {
-        trained(plan).map(|param| param.numel() as f64 * bytes(param)).sum::<f64>() * share
+    let sum = |bytes: &dyn Fn(DType, &Param) -> f64| -> f64 {
+        let of_param = |(copy, param): (DType, &Param)| param.numel() as f64 * bytes(copy, param);
+        trained(plan).map(of_param).sum::<f64>() * share
     };
-    let passed = sum(&|param| update_bytes(param.state, DType::F32, copy));
+    let passed = sum(&|copy, param| update_bytes(param.state, DType::F32, copy));
     let (Some(device), true) = (machine.device(), offload != Offload::None) else {
         return processor.pass(rounded(passed));
     };
     let word = DType::F32.size_bytes() as f64;
     // Gradients there; with the state alone offloaded parameters there, too, and parameters back.
-    let each = match offload {
+    let each = |copy: DType| match offload {
         Offload::All => word + copy.size_bytes() as f64,
         _ => 3.0 * word,
     };
     let host = &device.host;
-    let copies = sum(&|_| each) / (host.bandwidth.value() * host.efficiency.value());
+    let copies = sum(&|copy, _| each(copy)) / (host.bandwidth.value() * host.efficiency.value());
     let sharing = machine.cards().min(plan.mesh().world_size()) as f64;
     let passes = passed * sharing / host.memory.value();
     WorkCost { device: time(copies + passes), ..processor.pass(0) }

@@ -20,34 +20,44 @@ use crate::error::Error;
 pub(super) struct Scratch {
     gradient: Vec<f32>,
     master: Vec<f32>,
-    /// The rounded copy, for the device, of masters that stay on the host; empty if the compute dtype is f32.
-    rounded: HostBuffer,
+    /// The rounded copies, for the device, of masters that stay on the host: one for each dtype in which units compute, except
+    /// f32.
+    rounded: Vec<HostBuffer>,
 }
 
 impl Scratch {
     /// # Errors
     /// If there is no memory for it.
     pub(super) fn new(plan: &Plan, offload: Offload) -> Result<Self, hsdp_kernels::Error> {
-        let MemoryPlan { partial, shard, gather_input, .. } = plan.memory_offloaded(offload);
-        let compute = plan.options().param_dtype;
+        let MemoryPlan { partial, shard, .. } = plan.memory_offloaded(offload);
         // With `All` the shards lie on the host, and need no scratch memory.
         let master = if offload == Offload::Optimizer { shard } else { ByteCount::ZERO };
-        let room = |category, dtype, bytes: ByteCount| {
+        let room = |category, bytes: ByteCount| {
             let _scope = memory::scope(category);
             let bytes = usize::try_from(bytes.get()).unwrap_or(usize::MAX);
-            HostBuffer::zeros(dtype, bytes / dtype.size_bytes())
+            hsdp_kernels::zeros(bytes / DType::F32.size_bytes())
         };
         Ok(Self {
-            gradient: in_f32(room(Category::Partial, DType::F32, partial)?),
-            master: in_f32(room(Category::Shard, DType::F32, master)?),
-            rounded: room(Category::GatherInput, compute, gather_input)?,
+            gradient: room(Category::Partial, partial)?,
+            master: room(Category::Shard, master)?,
+            rounded: if offload == Offload::All { rounded_copies(plan)? } else { Vec::new() },
         })
     }
 }
 
-fn in_f32(buffer: HostBuffer) -> Vec<f32> {
-    let HostBuffer::F32(elements) = buffer else { unreachable!("it was made of f32") };
-    elements
+/// A buffer as long as the longest shard in each dtype in which units compute, except f32.
+fn rounded_copies(plan: &Plan) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
+    let longest = |dtype: DType| {
+        let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
+        Some((dtype, units.map(|unit| plan.layout(unit).shard_len()).max()?))
+    };
+    let halves = [DType::BF16, DType::F16].into_iter().filter_map(longest);
+    let room = |(dtype, len)| {
+        // The list of buffers is small, and not counted.
+        let _gather_input = memory::scope(Category::GatherInput);
+        HostBuffer::zeros(dtype, len)
+    };
+    halves.map(room).collect()
 }
 
 impl DeviceShard {
@@ -114,12 +124,14 @@ impl DeviceShard {
 /// copied.
 fn upload(
     device: &ModelDevice,
-    (master, rounded): (&[f32], &mut HostBuffer),
+    (master, rounded): (&[f32], &mut [HostBuffer]),
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
     if gather_input.dtype() == DType::F32 {
         return gather_input.write(&device.stream, Values::F32(master));
     }
+    let of_dtype = rounded.iter_mut().find(|rounded| rounded.dtype() == gather_input.dtype());
+    let rounded = of_dtype.expect("there is one for each dtype in which a unit computes");
     let all = 0..master.len();
     cast(rounded.values_mut().slice(all.clone()), master);
     gather_input.write(&device.stream, rounded.values().slice(all))

@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
 //! (steps that are given up), `full` (a gathered unit), `updates`, `muon`, `refused`, `exhausted` (no memory left),
-//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `steady`, `checkpoints`.
+//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `several_dtypes`, `steady`, `checkpoints`.
 
 mod bits;
 mod checkpoints;
@@ -14,6 +14,7 @@ mod non_finite;
 mod offload;
 mod planned_memory;
 mod refused;
+mod several_dtypes;
 mod steady;
 mod training;
 mod updates;

@@ -7,7 +7,7 @@ use hsdp::{
     StepOptions, Unit, World,
 };
 use hsdp_sharding::MemoryPlan;
-use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::models::{computing_in, three_units};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::on_ranks;
 
@@ -55,12 +55,12 @@ const CATEGORIES: [Category; 6] = [
 ];
 
 /// The peaks of two steps by rank, and what was planned. What is frozen is larger than all else.
-fn peaks(options: &ModelOptions, offload: Offload) -> Vec<[Held; 2]> {
+fn peaks(options: &ModelOptions, offload: Offload, dtypes: &[Option<DType>]) -> Vec<[Held; 2]> {
     memory::reset_peaks();
     let how = (Trainer::AdamW, StepOptions::default());
     let table = Unit::new("table").param(Param::new("table.weight", [300, 100]).frozen());
     on_ranks(options.mesh.world_size(), |world| {
-        let spec = training::spec().unit(table.clone());
+        let spec = computing_in(&training::spec().unit(table.clone()), dtypes);
         let mut training = Training::with(world, spec, options, how)?;
         training.run(2)?;
         let (rank, plan) = (training.model.rank(), training.model.plan());
@@ -80,12 +80,15 @@ fn what_is_offloaded_is_on_the_host_and_not_on_the_device() {
         return;
     }
     for offload in WHAT {
-        for parameters in [DType::F32, DType::BF16] {
+        let several: &[Option<DType>] = &[Some(DType::F32), None, Some(DType::F16)];
+        for (parameters, dtypes) in
+            [(DType::F32, &[None][..]), (DType::BF16, &[None]), (DType::BF16, several)]
+        {
             for mesh in [[1, 1], [1, 3], [2, 2]] {
                 let precision = Precision { parameters, ..Precision::default() };
                 let options = ModelOptions { precision, ..placed(offloading(offload), mesh) };
-                for (rank, [measured, planned]) in peaks(&options, offload).into_iter().enumerate()
-                {
+                let peaks = peaks(&options, offload, dtypes);
+                for (rank, [measured, planned]) in peaks.into_iter().enumerate() {
                     assert_eq!(measured, planned, "{CATEGORIES:?} of rank {rank}, {options:?}");
                     assert_eq!(measured[0][5], ByteCount::ZERO, "no state is on the device");
                 }

@@ -1,20 +1,23 @@
 //! The memory that a model holds on a device, by category, against the plan's formulas.
 
 use hsdp::memory::{self, Category};
-use hsdp::{Accumulation, ByteCount, DType, ModelOptions, Offload, Precision, StepOptions};
+use hsdp::{
+    Accumulation, ByteCount, DType, ModelOptions, ModelSpec, Offload, Precision, StepOptions,
+};
 use hsdp_sharding::MemoryPlan;
+use hsdp_tests::support::models::computing_in;
 use hsdp_tests::support::worlds::on_ranks;
 
 use super::super::apart::is_apart;
-use super::training::{Trainer, Training};
+use super::training::{Trainer, Training, spec};
 use super::{DEVICE, placed};
 
 /// The peaks of two steps, and what was planned, by category and rank.
-fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 8], [ByteCount; 8])> {
+fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 8], [ByteCount; 8])> {
     memory::reset_peaks();
     let how = (Trainer::AdamW, StepOptions::default());
     on_ranks(options.mesh.world_size(), |world| {
-        let mut training = Training::new(world, options, how)?;
+        let mut training = Training::with(world, spec.clone(), options, how)?;
         training.run(2)?;
         let rank = training.model.rank();
         let measured = Category::COUNTED.map(|it| memory::usage_on_device(rank, it).peak);
@@ -37,17 +40,21 @@ fn peaks_on_a_device_are_as_planned() {
         return;
     }
     for accumulation in Accumulation::ALL {
-        for (mesh, parameters) in [
-            ([1, 1], DType::F32),
-            ([1, 3], DType::BF16),
-            ([2, 2], DType::F32),
-            ([4, 1], DType::F16),
+        let of_model: &[Option<DType>] = &[None];
+        let several: &[Option<DType>] = &[None, Some(DType::F32), Some(DType::F16)];
+        for (mesh, parameters, dtypes) in [
+            ([1, 1], DType::F32, of_model),
+            ([1, 3], DType::BF16, of_model),
+            ([2, 2], DType::F32, of_model),
+            ([4, 1], DType::F16, of_model),
+            ([2, 2], DType::BF16, several),
         ] {
             for prefetch in [0, 1, 3] {
                 let precision = Precision { parameters, ..Precision::default() };
                 let on = placed(DEVICE, mesh);
                 let options = ModelOptions { accumulation, precision, prefetch, ..on };
-                for (rank, (measured, planned)) in peaks(&options).into_iter().enumerate() {
+                let spec = computing_in(&spec(), dtypes);
+                for (rank, (measured, planned)) in peaks(&spec, &options).into_iter().enumerate() {
                     let names = Category::COUNTED.map(|category| category.to_string());
                     assert_eq!(measured, planned, "{names:?} of rank {rank}, {options:?}");
                 }
