@@ -24,16 +24,20 @@ pub(crate) struct Place(TempDir);
 
 impl Place {
     pub(crate) fn new() -> Self {
+        Self::of("plain")
+    }
+
+    /// A copy of another golden model and its batches.
+    pub(crate) fn of(name: &str) -> Self {
         let place = Self(TempDir::new().expect("a folder"));
         fs::create_dir(place.path("model")).expect("a folder");
-        for file in [
-            "model/config.json",
-            "model/model.safetensors",
-            "model/generation_config.json",
-            "batches.safetensors",
-        ] {
-            fs::copy(golden("plain").join(file), place.path(file)).expect("copied");
+        for file in fs::read_dir(golden(name).join("model")).expect("a folder") {
+            let file = file.expect("a file").path();
+            let copy = place.path("model").join(file.file_name().expect("a name"));
+            fs::copy(&file, copy).expect("copied");
         }
+        let batches = "batches.safetensors";
+        fs::copy(golden(name).join(batches), place.path(batches)).expect("copied");
         place
     }
 

@@ -105,10 +105,18 @@ fn bad_models_are_one_line() {
         (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),
-            "rope_type is yarn: only default is supported",
+            "rope_type is yarn: only default or linear is supported",
         ),
         ("attention_bias", json!(true), "attention_bias is true: only false"),
         ("hidden_act", json!("gelu"), "hidden_act is gelu: only silu"),
+        ("sliding_window", json!(8), "sliding_window is a key whose effect is not known"),
+        ("torch_dtype", json!("bfloat16"), "dtype is float32, and torch_dtype is bfloat16"),
+        ("dtype", json!("bfloat16"), "in which it would lose digits"),
+        (
+            "num_hidden_layers",
+            json!(1),
+            "is not of the model that config.json describes (and 8 more)",
+        ),
         ("hidden_size", json!("64"), "invalid type: string"),
         ("hidden_size", json!(32), "has shape [96, 64], not [96, 32]"),
         ("num_hidden_layers", json!(3), "there is no tensor model.layers.2."),
@@ -143,4 +151,83 @@ fn broken_folders_are_one_line() {
     });
     let line = place.refused(TUNE);
     assert!(line.contains("model.norm.weight") && line.contains("U8"), "{line}");
+}
+
+/// The weights in other forms, adapters that would be left out, and other padding tokens.
+#[test]
+fn files_that_contradict_the_model_are_one_line() {
+    for (from, to, said) in [
+        (
+            "model.safetensors",
+            "pytorch_model.bin",
+            "its weights are pickled by PyTorch (pytorch_model.bin), and only safetensors are read",
+        ),
+        (
+            "model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "it has parts of a model (model-00001-of-00002.safetensors) without model.safetensors.index.json",
+        ),
+        (
+            "generation_config.json",
+            "adapter_config.json",
+            "adapter_config.json is beside the model",
+        ),
+    ] {
+        let place = Place::new();
+        let [from, to] = [from, to].map(|name| place.path("model").join(name));
+        fs::rename(from, to).expect("renamed");
+        let line = place.refused(TUNE);
+        assert!(line.contains(said), "{line}");
+    }
+    let place = Place::new();
+    place.reconfigure("pad_token_id", json!(3));
+    fs::write(place.path("model/generation_config.json"), r#"{"pad_token_id":4}"#)
+        .expect("written");
+    let line = place.refused(TUNE);
+    assert!(line.contains("pad_token_id is 4, and that of config.json is 3"), "{line}");
+}
+
+#[test]
+fn a_tokenizer_that_contradicts_the_model_is_one_line() {
+    let tune = "--model {model} --data {text}";
+    let tokenizer = |vocabulary: serde_json::Value| {
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": { "type": "Whitespace" }, "post_processor": null, "decoder": null,
+            "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "?" }
+        })
+    };
+    let place = Place::new();
+    fs::write(place.path("text"), "a b ".repeat(1000)).expect("written");
+    let write = |name: &str, json: serde_json::Value| {
+        fs::write(place.path("model").join(name), json.to_string()).expect("written");
+    };
+    write("tokenizer.json", tokenizer(json!({ "?": 0, "a": 1, "b": 96 })));
+    assert!(place.refused(tune).contains("tokenizer.json: it has token 96: the model has 96"));
+    write("tokenizer.json", tokenizer(json!({ "?": 0, "a": 1, "b": 95 })));
+    place.reconfigure("pad_token_id", json!(0));
+    for pad in [json!("b"), json!({ "content": "b" })] {
+        write("tokenizer_config.json", json!({ "pad_token": pad }));
+        let line = place.refused(tune);
+        let said = "tokenizer_config.json: it pads with token 95, and the pad_token_id of config.json is 0";
+        assert!(line.contains(said), "{line}");
+    }
+    write("tokenizer_config.json", json!({ "pad_token": "?" }));
+    place.trained(&format!("{tune} --steps 1 --mesh 1x1 --batch 1 --context 8"));
+}
+
+#[test]
+fn an_export_beside_files_of_another_model_is_one_line() {
+    for stale in [
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "adapter_config.json",
+        "adapters.safetensors",
+    ] {
+        let place = Place::new();
+        fs::create_dir(place.path("tuned")).expect("a folder");
+        fs::write(place.path("tuned").join(stale), "").expect("written");
+        let line = place.refused(&format!("{TUNE} --export {{tuned}}"));
+        assert!(line.contains(&format!("it holds {stale}, of another model")), "{line}");
+    }
 }

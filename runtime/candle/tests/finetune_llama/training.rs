@@ -136,6 +136,33 @@ fn adapters_are_resumed_without_a_copy_of_the_model() {
     assert!(bytes < 4 * 98_624, "{bytes} bytes");
 }
 
+/// The exported folder says what is true of its tensors, whatever the folder said that was read.
+#[test]
+fn tied_pairs_are_exported_as_they_are() {
+    for (name, tie, head) in [("untied", false, true), ("onlyhead", true, false)] {
+        let place = Place::of(name);
+        place.trained(&format!(
+            "{TUNE} --mesh 1x2 --microbatches 1 --out {{out}} --export {{tuned}}"
+        ));
+        let text = fs::read_to_string(golden(name).join("expected.json")).expect("a file");
+        let expected: Value = serde_json::from_str(&text).expect("JSON");
+        for (got, want) in
+            place.losses("out").iter().zip(expected["losses"].as_array().expect("losses"))
+        {
+            let want = want.as_f64().expect("a number");
+            assert!((got - want).abs() <= 2e-5 * want, "{name}: {got}, not {want}");
+        }
+        let warnings = place.path("out/warnings.jsonl");
+        let told = fs::read_to_string(warnings).unwrap_or_default();
+        assert_eq!(told.contains("they are not tied"), !tie, "{told}");
+        assert_eq!(place.json("tuned/config.json")["tie_word_embeddings"], json!(tie));
+        let file = place.path("tuned/model.safetensors");
+        let tensors = safetensors::load(file, &Device::Cpu).expect("tensors");
+        assert!(tensors.contains_key("model.embed_tokens.weight"));
+        assert_eq!(tensors.contains_key("lm_head.weight"), head);
+    }
+}
+
 /// A tokenizer of words, of which two are not in the text.
 fn write_tokenizer(path: &Path) {
     let words = ["[UNK]", "she", "sells", "sea", "shells", "by", "the", "shore", "never", "seen"];

@@ -140,36 +140,25 @@ fn a_dtype_that_would_lose_digits_is_refused() {
         (DType::F16, "float32", None),
         (DType::BF16, "bfloat16", None),
         (DType::F64, "float32", None),
-        (
-            DType::F32,
-            "bfloat16",
-            Some(
-                "model.embed_tokens.weight is F32, and the dtype of config.json is bfloat16, in which it would lose digits",
-            ),
-        ),
-        (DType::F16, "bfloat16", Some("is F16, and the dtype of config.json is bfloat16")),
-        (DType::BF16, "float16", Some("is BF16, and the dtype of config.json is float16")),
+        (DType::F32, "bfloat16", Some("F32")),
+        (DType::F32, "float16", Some("F32")),
+        (DType::F16, "bfloat16", Some("F16")),
+        (DType::BF16, "float16", Some("BF16")),
     ] {
         let folder = copy("pad");
         rewrite(folder.path(), |tensors| {
             tensors.values_mut().for_each(|it| *it = it.to_dtype(stored).expect("a tensor"));
         });
         reconfigure(folder.path(), "config.json", &json!({ "dtype": stated }));
-        let opened = Pretrained::open(folder.path()).map_err(|error| error.to_string());
-        match told {
-            None => assert!(opened.is_ok(), "{opened:?}"),
-            Some(told) => {
-                let refused = opened.expect_err("refused");
-                assert!(
-                    refused.contains("lm_head.weight is") || refused.contains(told),
-                    "{refused}"
-                );
-                assert!(
-                    refused.contains(&format!("the dtype of config.json is {stated}")),
-                    "{refused}"
-                );
-            }
-        }
+        let Some(name) = told else {
+            Pretrained::open(folder.path()).expect("no digit is lost");
+            continue;
+        };
+        let refused = refused(folder.path());
+        let told = format!(
+            "lm_head.weight is {name}, and the dtype of config.json is {stated}, in which it would lose digits"
+        );
+        assert!(refused.contains(&told), "{refused}");
     }
 }
 
