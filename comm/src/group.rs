@@ -64,6 +64,16 @@ impl Group {
         &self.site
     }
 
+    /// For hsdp: the group of the same ranks and channel for a model of the world, with a sequence of operations of its own. That of
+    /// the first model is this group.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_model(&self, number: u32) -> Self {
+        let Site { id, channel, ref ranks, slot, .. } = self.site;
+        let site = self.handle.site((id.of_model(number), channel), Arc::clone(ranks), slot);
+        Self { handle: Arc::clone(&self.handle), site }
+    }
+
     /// The site of the members that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
     /// other.
     pub(crate) fn without(&self, absent: &[Rank]) -> Site {

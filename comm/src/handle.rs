@@ -1,5 +1,6 @@
 //! The parts of a world that a rank owns: its record, its sequences, the backend that serves it, and its `streams` on devices.
 
+mod mistakes;
 mod streams;
 
 use std::collections::HashMap;
@@ -8,6 +9,7 @@ use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
+use self::mistakes::Mistakes;
 use self::streams::Streams;
 use crate::backend::thread::{Access, Core, Lifeline, in_work};
 use crate::call::Call;
@@ -18,7 +20,7 @@ use crate::process;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 use hsdp_flight::EntryNumber;
 
@@ -40,12 +42,16 @@ pub(crate) struct RankHandle {
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
     pub(crate) faults_taken: AtomicBool,
+    /// Number of models that were made in the world, as far as this rank knows.
+    pub(crate) models: AtomicU32,
     /// The ranks that have no data, in order, each once.
     pub(crate) absent: Mutex<Arc<[Rank]>>,
     /// The thread that a launch has started for this rank: its panics end the world, which is announced when it has unwound.
     pub(crate) watched: OnceLock<ThreadId>,
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     pub(crate) withheld: Mutex<Option<(u64, Error)>>,
+    /// Mistakes between steps, this rank's and those of others.
+    pub(crate) mistakes: Mutex<Mistakes>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
     /// The streams of its operations on devices.
     pub(crate) streams: Streams,
@@ -92,9 +98,11 @@ impl RankHandle {
             backend: Backend::Ranks,
             faults: Injector::new(faults),
             faults_taken: AtomicBool::new(false),
+            models: AtomicU32::new(0),
             absent: Mutex::new(Arc::new([])),
             watched: OnceLock::new(),
             withheld: Mutex::default(),
+            mistakes: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
             nccl: Held::default(),

@@ -180,8 +180,8 @@ pub use self::rendezvous::Rendezvous;
 pub use self::world::World;
 pub use hsdp_flight::{
     Channel, Counts, Descriptor, Explanation, Finding, FlightEntry, FlightError, FlightGroup,
-    FlightRecord, FlightState, GroupId, LastIssued, Lateness, MemberFinding, OftenLast, Op,
-    Presence, Reduction, Stage, Tag, WorldEnd, explain,
+    FlightRecord, FlightState, GroupId, LastIssued, Lateness, MemberFinding, ModelLabel, ModelName,
+    OftenLast, Op, Part, PartKind, Presence, Reduction, Stage, Tag, WorldEnd, explain,
 };
 pub use hsdp_kernels::Scaling;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::Descriptor;
+use crate::{Descriptor, ModelLabel, Part};
 
 /// The calls of all members in one operation, or the operations in which ranks wait for each other. Displayed as a line that
 /// names the problem, and a line for each member:
@@ -57,7 +57,24 @@ pub enum Wanted {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.problem)?;
-        self.rows.iter().try_for_each(|row| write!(f, "\n  {row}"))
+        // The first model of a world goes without its number, unless the rows are of several models or parts of one.
+        let mut objects = self.rows.iter().filter_map(MismatchRow::object);
+        let first = objects.next();
+        match objects.all(|object| Some(object) == first) {
+            true => self.rows.iter().try_for_each(|row| write!(f, "\n  {row}")),
+            false => self.rows.iter().try_for_each(|row| write!(f, "\n  {row:#}")),
+        }
+    }
+}
+
+impl MismatchRow {
+    /// The model and its part in the row's operation, if that is an operation of a model.
+    fn object(&self) -> Option<(ModelLabel, Option<Part>)> {
+        let operation = match &self.wanted {
+            Wanted::Arrived(operation) | Wanted::Waiting { operation, .. } => Some(operation),
+            Wanted::Missing(last) => last.as_ref(),
+        };
+        operation.and_then(|it| Some((it.tag.model?, it.tag.part)))
     }
 }
 
@@ -65,12 +82,17 @@ impl fmt::Display for MismatchRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}: ", self.rank)?;
         match &self.wanted {
-            Wanted::Arrived(descriptor) => write!(f, "{descriptor}"),
-            Wanted::Missing(Some(last)) => write!(f, "not there; last in {last}"),
+            Wanted::Arrived(descriptor) => descriptor.fmt(f),
+            Wanted::Missing(Some(last)) => {
+                f.write_str("not there; last in ")?;
+                last.fmt(f)
+            }
             Wanted::Missing(None) => write!(f, "not there; has issued nothing"),
             Wanted::Waiting { operation, missing } => {
                 let missing: Vec<_> = missing.iter().map(|rank| rank.index()).collect();
-                write!(f, "waits for ranks {missing:?} in {operation} ({})", operation.place())
+                write!(f, "waits for ranks {missing:?} in ")?;
+                operation.fmt(f)?;
+                write!(f, " ({})", operation.place())
             }
         }
     }

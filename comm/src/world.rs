@@ -268,6 +268,19 @@ impl World {
         &self.handle.core.options().faults
     }
 
+    /// For hsdp: the number of models that were made in this world, as far as this rank knows. It never goes down.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn models(&self) -> u32 {
+        self.handle.models.load(Ordering::Relaxed)
+    }
+
+    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on it.
+    #[doc(hidden)]
+    pub fn count_models(&self, models: u32) {
+        self.handle.models.fetch_max(models, Ordering::Relaxed);
+    }
+
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
     #[must_use]
     pub fn armed_faults(&self) -> Vec<Fault> {
@@ -311,6 +324,22 @@ impl World {
         self.handle.core.end_epoch(epoch, error);
     }
 
+    /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all ranks may make. Does nothing if this rank
+    /// has left its last epoch because another rank had announced the same mistake: that rank goes on in the present epoch.
+    #[doc(hidden)]
+    pub fn announce_mistake(&self, epoch: u64, failure: StepFailure) {
+        let is_new = self.handle.mistakes.lock().make(self.rank(), self.epoch(), &failure.reason);
+        if is_new {
+            self.abort_step_of(epoch, failure);
+        }
+    }
+
+    /// For hsdp: notes that all ranks have met in the present epoch, so that no other rank is ahead of this one.
+    #[doc(hidden)]
+    pub fn note_meeting(&self) {
+        self.handle.mistakes.lock().meet();
+    }
+
     /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the rank is in now. In an
     /// epoch that is not aborted it does nothing.
     ///
@@ -320,6 +349,7 @@ impl World {
         self.handle.announce_withheld();
         let epoch = record.epoch();
         if status.is_aborted(epoch) {
+            self.handle.mistakes.lock().leave(self.rank(), epoch, status.check(epoch).err());
             record.advance_epoch(epoch);
             core.forget_old_epochs();
         }

@@ -98,6 +98,8 @@ use crate::model::{ModelId, ShardedModel};
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
+    /// Number among the checkpoints that were opened of the model, the same on all ranks.
+    number: u32,
     /// `Some` on rank 0 only. The thread that makes a generation holds the lock.
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
@@ -223,9 +225,12 @@ impl Checkpoints {
         let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
         let lease = together.run(|| lease().map_err(access::refused))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        check_options(together, [content as u64, other_options as u64, other_parameters as u64])?;
+        let choices = [content as u64, other_options as u64, other_parameters as u64];
+        let number = agree_on_options(together, choices, model.engine.state().opened)?;
+        model.engine.state().opened = number.saturating_add(1);
         Ok(Self {
             store,
+            number,
             lease,
             in_flight: None,
             made: None,
@@ -273,24 +278,30 @@ impl Checkpoints {
     }
 }
 
+/// Compares the content of checkpoints and how they are loaded, and returns their number: the largest number that is free on all ranks, after `opened` on this
+/// one. A rank alone may have failed to open earlier ones.
+///
 /// # Errors
 /// [`Error::Checkpoint`] if ranks have another content, or load in another way.
-fn check_options(together: Together<'_>, mine: [u64; 3]) -> Result<(), Error> {
+fn agree_on_options(together: Together<'_>, choices: [u64; 3], opened: u32) -> Result<u32, Error> {
     const NAMES: [&str; 3] = [
         "the content of its checkpoints",
         "its choice of other options",
         "its choice of other parameters",
     ];
-    let said = together.tell(mine)?;
+    let [content, options, parameters] = choices;
+    let said = together.tell([content, options, parameters, u64::from(opened)])?;
+    let words = |word: usize| said.iter().map(move |words| words[word]);
     for (word, name) in NAMES.into_iter().enumerate() {
-        let said: Vec<u64> = said.iter().map(|words| words[word]).collect();
+        let said: Vec<u64> = words(word).collect();
         if let Some([rank, other]) = comparison::odd_one(&said) {
             let what = format!("{name} is another than on rank {other}");
             let problem = Problem::lasting(what);
             return Err(together.error(Failed { rank: Rank::new(rank), problem }));
         }
     }
-    Ok(())
+    let number = words(NAMES.len()).max().unwrap_or(0);
+    Ok(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 /// # Errors

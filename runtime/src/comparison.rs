@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use hsdp_comm::Stage;
+use hsdp_comm::{ModelLabel, ModelName, Stage};
 use hsdp_kernels::Wire;
 use hsdp_sharding::{Axis, Param, Rank};
 
@@ -21,6 +21,7 @@ struct Field {
 }
 
 /// Differences about which [`in_detail`] can say more.
+const NAME: &str = "the digest of the model's name";
 const OPTIONS: &str = "the digest of the model's options";
 const PLAN: &str = "the fingerprint of the plan";
 pub(crate) const MODEL: &str = "the digest of the model's options and plan";
@@ -69,7 +70,8 @@ impl InitialValues {
     }
 }
 
-/// Compares options, plan, the program's initial values and initial shards with the other ranks. Collective over the world.
+/// Compares name, options, plan, the program's initial values and initial shards with the other ranks, and returns the model's number
+/// and name. Collective over the world.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
@@ -77,23 +79,50 @@ pub(crate) fn of_models(
     fabric: &Fabric,
     shards: &[Shard],
     values: &InitialValues,
-) -> Result<(), Error> {
-    let shards = of_shards(fabric, shards, 0)?;
-    let values_digest = digest::of_lines(&values.0);
-    let mine = [fabric.options_digest, fabric.plan.fingerprint(), values_digest, shards];
+) -> Result<ModelLabel, Error> {
+    let name = fabric.options.name.as_deref().and_then(ModelName::new);
+    let mine = [
+        u64::from(fabric.world.models()),
+        name.map_or(0, |name| digest::of_text(name.as_str()).max(1)),
+        fabric.options_digest,
+        fabric.plan.fingerprint(),
+        digest::of_lines(&values.0),
+        of_shards(fabric, shards, 0)?,
+    ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
+    // A creation that has failed on some ranks alone leaves different numbers, and the largest one is free on all.
+    let number = said.iter().step_by(mine.len()).max().copied().unwrap_or(0);
+    let label = ModelLabel { number: u32::try_from(number).unwrap_or(u32::MAX), name };
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
-    let [options, plan, given] = [OPTIONS, PLAN, VALUES].map(|what| Field { what, peers: all });
-    let compared = compare(fabric, &said, &[options, plan, given, INITIAL]);
-    let last = LastUpdate { updated: &Updated::default(), finished: 0 };
-    compared.map_err(|error| match &error {
-        Error::Disagreement { what, rank, other, .. } if what == VALUES => {
-            let detailed = by_lines(fabric, (VALUES.into(), &values.0), [*rank, *other]);
-            detailed.unwrap_or_else(Some).unwrap_or(error)
+    let [names, options, plan, given] =
+        [NAME, OPTIONS, PLAN, VALUES].map(|what| Field { what, peers: all });
+    let numbers = Field { what: "the number of models", peers: |_| Vec::new() };
+    compare(fabric, &said, &[numbers, names, options, plan, given, INITIAL]).map_err(|error| {
+        let last = LastUpdate { updated: &Updated::default(), finished: 0 };
+        match &error {
+            Error::Disagreement { what, .. } if what == NAME => of_names(fabric, label, error),
+            Error::Disagreement { what, rank, other, .. } if what == VALUES => {
+                let detailed = by_lines(fabric, (VALUES.into(), &values.0), [*rank, *other]);
+                detailed.unwrap_or_else(Some).unwrap_or(error)
+            }
+            _ => in_detail(fabric, last, error),
         }
-        _ => in_detail(fabric, last, error),
-    })
+    })?;
+    fabric.world.count_models(label.number.saturating_add(1));
+    Ok(label)
+}
+
+/// Replaces a difference between names by the number and the name on both ranks. Collective over the world.
+fn of_names(fabric: &Fabric, label: ModelLabel, error: Error) -> Error {
+    let Error::Disagreement { rank, other, .. } = error else { return error };
+    match first_difference(fabric, [rank, other], &[label.to_string()]) {
+        Ok(Some([got, want])) => {
+            Error::Disagreement { what: "the model that is made".into(), rank, got, other, want }
+        }
+        Ok(None) => error,
+        Err(failed) => failed,
+    }
 }
 
 /// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.

@@ -10,6 +10,8 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     // The fields are named, so that an option that is added later is not forgotten here.
     let ModelOptions {
         mesh,
+        // Ranks compare it by itself, with the model's number.
+        name: _,
         placement,
         precision: Precision { parameters, wire, output },
         accumulation,

@@ -127,7 +127,7 @@ impl ShardedModel {
             }
             ema.shards(self)
         })?;
-        let _replaced = Replaced::by(&self.engine, shards);
+        let _replaced = Replaced::by(&self.engine, shards, &ema.average);
         act(self)
     }
 }
@@ -136,8 +136,9 @@ impl ShardedModel {
 struct Replaced(Arc<Engine>);
 
 impl Replaced {
-    fn by(engine: &Arc<Engine>, shards: Vec<Shard>) -> Self {
+    fn by(engine: &Arc<Engine>, shards: Vec<Shard>, average: &Shared) -> Self {
         let mut state = engine.state();
+        engine.fabric.stand_in(state.averages.number_of(average));
         state.own_shards = Some(std::mem::replace(&mut state.shards, shards));
         drop(state);
         Self(Arc::clone(engine))
@@ -148,6 +149,7 @@ impl Drop for Replaced {
     fn drop(&mut self) {
         let mut state = self.0.state();
         if let Some(own) = state.own_shards.take() {
+            self.0.fabric.restore();
             state.shards = own;
         }
     }

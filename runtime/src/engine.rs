@@ -116,6 +116,8 @@ pub(crate) struct State {
     pub(crate) applied: u64,
     /// How often a checkpoint has replaced the parameters.
     pub(crate) loads: u64,
+    /// Number of checkpoints that were opened of this model.
+    pub(crate) opened: u32,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
     /// The optimizers of the last update.
@@ -177,6 +179,7 @@ impl Engine {
             committed: 0,
             applied: 0,
             loads: 0,
+            opened: 0,
             updated: Updated::default(),
             assignment: Assignment::default(),
             averages: Averages::default(),
@@ -336,7 +339,7 @@ impl Engine {
         }
         let reason = self.reason_for_abort(given);
         let Opened { step, epoch, .. } = opened;
-        self.fabric.world.abort_step_of(epoch, StepFailure { step, reason });
+        self.fabric.world.announce_mistake(epoch, StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
             // A rank that ran out of data in the middle of the step has data again for the next attempt.

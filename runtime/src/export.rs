@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::Stage;
+use hsdp_comm::{Part, PartKind, Stage, Tag};
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, Role, UnitId};
 
@@ -16,10 +16,13 @@ use crate::gradients::Gradients;
 pub(crate) fn full_parameters(
     fabric: &Fabric,
     shards: &[Shard],
+    step: u64,
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
-        gather_into(&mut parameters, fabric, UnitId::new(unit), shard.in_f32(fabric)?)?;
+        let unit = UnitId::new(unit);
+        let tag = fabric.tag(Some(unit), Stage::Export, step, 0);
+        gather_into(&mut parameters, (fabric, tag), unit, shard.in_f32(fabric)?)?;
     }
     Ok(parameters)
 }
@@ -34,7 +37,9 @@ pub(crate) fn full_gradients(
         // Frozen parameters have no gradient: their region of the shard is filled with zeros.
         let mut shard = gradients.shard_in(fabric, unit)?;
         shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
-        gather_into(&mut all, fabric, unit, Arc::new(shard))?;
+        let tag = fabric.tag(Some(unit), Stage::Export, gradients.step, 0);
+        let tag = tag.part(Part { kind: PartKind::Gradients, number: 0 });
+        gather_into(&mut all, (fabric, tag), unit, Arc::new(shard))?;
     }
     let parameters = fabric.plan.spec().units().iter().flat_map(|unit| &unit.params);
     for frozen in parameters.filter(|parameter| parameter.role == Role::Frozen) {
@@ -45,14 +50,13 @@ pub(crate) fn full_gradients(
 
 fn gather_into(
     all: &mut BTreeMap<String, Vec<f32>>,
-    fabric: &Fabric,
+    (fabric, tag): (&Fabric, Tag),
     unit: UnitId,
     shard: Arc<Vec<f32>>,
 ) -> Result<(), Error> {
     let layout = fabric.plan.layout(unit);
     let zeros = layout.params().iter().map(|slot| HostBuffer::zeros(DType::F32, slot.len));
     let targets = zeros.collect::<Result<Vec<_>, _>>()?;
-    let tag = fabric.tag(Some(unit), Stage::Export, 0, 0);
     let full = fabric.export.gather_unit(tag, Arc::clone(layout), shard, targets)?.wait()?;
     for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full) {
         if let Values::F32(values) = buffer.values() {

@@ -132,8 +132,8 @@ pub use hsdp_comm::Error as CommError;
 pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
-    Lent, Op, Pending, RankFailure, Reduction, Rendezvous, Stage, StepFailure, Tag, Workers, World,
-    WorldOptions, explain, launch, run, world,
+    Lent, ModelLabel, ModelName, Op, Pending, RankFailure, Reduction, Rendezvous, Stage,
+    StepFailure, Tag, Workers, World, WorldOptions, explain, launch, run, world,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::{Error as CommError, Fault, FaultPlace, World};
+use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
 use crate::comparison::{self, InitialValues};
@@ -113,11 +113,12 @@ impl ShardedModel {
 
     /// Makes the model from this rank's shards, after a comparison with all other ranks. The program has given some `values`.
     pub(crate) fn of(
-        fabric: Fabric,
+        mut fabric: Fabric,
         shards: Vec<Shard>,
         values: &InitialValues,
     ) -> Result<Self, Error> {
-        comparison::of_models(&fabric, &shards, values)?;
+        let label = comparison::of_models(&fabric, &shards, values)?;
+        fabric.take_label(label);
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
 
@@ -206,6 +207,13 @@ impl ShardedModel {
         &self.engine.id
     }
 
+    /// The number of this model among those of its world, and its name if it has one: every difference between ranks that concerns several
+    /// models shows them. The same on all ranks.
+    #[must_use]
+    pub fn label(&self) -> ModelLabel {
+        self.engine.fabric.label.unwrap_or(ModelLabel::FIRST)
+    }
+
     /// The number of steps that an optimizer has completed, with an update or, where all ranks agreed to skip, without one.
     #[must_use]
     pub fn committed_steps(&self) -> u64 {
@@ -252,7 +260,7 @@ impl ShardedModel {
         let (fabric, state) = (&self.engine.fabric, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
         drop(state);
-        joint::run(&fabric.world, step, || export::full_parameters(fabric, &shards))
+        joint::run(&fabric.world, step, || export::full_parameters(fabric, &shards, step))
     }
 
     /// Starts a recording of the engine's [events](Event).

@@ -9,7 +9,7 @@ mod moved;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use hsdp_comm::{Reduction, Stage};
+use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_kernels::{Element, squared_norm};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
@@ -98,7 +98,7 @@ impl Gradients {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(fabric, self.step, sums)
+            over_shards(fabric, (self.step, Some(PartKind::Gradients)), sums)
         })
     }
 }
@@ -134,7 +134,7 @@ impl ShardedModel {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(fabric, step, sums)
+            over_shards(fabric, (step, None), sums)
         })
     }
 }
@@ -158,9 +158,14 @@ pub(crate) fn pieces(
     pieces.map(place).filter(move |(_, range)| range.end <= len)
 }
 
-/// The sums over the shard group, in the order of its members.
-fn over_shards<T: Element>(fabric: &Fabric, step: u64, sums: Vec<T>) -> Result<Vec<T>, Error> {
+/// The sums over the shard group, in the order of its members: of the model's parameters, or of another part of it.
+fn over_shards<T: Element>(
+    fabric: &Fabric,
+    (step, part): (u64, Option<PartKind>),
+    sums: Vec<T>,
+) -> Result<Vec<T>, Error> {
     let tag = fabric.tag(None, Stage::Export, step, 0);
+    let tag = part.map_or(tag, |kind| tag.part(Part { kind, number: 0 }));
     Ok(fabric.export.all_reduce(tag, Reduction::Sum, sums)?.wait()?)
 }
 

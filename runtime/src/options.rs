@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 
+use hsdp_comm::ModelName;
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
 use crate::description;
@@ -18,6 +19,10 @@ use crate::uneven::{Input, Shutdown, Uneven};
 pub struct ModelOptions {
     /// The replicate x shard mesh; the product of its sizes is the world's size.
     pub mesh: Mesh,
+    /// The name of the model, 1 to 32 bytes without control characters and backquotes. Errors and flight records show it, and ranks
+    /// compare it: so ranks that make two equal models in different orders get an error. Each model of a world has a number in
+    /// the order in which they were made, whether it has a name or not.
+    pub name: Option<String>,
     /// The place of each rank's part of the model: the host or a device.
     pub placement: Placement,
     /// The dtypes of parameters, gradients and outputs.
@@ -54,6 +59,7 @@ impl ModelOptions {
     pub fn on(mesh: Mesh) -> Self {
         Self {
             mesh,
+            name: None,
             placement: Placement::default(),
             precision: Precision::default(),
             accumulation: Accumulation::ReduceScatter,
@@ -70,6 +76,16 @@ impl ModelOptions {
     }
 
     pub(crate) fn checked(self) -> Result<Self, Error> {
+        if let Some(name) = &self.name
+            && ModelName::new(name).is_none()
+        {
+            let most = ModelName::MOST_BYTES;
+            let what = format!(
+                "name {name:?}: the name of a model has 1 to {most} bytes, and no control character or backquote; this one has {}",
+                name.len()
+            );
+            return Err(Error::Options { what });
+        }
         self.precision.check()?;
         self.objective.check()?;
         self.loss_scaling.check()?;

@@ -1,10 +1,10 @@
 //! A digest of a rank's samples in a step, which detects two ranks with the same samples. PROTOCOL.md, "A step".
 
-use hsdp_comm::{Stage, Tag};
+use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::engine::control::Control;
+use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::header::{Agreed, Intent, StepHeader};
 use crate::uneven::Input;
@@ -41,18 +41,14 @@ impl Samples {
 ///
 /// # Errors
 /// [`Error::SameSamples`] on all ranks; [`Error::Comm`].
-pub(crate) fn compare(
-    control: &Control,
-    header: &StepHeader,
-    agreed: &Agreed,
-) -> Result<(), Error> {
+pub(crate) fn compare(fabric: &Fabric, header: &StepHeader, agreed: &Agreed) -> Result<(), Error> {
     if !agreed.compares_samples {
         return Ok(());
     }
     let step = header.step;
     let mine = header.samples.filter(|_| header.intent == Intent::Step(Input::Ready));
     let said = mine.map_or(NONE, |Samples(digest)| digest);
-    match control.exchange(Tag::new(Stage::Header).step(step), [said], twins)? {
+    match fabric.control.exchange(fabric.tag(None, Stage::Header, step, 0), [said], twins)? {
         None => Ok(()),
         Some([first, second]) => {
             let [rank, other] = [second, first].map(Rank::new);

@@ -11,6 +11,7 @@ mod training;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use hsdp_comm::Between;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -23,6 +24,8 @@ pub struct SoakOptions {
     pub steps: u64,
     /// The seed of all random choices.
     pub seed: u64,
+    /// The way in which ranks exchange data. Ranks that exchange messages share no full copies.
+    pub between: Between,
 }
 
 /// The counts of a soak.
@@ -66,7 +69,7 @@ pub fn soak(options: SoakOptions, mut progress: impl FnMut(&Report)) -> Result<R
     let mut report = Report::default();
     while report.steps < options.steps {
         let seed = random.random();
-        let trial = Trial::of(seed);
+        let trial = Trial::of(seed, options.between);
         trial.run(&mut report).map_err(|found| format!("world {seed:#018x} ({trial}): {found}"))?;
         progress(&report);
     }

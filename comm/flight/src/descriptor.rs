@@ -45,6 +45,17 @@ impl GroupId {
         Self(xxh3_64(&bytes.collect::<Vec<_>>()))
     }
 
+    /// The identity of this group for the operations of the model with this number, which are a sequence of their own. The first model
+    /// has the group itself.
+    #[must_use]
+    pub fn of_model(self, number: u32) -> Self {
+        if number == 0 {
+            return self;
+        }
+        let bytes = b"model".iter().copied().chain(self.0.to_le_bytes());
+        Self(xxh3_64(&bytes.chain(number.to_le_bytes()).collect::<Vec<_>>()))
+    }
+
     /// The identity whose hash this is, as a record has it.
     #[must_use]
     pub const fn from_hash(hash: u64) -> Self {
@@ -137,7 +148,8 @@ impl fmt::Display for Counts {
 
 /// The description of an operation: its place in its group's sequence, and all that its members must agree on.
 ///
-/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`.
+/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`. The alternate form shows the
+/// model and its part always, as that of a [`Tag`] does.
 ///
 /// Members send it to each other as bytes, in which every field has its place. A flight record has a part of it, by names.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -228,7 +240,8 @@ impl fmt::Display for Descriptor {
         if let Some(scaling) = self.scaling {
             write!(f, ", {scaling}")?;
         }
-        write!(f, ", {}", self.tag)
+        f.write_str(", ")?;
+        fmt::Display::fmt(&self.tag, f)
     }
 }
 

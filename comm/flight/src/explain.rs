@@ -7,12 +7,13 @@ mod operations;
 mod stalls;
 mod words;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
 use self::operations::Operations;
-use crate::{FlightEntry, FlightRecord};
+use crate::{FlightEntry, FlightRecord, ModelLabel};
 
 /// The result of comparing the records of a world's ranks. Displayed in a few lines:
 ///
@@ -28,6 +29,8 @@ use crate::{FlightEntry, FlightRecord};
 pub struct Explanation {
     /// Ranks in the world; 0 if there was no record.
     pub size: usize,
+    /// Models whose operations the records have, in the order of their numbers.
+    pub models: Vec<ModelLabel>,
     /// Operations of groups of more than one rank that were compared on all members.
     pub compared: usize,
     /// Operations for which a member's record, or its entry, is lost.
@@ -163,9 +166,12 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
     let finding = mismatch(&operations).or_else(|| stalls::first(&operations));
     let (lateness, often_last) = lateness::of(&whole);
     let ends = operations.records().filter_map(|it| Some((it.end.clone()?, it.rank)));
+    let entries = operations.records().flat_map(|record| &record.entries);
+    let models: BTreeSet<ModelLabel> = entries.filter_map(|entry| entry.tag.model).collect();
     let overwritten = operations.records().map(|record| (record.rank, record.overwritten));
     Explanation {
         size: operations.size,
+        models: models.into_iter().collect(),
         compared: whole.len(),
         partly_known: partly.count(),
         finding: finding.unwrap_or(Finding::Nothing),

@@ -35,6 +35,7 @@ mod ending;
 mod explain;
 mod file;
 mod json;
+mod object;
 mod op;
 mod record;
 mod ring;
@@ -48,6 +49,7 @@ pub use self::explain::{
     explain,
 };
 pub use self::json::FlightError;
+pub use self::object::{ModelLabel, ModelName, Part, PartKind};
 pub use self::op::{Channel, Op, Reduction};
 pub use self::record::{FlightEntry, FlightGroup, FlightRecord, FlightState};
 pub use self::ring::{EntryNumber, Origin, Recorder};

@@ -5,10 +5,13 @@ use std::fmt;
 use hsdp_sharding::UnitId;
 use serde::{Deserialize, Serialize};
 
-/// The purpose of an operation: stage, step, microbatch and, where there is one, unit.
+use crate::{ModelLabel, Part};
+
+/// The purpose of an operation: stage, step, microbatch and, where there are any, model, part of the model and unit.
 ///
 /// The members of an operation compare their tags, so two calls of the same shape that were swapped
-/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`.
+/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`. The first model of a world is shown if it has a
+/// name, and a part if its number is not 0; the alternate form (`{:#}`) shows them always.
 ///
 /// ```
 /// use hsdp_flight::{Stage, Tag};
@@ -22,6 +25,12 @@ use serde::{Deserialize, Serialize};
 pub struct Tag {
     /// The stage of the step.
     pub stage: Stage,
+    /// Model of the operation, if it is one of a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelLabel>,
+    /// Part of the model, if the operation is not of the model's own parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
     /// The unit whose parameters or gradients are moved, if it is one unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<UnitId>,
@@ -39,13 +48,27 @@ pub(crate) struct WholeTag {
     stage: Stage,
     step: u64,
     microbatch: usize,
+    model: Option<ModelLabel>,
+    part: Option<Part>,
 }
 
 impl Tag {
-    /// The tag of `stage`, in step 0 and microbatch 0, of no unit.
+    /// The tag of `stage`, in step 0 and microbatch 0, of no model and no unit.
     #[must_use]
     pub const fn new(stage: Stage) -> Self {
-        Self { unit: None, stage, step: 0, microbatch: 0 }
+        Self { stage, model: None, part: None, unit: None, step: 0, microbatch: 0 }
+    }
+
+    /// The same, of `model`.
+    #[must_use]
+    pub const fn model(self, model: ModelLabel) -> Self {
+        Self { model: Some(model), ..self }
+    }
+
+    /// The same, of `part`.
+    #[must_use]
+    pub const fn part(self, part: Part) -> Self {
+        Self { part: Some(part), ..self }
     }
 
     /// The same, of `unit`.
@@ -69,6 +92,13 @@ impl Tag {
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let in_full = f.alternate();
+        if let Some(model) = self.model.filter(|it| in_full || *it != ModelLabel::FIRST) {
+            write!(f, "{model}, ")?;
+        }
+        if let Some(part) = self.part.filter(|it| in_full || it.number > 0) {
+            write!(f, "{part}, ")?;
+        }
         if let Some(unit) = self.unit {
             write!(f, "unit {}, ", unit.index())?;
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hsdp_flight::{
     Channel, Counts, Descriptor, FlightEntry, FlightError, FlightGroup, FlightRecord, FlightState,
-    GroupId, Op, Origin, Recorder, Reduction, Stage, Tag, explain,
+    GroupId, ModelLabel, ModelName, Op, Origin, Part, PartKind, Recorder, Reduction, Stage, Tag,
+    explain,
 };
 use hsdp_kernels::{Divisor, Scaling, Wire};
 use hsdp_sharding::{DType, Rank, UnitId};
@@ -34,8 +35,22 @@ fn scaling() -> impl Strategy<Value = Scaling> {
 
 fn tag() -> impl Strategy<Value = Tag> {
     let unit = proptest::option::of(any::<u32>().prop_map(|unit| UnitId::new(unit as usize)));
-    (unit, select(&Stage::ALL[..]), any::<u64>(), any::<usize>())
-        .prop_map(|(unit, stage, step, microbatch)| Tag { unit, stage, step, microbatch })
+    (unit, select(&Stage::ALL[..]), any::<u64>(), any::<usize>()).prop_map(
+        |(unit, stage, step, microbatch)| Tag {
+            unit,
+            stage,
+            step,
+            microbatch,
+            model: (step % 3 > 0).then(|| ModelLabel {
+                number: u32::try_from(step % 5).unwrap_or(0),
+                name: ModelName::new(["", "a", "critic"][microbatch % 3]),
+            }),
+            part: (step % 2 > 0).then(|| Part {
+                kind: PartKind::ALL[microbatch % PartKind::ALL.len()],
+                number: u32::try_from(step % 7).unwrap_or(0),
+            }),
+        },
+    )
 }
 
 prop_compose! {

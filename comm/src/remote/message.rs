@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::buffer::{BLOCK_BYTES, Buffer, Pool};
 
 /// The first bytes of each message of this version.
-const MAGIC: [u8; 8] = *b"hsdpltr1";
+const MAGIC: [u8; 8] = *b"hsdpltr2";
 
 /// Longer headers are refused: none of ours comes near, except a welcome, which grows with the job.
 pub(crate) const MOST_STATEMENT: usize = 1 << 20;

@@ -74,7 +74,7 @@ pub(crate) fn sealed(input: &[u8]) -> Vec<u8> {
     bytes.resize(bytes.len().next_multiple_of(HEAD), 0);
     let len: [u8; 4] = bytes[STATEMENT..][..4].try_into().expect("they are four");
     let end = HEAD.saturating_add(u32::from_ne_bytes(len) as usize);
-    bytes[..CHECK].copy_from_slice(b"hsdpltr1");
+    bytes[..CHECK].copy_from_slice(b"hsdpltr2");
     bytes[CHECK..LENGTHS].fill(0);
     let check = xxh3_64(&bytes[..end.min(bytes.len())]);
     bytes[CHECK..LENGTHS].copy_from_slice(&check.to_ne_bytes());

@@ -53,7 +53,7 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     assert_eq!(corpus::taken("message", message), (12, 29));
     let said = |kind| move |input: &[u8]| Header::read(kind, input).is_ok();
     assert_eq!(corpus::taken("hello", said(Kind::Hello)), (6, 13));
-    assert_eq!(corpus::taken("data", said(Kind::Data)), (7, 21));
+    assert_eq!(corpus::taken("data", said(Kind::Data)), (8, 24));
     assert_eq!(corpus::taken("compare", said(Kind::Compare)), (9, 17));
     assert_eq!(corpus::taken("left", said(Kind::Left)), (5, 14));
     assert_eq!(corpus::taken("drain", said(Kind::Drain)), (5, 11));

@@ -5,7 +5,7 @@ mod gathers;
 mod microbatch;
 mod writer;
 
-use hsdp_flight::{Channel, Op, Stage, Tag};
+use hsdp_flight::{Channel, ModelLabel, Op, Stage, Tag};
 use hsdp_sharding::{DType, Mesh, Plan, UnitId};
 
 use self::writer::Writer;
@@ -107,10 +107,10 @@ impl Operation {
         (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Its tag in a step and a microbatch.
+    /// Its tag in a step and a microbatch of the first model of a world.
     #[must_use]
     pub fn tag(&self, step: u64, microbatch: usize) -> Tag {
-        let tag = Tag::new(self.stage).step(step).microbatch(microbatch);
+        let tag = Tag::new(self.stage).model(ModelLabel::FIRST).step(step).microbatch(microbatch);
         self.unit.map_or(tag, |unit| tag.unit(unit))
     }
 }

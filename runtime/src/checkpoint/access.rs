@@ -100,7 +100,8 @@ impl Checkpoints {
         let operation = "discarding checkpoints";
         self.check_writer(model, operation)?;
         self.settle(model)?;
-        let together = Together::new(&model.engine.fabric, (operation, model.committed_steps()));
+        let at = (operation, model.committed_steps());
+        let together = Together::new(&model.engine.fabric, at).about(self.number);
         let said = together.tell([step])?;
         let said: Vec<u64> = said.into_iter().map(|[step]| step).collect();
         if let Some([rank, other]) = comparison::odd_one(&said) {
@@ -136,7 +137,7 @@ impl Checkpoints {
 
     /// The steps of checkpoints that are later than `step`, as rank 0 sees them. Collective.
     pub(super) fn later_than(&self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
-        let together = Together::new(&model.engine.fabric, ("loading", step));
+        let together = self.loading(model, step);
         let steps = together.run(|| {
             let steps = if together.is_first() { self.store.steps()? } else { Vec::new() };
             Ok(steps.into_iter().filter(|it| *it > step).collect::<Vec<_>>())

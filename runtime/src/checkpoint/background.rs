@@ -46,8 +46,8 @@ impl Checkpoints {
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;
-        let frozen = self.frozen_part(model, save::saving(model))?;
-        let saving = Saving::of(&self.store, (model, optimizer), (user, frozen));
+        let frozen = self.frozen_part(model, save::saving(model).about(self.number))?;
+        let saving = Saving::of((&self.store, self.number), (model, optimizer), (user, frozen));
         let (place, head) = saving.agree(save::fresh())?;
         // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
         // threads.
@@ -94,7 +94,7 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] if the save has failed, and [`Error::Comm`].
     fn look(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(()) };
-        let together = in_flight.together(model);
+        let together = in_flight.together(model, self.number);
         if !together.at_work(!in_flight.has_ended(Duration::ZERO))?.is_empty() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl Checkpoints {
     pub(super) fn settle(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let mut failure = None;
         while let Some(in_flight) = &mut self.in_flight {
-            let together = in_flight.together(model);
+            let together = in_flight.together(model, self.number);
             together.wait(|within| in_flight.has_ended(within))?;
             failure = self.go_on(together)?.or(failure);
         }
@@ -219,8 +219,8 @@ impl InFlight {
         }
     }
 
-    fn together<'a>(&self, model: &'a ShardedModel) -> Together<'a> {
-        Together::new(&model.engine.fabric, ("saving", self.step))
+    fn together<'a>(&self, model: &'a ShardedModel, checkpoints: u32) -> Together<'a> {
+        Together::new(&model.engine.fabric, ("saving", self.step)).about(checkpoints)
     }
 
     /// Whether this rank has ended the stage. Waits up to `within` for that.

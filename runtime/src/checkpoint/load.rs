@@ -102,7 +102,7 @@ impl Checkpoints {
                     broken.clear();
                     continue;
                 }
-                Err(failed) => return Err(loading(model, step).error(failed)),
+                Err(failed) => return Err(self.loading(model, step).error(failed)),
             }
             before = step;
         }
@@ -113,7 +113,7 @@ impl Checkpoints {
                 let what =
                     format!("all checkpoints are broken: {}", told(model, broken).join("; "));
                 let problem = Problem { kind: Kind::Damage, what };
-                Err(loading(model, before).error(Failed { rank, problem }))
+                Err(self.loading(model, before).error(Failed { rank, problem }))
             }
         }
     }
@@ -134,7 +134,7 @@ impl Checkpoints {
         self.begin_load(model, optimizer)?;
         let later = self.later_than(model, step)?;
         let loaded = self.load_step(model, optimizer, step)?;
-        let loaded = loaded.map_err(|failed| loading(model, step).error(failed))?;
+        let loaded = loaded.map_err(|failed| self.loading(model, step).error(failed))?;
         Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
@@ -158,7 +158,7 @@ impl Checkpoints {
     /// The newest generation before a step, by its name, which all ranks must see. Another job may save one between the looks of two
     /// ranks, so they look again before they call that a difference.
     fn newest_before(&self, model: &ShardedModel, before: u64) -> Result<Option<u64>, Error> {
-        let together = loading(model, model.committed_steps());
+        let together = self.loading(model, model.committed_steps());
         let mut pauses = PAUSES.into_iter();
         let mut pause = Duration::ZERO;
         loop {
@@ -195,7 +195,7 @@ impl Checkpoints {
         model: &ShardedModel,
         step: u64,
     ) -> Result<Result<Generation, Failed>, Error> {
-        let together = loading(model, step);
+        let together = self.loading(model, step);
         let generation = match together.attempt(|| Ok(self.store.open(step)?))? {
             Ok(generation) => generation,
             Err(failed) => return Ok(Err(failed)),
@@ -218,7 +218,7 @@ impl Checkpoints {
             Ok(generation) => generation,
             Err(failed) => return Ok(Err(failed)),
         };
-        let read = loading(model, step).attempt(|| {
+        let read = self.loading(model, step).attempt(|| {
             let fabric = &model.engine.fabric;
             let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
             let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
@@ -242,12 +242,14 @@ impl Checkpoints {
         let Read { parameters, frozen_digest, applied, training, user, notes, fitting } = read;
         let compared = match &fitting {
             None => self.compare_frozen(model, step, frozen_digest),
-            Some(fitting) => compare_lacking(model, step, frozen_digest, fitting),
+            Some(fitting) => {
+                compare_lacking(model, self.loading(model, step), frozen_digest, fitting)
+            }
         };
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
-        let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?));
+        let placed = self.loading(model, step).attempt(|| Ok(parameters.placed(model)?));
         let parameters = match placed? {
             Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
@@ -270,11 +272,16 @@ impl Checkpoints {
         step: u64,
         saved: Option<u64>,
     ) -> Result<Result<(), Failed>, Error> {
-        let together = loading(model, step);
+        let together = self.loading(model, step);
         let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
         let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
         together.agree(same_frozen(saved, [here]))
+    }
+
+    /// The load of a step on all ranks, about these checkpoints.
+    pub(super) fn loading<'m>(&self, model: &'m ShardedModel, step: u64) -> Together<'m> {
+        Together::new(&model.engine.fabric, ("loading", step)).about(self.number)
     }
 }
 
@@ -293,11 +300,11 @@ fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(),
 /// of the model that was saved are all of these, or those of them that are frozen here. Collective.
 pub(super) fn compare_lacking(
     model: &ShardedModel,
-    step: u64,
+    together: Together<'_>,
     saved: Option<u64>,
     fitting: &Fitting,
 ) -> Result<Result<(), Failed>, Error> {
-    let (together, fabric) = (loading(model, step), &model.engine.fabric);
+    let fabric = &model.engine.fabric;
     let shards = model.engine.state().shards.clone();
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
@@ -335,10 +342,6 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
     });
     let unmatched = saved.fitting.and_then(|fitting| fitting.lists.text());
     rates.into_iter().chain(scale).chain(unmatched).collect()
-}
-
-pub(super) fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
-    Together::new(&model.engine.fabric, ("loading", step))
 }
 
 /// The problems as texts. Rank 0 also logs each as a warning.

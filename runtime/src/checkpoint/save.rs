@@ -58,8 +58,8 @@ impl Checkpoints {
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;
-        let frozen = self.frozen_part(model, saving(model))?;
-        let saving = Saving::of(&self.store, (model, optimizer), (user, frozen));
+        let frozen = self.frozen_part(model, saving(model).about(self.number))?;
+        let saving = Saving::of((&self.store, self.number), (model, optimizer), (user, frozen));
         let made = self.made.as_ref().and_then(|made| made.path_of(&saving.identity()));
         let (place, head) = saving.agree(if made.is_some() { EXISTS } else { fresh() })?;
         if place.nonce() == EXISTS {
@@ -91,6 +91,8 @@ pub(super) fn fresh() -> u64 {
 /// A save that is under way.
 pub(super) struct Saving<'a, O> {
     store: &'a Store,
+    /// Number of the checkpoints.
+    number: u32,
     model: &'a ShardedModel,
     optimizer: &'a O,
     user: &'a Value,
@@ -104,7 +106,7 @@ pub(super) struct Saving<'a, O> {
 
 impl<'a, O: Checkpointed> Saving<'a, O> {
     pub(super) fn of(
-        store: &'a Store,
+        (store, number): (&'a Store, u32),
         (model, optimizer): (&'a ShardedModel, &'a O),
         (user, frozen): (&'a Value, Option<u64>),
     ) -> Self {
@@ -113,7 +115,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         let made_with = made_with.as_ref().map_or_else(String::new, Value::to_string);
         let texts = [user.to_string(), options.to_string(), made_with];
         let step = model.committed_steps();
-        Self { store, model, optimizer, user, step, frozen, of_optimizer, texts }
+        Self { store, number, model, optimizer, user, step, frozen, of_optimizer, texts }
     }
 
     fn content(&self) -> Content {
@@ -121,7 +123,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 
     pub(super) fn together(&self) -> Together<'_> {
-        saving(self.model)
+        saving(self.model).about(self.number)
     }
 
     fn identity(&self) -> Identity {

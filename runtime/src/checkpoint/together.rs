@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Stage, Tag};
+use hsdp_comm::{Part, PartKind, Stage, Tag};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 
@@ -153,6 +153,8 @@ pub(super) struct Together<'a> {
     fabric: &'a Fabric,
     operation: &'static str,
     step: u64,
+    /// Number of the checkpoints that it is about, if they have one.
+    checkpoints: Option<u32>,
 }
 
 /// The rank whose problem all ranks report.
@@ -164,11 +166,18 @@ pub(super) struct Failed {
 
 impl<'a> Together<'a> {
     pub(super) fn new(fabric: &'a Fabric, (operation, step): (&'static str, u64)) -> Self {
-        Self { fabric, operation, step }
+        Self { fabric, operation, step, checkpoints: None }
+    }
+
+    /// The same, about the checkpoints with this number. Its exchanges do not meet those about others.
+    pub(super) fn about(self, checkpoints: u32) -> Self {
+        Self { checkpoints: Some(checkpoints), ..self }
     }
 
     fn tag(&self) -> Tag {
-        self.fabric.tag(None, Stage::Export, self.step, 0)
+        let tag = self.fabric.tag(None, Stage::Export, self.step, 0);
+        let part = |number| Part { kind: PartKind::Checkpoints, number };
+        self.checkpoints.map_or(tag, |number| tag.part(part(number)))
     }
 
     /// Runs a part on each rank. If one fails, all ranks get its error. Collective over the world.

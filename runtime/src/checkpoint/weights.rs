@@ -6,7 +6,7 @@ use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
 use super::checkpointed::Whose;
 use super::fitting::{Fitting, Unmatched};
-use super::load::{Parameters, compare_lacking, loading, parameters_of, shards_of};
+use super::load::{Parameters, compare_lacking, parameters_of, shards_of};
 use super::together::{Failed, Problem};
 use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
 use crate::engine::joint;
@@ -79,7 +79,7 @@ impl Checkpoints {
         self.begin_load_of_weights(model)?;
         let later = self.later_than(model, step)?;
         let loaded = self.load_weights_of(model, weights, step)?;
-        let loaded = loaded.map_err(|failed| loading(model, step).error(failed))?;
+        let loaded = loaded.map_err(|failed| self.loading(model, step).error(failed))?;
         Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
@@ -100,7 +100,7 @@ impl Checkpoints {
             Ok(generation) => generation,
             Err(failed) => return Ok(Err(failed)),
         };
-        let read = loading(model, step).attempt(|| {
+        let read = self.loading(model, step).attempt(|| {
             let fabric = &model.engine.fabric;
             let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
             let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
@@ -121,12 +121,12 @@ impl Checkpoints {
         let saved = generation.manifest().frozen_digest;
         let compared = match &fitting {
             None => self.compare_frozen(model, step, saved),
-            Some(fitting) => compare_lacking(model, step, saved, fitting),
+            Some(fitting) => compare_lacking(model, self.loading(model, step), saved, fitting),
         };
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
-        let placed = loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
+        let placed = self.loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
         Ok(placed.map(|parameters| {
             take(model, parameters);
             let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);

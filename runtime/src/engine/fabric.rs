@@ -1,8 +1,9 @@
 //! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use hsdp_comm::{Channel, Group, Stage, Tag, World};
+use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{
     Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
@@ -24,6 +25,10 @@ use crate::precision::LossScaling;
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) world: World,
+    /// Number and name of the model, from the moment when all ranks have agreed on them. All its operations carry them.
+    pub(crate) label: Option<ModelLabel>,
+    /// Number of the average that stands in for the parameters, or [`OWN_PARAMETERS`].
+    stand_in: AtomicU32,
     /// The plan as declared. For the order of units in use see [`Self::schedules`].
     pub(crate) plan: Arc<Plan>,
     pub(crate) schedules: Schedules,
@@ -54,6 +59,9 @@ pub(crate) struct Fabric {
     first_parameter: Vec<usize>,
 }
 
+/// No average stands in for the parameters. Averages are numbered from 1.
+const OWN_PARAMETERS: u32 = 0;
+
 impl Fabric {
     pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
         let (mesh, options_digest) = (plan.mesh(), options.digest());
@@ -73,6 +81,8 @@ impl Fabric {
             device.connect(&world, &[&gather, &reduce, &all_reduce])?;
         }
         Ok(Self {
+            label: None,
+            stand_in: AtomicU32::new(OWN_PARAMETERS),
             gather,
             device,
             reduce,
@@ -92,6 +102,18 @@ impl Fabric {
             plan,
             options,
         })
+    }
+
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers and reductions are sequences of
+    /// their own, so that steps of several models may be open at a time: the moment at which an all-reduce is issued depends on time.
+    /// Where operations go by NCCL they are issued in one order, and models share its communicators.
+    pub(crate) fn take_label(&mut self, label: ModelLabel) {
+        self.label = Some(label);
+        if !self.issues_in_one_order() {
+            for group in [&mut self.gather, &mut self.reduce, &mut self.all_reduce] {
+                *group = group.of_model(label.number);
+            }
+        }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -222,10 +244,29 @@ impl Fabric {
         microbatch: usize,
     ) -> Tag {
         let mut tag = Tag::new(stage).step(step).microbatch(microbatch);
-        if let Some(unit) = unit {
-            tag = tag.unit(unit);
+        tag.model = self.label;
+        tag.unit = unit;
+        match self.stand_in.load(Ordering::Relaxed) {
+            OWN_PARAMETERS => tag,
+            number => tag.part(Part { kind: PartKind::Average, number }),
         }
-        tag
+    }
+
+    /// Has operations carry the number of the average that stands in for the parameters, until [`restore`](Self::restore) is called.
+    pub(crate) fn stand_in(&self, average: u32) {
+        self.stand_in.store(average, Ordering::Relaxed);
+    }
+
+    /// Has operations be of the model's own parameters again.
+    pub(crate) fn restore(&self) {
+        self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
+    }
+
+    /// Tag of an exchange of the optimizer that updates `first` and later parameters. No two optimizers of an update have the same first
+    /// one.
+    pub(crate) fn tag_of_update(&self, first: ParamId, step: u64) -> Tag {
+        let number = u32::try_from(self.number_of(first)).unwrap_or(u32::MAX);
+        self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })
     }
 }
 

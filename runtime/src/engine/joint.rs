@@ -6,7 +6,7 @@ use std::fmt::Display;
 use hsdp_comm::{StepFailure, World};
 
 /// Runs a part of the work. If it fails, the other ranks get its error, unless they have one already, and this rank leaves the
-/// epoch. Never waits for another rank.
+/// epoch, unless it has left that for the same error of a rank that was ahead. Never waits for another rank.
 pub(crate) fn run<T, E: Display>(
     world: &World,
     step: u64,
@@ -14,7 +14,7 @@ pub(crate) fn run<T, E: Display>(
 ) -> Result<T, E> {
     let epoch = world.epoch();
     part().inspect_err(|error| {
-        world.abort_step_of(epoch, StepFailure { step, reason: error.to_string() });
+        world.announce_mistake(epoch, StepFailure { step, reason: error.to_string() });
         world.next_epoch();
     })
 }

@@ -190,7 +190,7 @@ impl Engine {
         let last = LastUpdate { updated: &state.updated, finished: header.step };
         let agreed = self.fabric.control.exchange(tag, header.encode(), agree)?;
         let agreed = agreed.map_err(|error| comparison::in_detail(&self.fabric, last, error))?;
-        samples::compare(&self.fabric.control, header, &agreed).map(|()| agreed)
+        samples::compare(&self.fabric, header, &agreed).map(|()| agreed)
     }
 
     /// Whether replicas compare their shards before this step.

@@ -7,6 +7,7 @@ use crate::engine::joint;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 use crate::norms::{Norms, over_shards, trained};
+use hsdp_comm::PartKind;
 
 /// The squares of this rank's elements before an update and of their changes, by parameter.
 #[derive(Clone, Debug)]
@@ -105,7 +106,7 @@ impl MeasuredUpdate {
                 let what = "this is an update of another model".to_owned();
                 return Err(fabric.misuse("norms of an update", step, what));
             }
-            over_shards(fabric, step, self.moved.squares.clone())
+            over_shards(fabric, (step, Some(PartKind::Change)), self.moved.squares.clone())
         })?;
         Ok(trained(model, &squares, |of| value([of[0], of[1]])))
     }

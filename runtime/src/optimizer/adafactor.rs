@@ -7,13 +7,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp_comm::{Reduction, Stage};
+use hsdp_comm::Reduction;
 use hsdp_kernels::adafactor::{
     AdafactorStep, MatrixRun, ParameterSums, Variance, adafactor, add_squares, average_squares,
     squared_update,
 };
 use hsdp_kernels::squared_norm;
-use hsdp_sharding::{Param, ParamId};
+use hsdp_sharding::{Param, ParamId, UnitId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
@@ -91,7 +91,7 @@ impl FactoredMoments {
             }
             Ok(())
         })?;
-        all_reduced(updating, sums)
+        self.all_reduced(updating, sums)
     }
 
     /// The sums of the squares of each parameter's update.
@@ -120,7 +120,20 @@ impl FactoredMoments {
             sums.of_mut(parameter)[0] += sum;
             Ok(())
         })?;
-        all_reduced(updating, sums)
+        self.all_reduced(updating, sums)
+    }
+}
+
+impl FactoredMoments {
+    /// The sums over the shard group.
+    fn all_reduced(&self, updating: &Updating<'_>, mut sums: Sums) -> Result<Sums, Error> {
+        let fabric = updating.fabric;
+        let first = self.covered.parameters().next();
+        let first = first.unwrap_or(ParamId { unit: UnitId::new(0), index: 0 });
+        let tag = fabric.tag_of_update(first, updating.gradients.step);
+        let values = std::mem::take(&mut sums.values);
+        sums.values = fabric.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
+        Ok(sums)
     }
 }
 
@@ -151,15 +164,6 @@ fn each_block(
         }
     }
     Ok(())
-}
-
-/// The sums over the shard group.
-fn all_reduced(updating: &Updating<'_>, mut sums: Sums) -> Result<Sums, Error> {
-    let fabric = updating.fabric;
-    let tag = fabric.tag(None, Stage::Update, updating.gradients.step, 0);
-    let values = std::mem::take(&mut sums.values);
-    sums.values = fabric.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
-    Ok(sums)
 }
 
 impl Kept for FactoredMoments {

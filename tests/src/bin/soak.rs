@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hsdp::memory::CountingAllocator;
+use hsdp_comm::Between;
 use hsdp_program::{Failure, command_line, print};
 use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 
@@ -11,7 +12,8 @@ use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Runs random steps with random faults on random meshes. Checks after each fault that the surviving ranks hold the last committed
-/// step, bit for bit, and that no thread and no memory is left behind.
+/// step, bit for bit, and that no thread and no memory is left behind. With `HSDP_APART=1` in the environment ranks exchange messages,
+/// as processes do.
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 struct Arguments {
@@ -37,8 +39,8 @@ fn main() -> ExitCode {
     hsdp_program::run("soak", || {
         let Arguments { steps, seed, show } = command_line::read()?;
         match show {
-            Some(seed) => print(Trial::of(seed))?,
-            None => run(SoakOptions { steps, seed })?,
+            Some(seed) => print(Trial::of(seed, Between::default()))?,
+            None => run(SoakOptions { steps, seed, between: Between::default() })?,
         }
         Ok(ExitCode::SUCCESS)
     })

@@ -8,7 +8,7 @@ use hsdp::{
     Accumulation, DType, DynamicScale, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec,
     NonFinite, Objective, Precision, Rank, Uneven,
 };
-use hsdp_comm::{Fault, FaultKind, FaultPlace, Stage};
+use hsdp_comm::{Between, Fault, FaultKind, FaultPlace, Stage};
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -22,6 +22,7 @@ pub(super) const UNITS: usize = 3;
 #[derive(Clone, Debug)]
 pub struct Trial {
     pub(super) options: ModelOptions,
+    pub(super) between: Between,
     pub(super) optimizer: Recipe,
     /// By rank: for how many steps it has data.
     pub(super) data: Vec<u64>,
@@ -58,9 +59,9 @@ pub(super) enum Count {
 }
 
 impl Trial {
-    /// The world that follows from `seed`.
+    /// The world that follows from `seed`. Its ranks have full copies of their own where they exchange messages.
     #[must_use]
-    pub fn of(seed: u64) -> Self {
+    pub fn of(seed: u64, between: Between) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
         let mesh = mesh(random);
         let width = if random.random_ratio(1, 8) { Width::Wide } else { Width::Narrow };
@@ -69,8 +70,13 @@ impl Trial {
         let microbatches = random.random_range(1..=3);
         let faults = random.random_range(0..=3);
         let faults: Vec<Fault> = (0..faults).map(|_| fault(mesh, steps, random)).collect();
+        let mut options = options(mesh, &faults, random);
+        if between == Between::Messages {
+            options.full_copies = FullCopies::PerRank;
+        }
         Self {
-            options: options(mesh, &faults, random),
+            options,
+            between,
             optimizer: pick(random, &[Recipe::AdamW, Recipe::Momentum]),
             data: data(mesh, steps, random),
             width,
@@ -93,7 +99,7 @@ impl Trial {
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { options, optimizer, data, width, microbatches, count, faults } = self;
+        let Self { options, between, optimizer, data, width, microbatches, count, faults } = self;
         let ModelOptions {
             mesh,
             accumulation,
@@ -106,7 +112,7 @@ impl fmt::Display for Trial {
         } = options;
         write!(
             f,
-            "{mesh}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
+            "{mesh}, {between:?}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
              {compare_replicas:?}, steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))

@@ -58,7 +58,9 @@ impl Trial {
             Width::Wide => Workers::Count(2),
             Width::Narrow => Workers::Auto,
         };
-        let options = WorldOptions { deadline, faults, workers, ..WorldOptions::default() };
+        let between = self.between;
+        let options =
+            WorldOptions { deadline, faults, workers, between, ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
         let ended = hsdp::launch(ranks, options, |world| self.rank(world, steps));
         ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
@@ -78,6 +80,8 @@ impl Trial {
         let made = ShardedModel::new(world, self.spec(), self.options.clone(), springs::initial);
         let mut model = match made {
             Ok(model) => model,
+            // A world that is refused would be skipped in silence: nothing of it is tested.
+            Err(error @ Error::Options { .. }) => panic!("the model is refused: {error}"),
             Err(error) => return Ended { fatal: Some(error.to_string()), ..ended },
         };
         let mut optimizer = self.optimizer.of(&model);

@@ -89,7 +89,7 @@ fn ranks_with_different_models_are_told_the_first_parameter_that_differs() {
 }
 
 #[test]
-fn ranks_that_begin_steps_of_different_models_are_told_in_what_these_differ() {
+fn ranks_that_begin_steps_of_different_models_are_told_which() {
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
         let on = ModelOptions::on(mesh(1, 2));
@@ -98,8 +98,14 @@ fn ranks_that_begin_steps_of_different_models_are_told_in_what_these_differ() {
         let mut first = if rank == 0 { one } else { other };
         first.begin_step(StepOptions::microbatches(1)).map(drop)
     }));
-    let expected = "rank 1 has prefetch 2, rank 0 has prefetch 1";
-    assert_eq!(error.to_string(), option_differs(expected));
+    let (header, step) = ("all_gather u64 9 elements", "header, step 0, microbatch 0");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "collective mismatch: ranks disagree about operation 2 on channel control, epoch 0:\n  \
+             rank 0: {header}, model 0, {step}\n  rank 1: {header}, model 1, {step}"
+        )
+    );
 }
 
 fn option_differs(who_has_what: &str) -> String {

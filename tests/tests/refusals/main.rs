@@ -7,6 +7,7 @@
 mod disagreement;
 mod faults;
 mod misuse;
+mod objects;
 mod replicas;
 mod updates;
 mod values;

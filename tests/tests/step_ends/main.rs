@@ -1,5 +1,6 @@
 //! Steps that end early: a rank gives one up, all ranks refuse one alike, or the world ends.
 
+mod all_ranks;
 mod another_thread;
 mod between_steps;
 mod every_call;

@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use super::{
     Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence, together,
 };
-use crate::{FlightEntry, FlightState, Stage};
+use crate::{FlightEntry, FlightState, ModelLabel, Stage};
 
 /// More ranks than these are counted, not listed.
 const LISTED: usize = 16;
@@ -32,10 +32,10 @@ impl Explanation {
                     (counted(self.compared, "operation"), counted(self.size, "rank"));
                 format!("all ranks agree; {compared} of {size} compared, and no rank waits in vain")
             }
-            Finding::Mismatch { operation, members } => mismatch(operation, members),
+            Finding::Mismatch { operation, members } => self.mismatch(operation, members),
             Finding::Missing { operation, waiting, waited, absent } => {
                 let (name, [wait, have]) = (
-                    named(operation),
+                    self.named(operation),
                     match waiting.len() {
                         1 => ["waits", "has"],
                         _ => ["wait", "have"],
@@ -45,7 +45,7 @@ impl Explanation {
                     Some(waited) => format!("{wait} in {name}, for {}", time(*waited)),
                     None => format!("{have} issued {name}"),
                 };
-                let absent: String = absent.iter().map(missed).collect();
+                let absent: String = absent.iter().map(|it| self.missed(it)).collect();
                 format!("{}{} {part}{absent}", place(operation), listed(waiting))
             }
             Finding::Unfinished { operation, ranks } => {
@@ -53,7 +53,7 @@ impl Explanation {
                     FlightState::Failed => "it failed",
                     _ => "its work has not ended",
                 };
-                let (place, ranks, name) = (place(operation), listed(ranks), named(operation));
+                let (place, ranks, name) = (place(operation), listed(ranks), self.named(operation));
                 format!("{place}{ranks} have all issued {name}, but {outcome}")
             }
         }
@@ -73,7 +73,7 @@ impl Explanation {
 
     fn slowest(&self) -> Option<String> {
         let Lateness { rank, late, operation } = self.lateness.as_ref()?;
-        let (place, name, late) = (place(operation), named(operation), time(*late));
+        let (place, name, late) = (place(operation), self.named(operation), time(*late));
         let often =
             self.often_last.map_or_else(String::new, |OftenLast { rank: last, times, of }| {
                 let last = if last == *rank { "it".to_owned() } else { format!("rank {last}") };
@@ -98,45 +98,66 @@ impl Explanation {
         });
         [without, left_out, overwritten, partly].into_iter().flatten()
     }
-}
 
-fn mismatch(operation: &FlightEntry, members: &[MemberFinding]) -> String {
-    let (place, FlightEntry { sequence, channel, epoch, .. }) = (place(operation), operation);
-    let wanted = members.iter().map(|MemberFinding { rank, presence }| match presence {
-        Presence::Issued(entry) => (entry.to_string(), *rank),
-        other => (absence(other), *rank),
-    });
-    let row = |(text, ranks): (String, Vec<Rank>)| format!("\n  {}: {text}", listed(&ranks));
-    let rows: String = together(wanted).map(row).collect();
-    format!(
-        "{place}ranks disagree about operation {sequence} on channel {channel}, epoch {epoch}:{rows}"
-    )
-}
+    fn mismatch(&self, operation: &FlightEntry, members: &[MemberFinding]) -> String {
+        let (place, FlightEntry { sequence, channel, epoch, .. }) = (place(operation), operation);
+        let mut objects = members.iter().filter_map(|member| match &member.presence {
+            Presence::Issued(entry) => Some((entry.tag.model?, entry.tag.part)),
+            _ => None,
+        });
+        let first = objects.next();
+        let is_of_one = objects.all(|object| Some(object) == first);
+        let wanted = members.iter().map(|MemberFinding { rank, presence }| match presence {
+            Presence::Issued(entry) if is_of_one => (entry.to_string(), *rank),
+            Presence::Issued(entry) => (format!("{entry:#}"), *rank),
+            other => (self.absence(other), *rank),
+        });
+        let row = |(text, ranks): (String, Vec<Rank>)| format!("\n  {}: {text}", listed(&ranks));
+        let rows: String = together(wanted).map(row).collect();
+        format!(
+            "{place}ranks disagree about operation {sequence} on channel {channel}, epoch {epoch}:{rows}"
+        )
+    }
 
-/// The reason why there is no entry.
-fn absence(presence: &Presence) -> String {
-    match presence {
-        Presence::Issued(_) => "has issued it".to_owned(),
-        Presence::NoRecord => "no record".to_owned(),
-        Presence::Overwritten => "its ring no longer shows it".to_owned(),
-        Presence::NotIssued(None) => "has not issued it, nor anything else".to_owned(),
-        Presence::NotIssued(Some(LastIssued { operation, ago, waits_in })) => {
-            let (last, ago) = (named(operation), time(*ago));
-            let waits = waits_in.as_ref().map(|it| format!("; it waits in {} itself", named(it)));
-            let waits = waits.unwrap_or_default();
-            format!("has not issued it: its last operation was {last}, {ago} ago{waits}")
+    /// The reason why there is no entry.
+    fn absence(&self, presence: &Presence) -> String {
+        match presence {
+            Presence::Issued(_) => "has issued it".to_owned(),
+            Presence::NoRecord => "no record".to_owned(),
+            Presence::Overwritten => "its ring no longer shows it".to_owned(),
+            Presence::NotIssued(None) => "has not issued it, nor anything else".to_owned(),
+            Presence::NotIssued(Some(LastIssued { operation, ago, waits_in })) => {
+                let (last, ago) = (self.named(operation), time(*ago));
+                let waits =
+                    waits_in.as_ref().map(|it| format!("; it waits in {} itself", self.named(it)));
+                let waits = waits.unwrap_or_default();
+                format!("has not issued it: its last operation was {last}, {ago} ago{waits}")
+            }
         }
     }
-}
 
-/// The part of a member for which others wait.
-fn missed(MemberFinding { rank, presence }: &MemberFinding) -> String {
-    match presence {
-        Presence::NoRecord => format!("; there is no record of rank {rank}, a member"),
-        Presence::Overwritten => {
-            format!("; the ring of rank {rank} no longer shows whether it issued it")
+    /// The part of a member for which others wait.
+    fn missed(&self, MemberFinding { rank, presence }: &MemberFinding) -> String {
+        match presence {
+            Presence::NoRecord => format!("; there is no record of rank {rank}, a member"),
+            Presence::Overwritten => {
+                format!("; the ring of rank {rank} no longer shows whether it issued it")
+            }
+            other => format!("; rank {rank} {}", self.absence(other)),
         }
-        other => format!("; rank {rank} {}", absence(other)),
+    }
+
+    /// `reduce_scatter of unit 3 (sequence 41)`; with the model where there are several, or if it has a name.
+    fn named(&self, FlightEntry { op, tag, sequence, peer, .. }: &FlightEntry) -> String {
+        let of = match (tag.unit, tag.stage) {
+            (Some(unit), _) => format!(" of unit {unit}"),
+            (None, Stage::User) => String::new(),
+            (None, stage) => format!(" of stage {stage}"),
+        };
+        let is_shown = |it: &ModelLabel| self.models.len() > 1 || it.name.is_some();
+        let model = tag.model.filter(is_shown).map(|it| format!(" of {it}")).unwrap_or_default();
+        let peer = peer.map(|peer| format!(" with rank {peer}")).unwrap_or_default();
+        format!("{op}{of}{model}{peer} (sequence {sequence})")
     }
 }
 
@@ -147,17 +168,6 @@ fn place(FlightEntry { tag, .. }: &FlightEntry) -> String {
         Stage::Setup => "setup: ".to_owned(),
         _ => format!("step {}, microbatch {}: ", tag.step, tag.microbatch),
     }
-}
-
-/// `reduce_scatter of unit 3 (sequence 41)`.
-fn named(FlightEntry { op, tag, sequence, peer, .. }: &FlightEntry) -> String {
-    let of = match (tag.unit, tag.stage) {
-        (Some(unit), _) => format!(" of unit {unit}"),
-        (None, Stage::User) => String::new(),
-        (None, stage) => format!(" of stage {stage}"),
-    };
-    let peer = peer.map(|peer| format!(" with rank {peer}")).unwrap_or_default();
-    format!("{op}{of}{peer} (sequence {sequence})")
 }
 
 /// `rank 1`, `ranks 0, 2, 3`.

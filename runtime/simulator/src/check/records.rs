@@ -228,7 +228,14 @@ fn name(group: &FlightGroup, entry: &FlightEntry) -> String {
         (Op::Send | Op::Recv, [from, to]) => {
             format!("channel {channel} from rank {from} to rank {to}")
         }
-        _ => format!("channel {channel} of ranks {}", ranges(ranks)),
+        _ => {
+            let model = entry
+                .tag
+                .model
+                .filter(|it| it.number > 0 && *channel != hsdp_flight::Channel::Control);
+            let model = model.map(|it| format!(" of {it}")).unwrap_or_default();
+            format!("channel {channel} of ranks {}{model}", ranges(ranks))
+        }
     }
 }
 
@@ -241,7 +248,10 @@ fn call(entry: &FlightEntry) -> String {
         root.map(|root| format!("root rank {root}")),
         scaling.map(|it| it.to_string()),
         uneven.then(|| "uneven".to_owned()),
-        (*tag != Tag::default()).then(|| tag.to_string()),
+        (*tag != Tag::default()).then(|| match tag.part {
+            None => tag.to_string(),
+            Some(_) => format!("{tag:#}"),
+        }),
     ];
     let details: Vec<String> = details.into_iter().flatten().collect();
     if details.is_empty() { op.to_owned() } else { format!("{op} ({})", details.join(", ")) }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp_comm::{Lent, Stage};
+use hsdp_comm::Lent;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Owners, ParamId, Part, Piece, UnitId, WholeMatrix, Wholes};
 
@@ -171,7 +171,10 @@ impl Exchange {
         let target = zeros(of, self.first_unit(), copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
-        let (tag, lent) = (fabric.tag(None, Stage::Update, step, 0), Lent { source, target });
+        let matrices = self.owners.matrices();
+        let first = matrices.first().map(|matrix| matrix.param);
+        let first = first.unwrap_or(ParamId { unit: UnitId::new(0), index: 0 });
+        let (tag, lent) = (fabric.tag_of_update(first, step), Lent { source, target });
         Ok(fabric.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 

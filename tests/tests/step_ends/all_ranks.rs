@@ -1,0 +1,173 @@
+//! All ranks make the same mistake between steps, and go on: the next call of each of them takes place, whichever rank was ahead.
+
+use std::mem::ManuallyDrop;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
+use hsdp::{
+    Ema, Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, WorldOptions,
+};
+use hsdp_comm::Between;
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{DEADLINE, mesh};
+use serde_json::json;
+
+const MESHES: [(usize, usize); 3] = [(2, 1), (2, 2), (1, 3)];
+
+/// The parts of a rank's program.
+struct Program<'a> {
+    model: ShardedModel,
+    /// Another model of the same world.
+    other: ShardedModel,
+    sgd: Sgd,
+    others: Sgd,
+    ema: Ema,
+    foreign: Ema,
+    checkpoints: Checkpoints,
+    folder: &'a Path,
+}
+
+/// A mistake that a call refuses on every rank.
+type Mistake = fn(&mut Program<'_>) -> Result<(), Error>;
+
+const MISTAKES: [(&str, Mistake); 14] = [
+    ("begin_step inside with_shards", |it| {
+        it.model
+            .with_shards(&it.ema, |model| model.begin_step(StepOptions::microbatches(1)).map(drop))
+    }),
+    ("a save inside with_shards", |it| {
+        let Program { model, sgd, ema, checkpoints, .. } = it;
+        model.with_shards(ema, |model| checkpoints.save(model, sgd, &json!(1)).map(drop))
+    }),
+    ("a load inside with_shards", |it| {
+        let Program { model, sgd, ema, checkpoints, .. } = it;
+        model.with_shards(ema, |model| checkpoints.load_latest(model, sgd).map(drop))
+    }),
+    ("with_shards inside with_shards", |it| {
+        let Program { model, ema, .. } = it;
+        model.with_shards(ema, |model| model.with_shards(ema, |_| Ok::<_, Error>(())))
+    }),
+    ("with_shards of another model's average", |it| {
+        it.model.with_shards(&it.foreign, |_| Ok::<_, Error>(()))
+    }),
+    ("a step of 0 microbatches", |it| it.model.begin_step(StepOptions::microbatches(0)).map(drop)),
+    ("a save of another model's optimizer", |it| {
+        it.checkpoints.save(&it.model, &it.others, &json!(1)).map(drop)
+    }),
+    ("a save in the background of another model's optimizer", |it| {
+        it.checkpoints.save_in_background(&it.model, &it.others, &json!(1))
+    }),
+    ("a load into another model's optimizer", |it| {
+        it.checkpoints.load_latest(&mut it.model, &mut it.others).map(drop)
+    }),
+    ("a step that was leaked", |it| {
+        let _leaked = ManuallyDrop::new(it.model.begin_step(StepOptions::microbatches(1))?);
+        it.model.begin_step(StepOptions::microbatches(1)).map(drop)
+    }),
+    ("an evaluation that was leaked", |it| {
+        let _leaked = ManuallyDrop::new(it.model.evaluation()?);
+        it.model.end_run()
+    }),
+    ("gradients of another model", |it| {
+        let gradients = gradients(&mut it.model)?;
+        gradients.norms(&it.other).map(drop)
+    }),
+    ("a model on a mesh of another size", |it| {
+        let on = ModelOptions::on(mesh(5, 1));
+        let world = it.model.world().clone();
+        ShardedModel::new(world, three_units(), on, springs::initial).map(drop)
+    }),
+    ("an import of a folder that is not there", |it| {
+        let on = it.model.options().clone();
+        let (world, folder) = (it.model.world().clone(), it.folder.join("absent"));
+        ShardedModel::import(world, three_units(), on, &Import::of(&folder)).map(drop)
+    }),
+];
+
+fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
+    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+    step.finish()
+}
+
+/// Calls that come before the mistake. A rank that is behind may get the mistake of another one there, if that takes no part in the call.
+const BEFORE: [Mistake; 4] = [
+    |_| Ok(()),
+    |it| it.model.full_parameters().map(drop),
+    |it| it.model.norms().map(drop),
+    |it| it.model.with_shards(&it.ema, |model| model.full_parameters()).map(drop),
+];
+
+/// Calls that come next, each collective over the world.
+const NEXT: [(&str, Mistake); 4] = [
+    ("a step", |it| {
+        let gradients = gradients(&mut it.model)?;
+        it.sgd.step(&mut it.model, gradients).map(drop)
+    }),
+    ("a sum", |it| it.model.world().sum(1.0).map(drop).map_err(Error::from)),
+    ("an evaluation", |it| it.model.evaluation()?.mean(1.0, 1).map(drop)),
+    ("a save", |it| it.checkpoints.save(&it.model, &it.sgd, &json!(1)).map(drop)),
+];
+
+fn between_all(between: Between) {
+    for (replicate, shard) in MESHES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mesh = mesh(replicate, shard);
+        let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
+        let ends = hsdp::launch(replicate * shard, options, |world| {
+            let rank = world.rank().index();
+            let make = || {
+                let on = ModelOptions::on(mesh);
+                ShardedModel::new(world.clone(), three_units(), on, springs::initial)
+            };
+            let (model, other) = (make()?, make()?);
+            let with = CheckpointOptions::default();
+            let mut program = Program {
+                sgd: Sgd::new(&model, SgdOptions::default()),
+                others: Sgd::new(&other, SgdOptions::default()),
+                ema: Ema::new(&model, 0.5)?,
+                foreign: Ema::new(&other, 0.5)?,
+                checkpoints: Checkpoints::open(&model, folder.path(), with)?,
+                folder: folder.path(),
+                model,
+                other,
+            };
+            for (at, (mistake, make)) in MISTAKES.into_iter().enumerate() {
+                for (turn, before) in (0..).zip(BEFORE) {
+                    for (next, call) in NEXT {
+                        // Another rank is ahead each time.
+                        if (rank + at + turn) % (replicate * shard) != 0 {
+                            thread::sleep(Duration::from_millis(2));
+                        }
+                        if let Err(error) = before(&mut program) {
+                            let is_told = error.to_string().contains(" aborted by rank ");
+                            assert!(is_told, "{mistake} on {mesh}, rank {rank}: {error}");
+                        }
+                        let refused = make(&mut program).expect_err("it is refused");
+                        assert!(!refused.is_fatal(), "{mistake}: {refused}");
+                        if let Err(error) = call(&mut program) {
+                            panic!("{mistake} on {mesh}, rank {rank}, then {next}: {error}");
+                        }
+                    }
+                }
+            }
+            program.model.end_run()?;
+            program.other.end_run()
+        });
+        ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
+    }
+}
+
+#[test]
+fn ranks_that_are_all_refused_go_on_between_threads() {
+    between_all(Between::Memory);
+}
+
+#[test]
+fn ranks_that_are_all_refused_go_on_between_ranks_apart() {
+    between_all(Between::Messages);
+}
