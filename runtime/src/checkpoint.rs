@@ -29,12 +29,13 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `optimizer` (those that a
-//! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
-//! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
-//! `save`, `made` (a save that is called again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
-//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while training
-//! goes on); `import` (folders that other programs wrote).
+//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers),
+//! `optimizer` (those that a checkpoint can keep), `portions` (the parts of each tensor that a rank
+//! owns), `together` (operations of all ranks, and the exchange of their results), `frozen` (a
+//! digest of the parameters that a checkpoint leaves out), `save`, `made` (a save that is called
+//! again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
+//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while
+//! training goes on); `import` (folders that other programs wrote).
 
 mod background;
 mod checkpointed;

@@ -35,7 +35,8 @@ impl ShardedModel {
     ///
     /// # Errors
     /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no optimizer selects, or more than one;
-    /// [`Error::Misuse`] for an update on a device that is [measured](Gradients::measured), or clipped by
+    /// [`Error::Misuse`] for an update on a device that is [measured](Gradients::measured), or
+    /// clipped by
     /// [value](Gradients::clip_value) or by groups; those of [`Gradients::check_model`], of
     /// [`Optimizer::check`](crate::Optimizer::check) and of [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error)
     /// if the model lies on a device that fails: some units are updated then, and others are not.
