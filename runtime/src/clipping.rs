@@ -1,6 +1,7 @@
 //! Clipping of gradients by any norm and by value, of all parameters or of some.
 //!
-//! A gradient that was clipped several times is `clamp(gradient * factor, -limit, limit)` again, so each parameter needs two numbers.
+//! A gradient that was clipped several times is `clamp(gradient * factor, -limit, limit)` again, so
+//! each parameter needs two numbers.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -19,7 +20,8 @@ use crate::model::ShardedModel;
 pub enum Norm {
     /// The largest magnitude of an element.
     Infinity,
-    /// The sum of the magnitudes to this power, to the power of its inverse. It is finite and above 0: 1, or 2 for the usual norm.
+    /// The sum of the magnitudes to this power, to the power of its inverse. It is finite and above
+    /// 0: 1, or 2 for the usual norm.
     P(f64),
 }
 
@@ -32,7 +34,8 @@ impl Display for Norm {
     }
 }
 
-/// The way in which the divided gradient of a parameter is clipped: multiplied by the factor, and then limited in magnitude.
+/// The way in which the divided gradient of a parameter is clipped: multiplied by the factor, and
+/// then limited in magnitude.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Clip {
     factor: f32,
@@ -81,13 +84,16 @@ struct Chosen {
 }
 
 impl Gradients {
-    /// Scales the gradients of the trainable parameters that `has` selects down to `max_norm` if their common norm is larger, by
-    /// max_norm / (norm + 1e-6), as PyTorch's `clip_grad_norm_` of these parameters with this `norm_type`. Returns the gradients, and the
-    /// norm before this call.
+    /// Scales the gradients of the trainable parameters that `has` selects down to `max_norm` if
+    /// their common norm is larger, by max_norm / (norm + 1e-6), as PyTorch's `clip_grad_norm_` of
+    /// these parameters with this `norm_type`. Returns the gradients, and the norm before this
+    /// call.
     ///
-    /// Calls of this method and of [`clip_value`](Self::clip_value) count one after the other, each for what the earlier ones have left,
-    /// and after [`clip`](Self::clip). A model that is updated on a device refuses an update whose parameters are clipped in different
-    /// ways, before any parameter changes. If the ranks agreed to skip the step, nothing is clipped, and the norm is [`norm`](Self::norm).
+    /// Calls of this method and of [`clip_value`](Self::clip_value) count one after the other, each
+    /// for what the earlier ones have left, and after [`clip`](Self::clip). A model that is updated
+    /// on a device refuses an update whose parameters are clipped in different ways, before any
+    /// parameter changes. If the ranks agreed to skip the step, nothing is clipped, and the norm is
+    /// [`norm`](Self::norm).
     ///
     /// ```
     /// use hsdp::prelude::*;
@@ -100,14 +106,16 @@ impl Gradients {
     /// # }
     /// ```
     ///
-    /// Collective over the shard group: one all-reduce of an f64, and two unless the norm is that of infinity. All ranks get the same
-    /// bits. Sums are in f64, so their last bits depend on the number of shards; the norm of infinity is the same on every mesh. Gradients on a
-    /// device are copied to the host.
+    /// Collective over the shard group: one all-reduce of an f64, and two unless the norm is that
+    /// of infinity. All ranks get the same bits. Sums are in f64, so their last bits depend on the
+    /// number of shards; the norm of infinity is the same on every mesh. Gradients on a device are
+    /// copied to the host.
     ///
     /// # Errors
-    /// [`Error::Options`] if `max_norm` is NaN, below 0, or above 0 and 0 in f32, the power of the norm is not finite and above 0, or
-    /// `has` selects no trainable parameter; [`Error::Misuse`] if these are the gradients of another model; [`Error::Comm`] if an all-reduce
-    /// fails; [`Error::Device`](Error) if the gradients lie on a device that fails.
+    /// [`Error::Options`] if `max_norm` is NaN, below 0, or above 0 and 0 in f32, the power of the
+    /// norm is not finite and above 0, or `has` selects no trainable parameter; [`Error::Misuse`]
+    /// if these are the gradients of another model; [`Error::Comm`] if an all-reduce fails;
+    /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn clip_norm(
         mut self,
         model: &ShardedModel,
@@ -149,14 +157,17 @@ impl Gradients {
         Ok((self, found))
     }
 
-    /// Limits each element of the gradients of the trainable parameters that `has` selects to `limit` in magnitude, as PyTorch's
-    /// `clip_grad_value_` of these parameters. The order of calls counts as for [`clip_norm`](Self::clip_norm). The optimizer's pass over
-    /// the shard does it. A model that is updated on a device refuses such an update, before any parameter changes.
+    /// Limits each element of the gradients of the trainable parameters that `has` selects to
+    /// `limit` in magnitude, as PyTorch's `clip_grad_value_` of these parameters. The order of
+    /// calls counts as for [`clip_norm`](Self::clip_norm). The optimizer's pass over the shard does
+    /// it. A model that is updated on a device refuses such an update, before any parameter
+    /// changes.
     ///
     /// Not collective; all ranks make the same call.
     ///
     /// # Errors
-    /// [`Error::Options`] if `limit` is NaN, below 0, or above 0 and 0 in f32, or `has` selects no trainable parameter;
+    /// [`Error::Options`] if `limit` is NaN, below 0, or above 0 and 0 in f32, or `has` selects no
+    /// trainable parameter;
     /// [`Error::Misuse`] if these are the gradients of another model.
     pub fn clip_value(
         mut self,
@@ -210,7 +221,8 @@ impl Gradients {
         all.filter(|(_, has)| **has).for_each(|(clip, _)| *clip = change(*clip));
     }
 
-    /// The norm of the chosen gradients as they are clipped so far. Collective over the shard group.
+    /// The norm of the chosen gradients as they are clipped so far. Collective over the shard
+    /// group.
     fn norm_of(&self, fabric: &Fabric, chosen: &Chosen, norm: Norm) -> Result<f64, Error> {
         let own = self.fold(fabric, chosen, 0.0, f64::max)?;
         let largest = self.over_shards(fabric, Reduction::Max, own)?;
@@ -258,7 +270,8 @@ impl Gradients {
         self.clipping.of_parameters.get(number).copied().unwrap_or(of_all)
     }
 
-    /// The way in which a parameter's gradient is clipped before an optimizer gets it; `None` if the optimizer multiplies by
+    /// The way in which a parameter's gradient is clipped before an optimizer gets it; `None` if
+    /// the optimizer multiplies by
     /// [`clip_factor`](Self::clip_factor), the same for all parameters.
     pub(crate) fn clip_of(&self, fabric: &Fabric, parameter: ParamId) -> Option<Clip> {
         self.clipping.of_parameters.get(fabric.number_of(parameter)).copied()

@@ -161,7 +161,8 @@ impl State {
         }
     }
 
-    /// Counts the last step as committed, and its update as applied if the ranks agreed to apply it.
+    /// Counts the last step as committed, and its update as applied if the ranks agreed to apply
+    /// it.
     pub(crate) fn commit(&mut self, verdict: &Verdict) {
         self.half_updated = None;
         self.committed += 1;

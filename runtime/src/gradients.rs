@@ -57,7 +57,8 @@ pub struct Gradients {
     pub(crate) is_measured: bool,
 }
 
-/// Whether gradients can be clipped to this: infinity, or a number of 0 or more that is not 0 in f32 unless it is 0.
+/// Whether gradients can be clipped to this: infinity, or a number of 0 or more that is not 0 in
+/// f32 unless it is 0.
 pub(crate) fn is_limit(limit: f64) -> bool {
     limit > f64::from(f32::MAX) || is_held_in_f32(limit)
 }
@@ -108,9 +109,11 @@ impl Gradients {
         Ok(())
     }
 
-    /// The factor by which an optimizer multiplies the divided gradients first: that of [`clip`](Self::clip) and of
-    /// [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1 also if parameters are clipped in different ways, or by value: then the
-    /// optimizer gets gradients that are clipped already.
+    /// The factor by which an optimizer multiplies the divided gradients first: that of
+    /// [`clip`](Self::clip) and of
+    /// [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1 also if parameters are
+    /// clipped in different ways, or by value: then the optimizer gets gradients that are clipped
+    /// already.
     #[must_use]
     pub fn clip_factor(&self) -> f32 {
         if self.is_clipped_apart() { 1.0 } else { self.clip }
@@ -125,12 +128,14 @@ impl Gradients {
     /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Of several calls the
     /// one with the least norm counts. Not collective.
     ///
-    /// The optimizer applies the factor in its pass over the shard. This comes before [`clip_norm`](Self::clip_norm), for other norms and
-    /// groups of parameters, and [`clip_value`](Self::clip_value).
+    /// The optimizer applies the factor in its pass over the shard. This comes before
+    /// [`clip_norm`](Self::clip_norm), for other norms and groups of parameters, and
+    /// [`clip_value`](Self::clip_value).
     ///
     /// # Panics
-    /// If `max_norm` is NaN, below 0, or above 0 and 0 in f32; after `clip_norm` or `clip_value`, since [`norm`](Self::norm) is that of
-    /// the gradient before them: call this first, or `clip_norm` with `Norm::P(2.0)`.
+    /// If `max_norm` is NaN, below 0, or above 0 and 0 in f32; after `clip_norm` or `clip_value`,
+    /// since [`norm`](Self::norm) is that of the gradient before them: call this first, or
+    /// `clip_norm` with `Norm::P(2.0)`.
     pub fn clip(mut self, max_norm: f64) -> Self {
         assert!(
             self.clipping.lines.is_empty(),

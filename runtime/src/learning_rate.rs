@@ -2,8 +2,9 @@
 
 /// A learning rate for each update.
 ///
-/// A schedule counts the updates that were applied, [`applied_steps`](crate::ShardedModel::applied_steps): skipped steps change no
-/// parameter, and must not use up the warm-up.
+/// A schedule counts the updates that were applied,
+/// [`applied_steps`](crate::ShardedModel::applied_steps): skipped steps change no parameter, and
+/// must not use up the warm-up.
 ///
 /// ```
 /// use hsdp::LearningRate;
@@ -35,11 +36,12 @@ impl LearningRate {
         Self { shape: Shape::Constant(rate) }
     }
 
-    /// Returns a schedule with a linear warm-up to `peak` over the first `warmup` updates, then half a cosine down to `floor` at update
-    /// `total`, and `floor` after that.
+    /// Returns a schedule with a linear warm-up to `peak` over the first `warmup` updates, then
+    /// half a cosine down to `floor` at update `total`, and `floor` after that.
     ///
     /// # Panics
-    /// If a rate is NaN, below 0, or not finite in f32: an optimizer would refuse it, and the floor only after many steps.
+    /// If a rate is NaN, below 0, or not finite in f32: an optimizer would refuse it, and the floor
+    /// only after many steps.
     #[must_use]
     pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
         [peak, floor].into_iter().for_each(check);

@@ -220,10 +220,12 @@ impl ShardedModel {
         self.engine.state().committed
     }
 
-    /// The number of updates that optimizers have applied: the committed steps without the skipped ones. A schedule of learning rates
-    /// follows this number, so that its first rate belongs to the first update that changes parameters.
+    /// The number of updates that optimizers have applied: the committed steps without the skipped
+    /// ones. A schedule of learning rates follows this number, so that its first rate belongs to
+    /// the first update that changes parameters.
     ///
-    /// The same on all ranks, because the ranks agree whether a step is skipped. A checkpoint has it, and a load restores it.
+    /// The same on all ranks, because the ranks agree whether a step is skipped. A checkpoint has
+    /// it, and a load restores it.
     #[must_use]
     pub fn applied_steps(&self) -> u64 {
         self.engine.state().applied

@@ -18,7 +18,8 @@ pub enum Objective {
     RankMean,
     /// The sum of all `s`.
     Sum,
-    /// The sum of all `s`, divided by a factor of the caller (FSDP2's custom divide factor), which must be finite and above 0 in f32.
+    /// The sum of all `s`, divided by a factor of the caller (FSDP2's custom divide factor), which
+    /// must be finite and above 0 in f32.
     Factor(f64),
 }
 

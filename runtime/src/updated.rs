@@ -30,8 +30,9 @@ impl Updated {
         lines
     }
 
-    /// Notes the options of an update, one line each, the norm to which the gradients were clipped, and lines of how they were clipped
-    /// besides. `finished` steps are finished, of which it updates the last.
+    /// Notes the options of an update, one line each, the norm to which the gradients were clipped,
+    /// and lines of how they were clipped besides. `finished` steps are finished, of which it
+    /// updates the last.
     pub(crate) fn note(
         &mut self,
         finished: u64,

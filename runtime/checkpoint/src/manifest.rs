@@ -22,7 +22,8 @@ const FIRST: u64 = 1;
 /// The format of generations without the frozen parameters: it has [`Manifest::frozen_digest`].
 const WITHOUT_FROZEN: u64 = 2;
 
-/// The first format that has [`Training::applied_steps`], with all parameters or without the frozen ones.
+/// The first format that has [`Training::applied_steps`], with all parameters or without the frozen
+/// ones.
 const WITH_APPLIED: u64 = 3;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks. CHECKPOINT.md counts them.
@@ -85,7 +86,8 @@ pub struct Training {
     pub loss_scale: Option<LossScaleHead>,
     /// The largest weight of a microbatch in the last step, on any rank.
     pub weight_hint: u64,
-    /// The number of steps whose update was applied: those of [`Manifest::step`] except the skipped ones. Formats 1 and 2 lack it.
+    /// The number of steps whose update was applied: those of [`Manifest::step`] except the skipped
+    /// ones. Formats 1 and 2 lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied_steps: Option<u64>,
 }
@@ -298,8 +300,9 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Returns the number of steps whose update was applied. An older format does not record it. There the largest number of updates
-    /// of a parameter counts, which no skipped step increases, or [`step`](Self::step) if the optimizer counts no updates.
+    /// Returns the number of steps whose update was applied. An older format does not record it.
+    /// There the largest number of updates of a parameter counts, which no skipped step increases,
+    /// or [`step`](Self::step) if the optimizer counts no updates.
     #[must_use]
     pub fn applied_steps(&self) -> u64 {
         let updates = self.optimizer.iter().flat_map(|optimizer| optimizer.updates.values());

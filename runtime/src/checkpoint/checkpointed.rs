@@ -24,8 +24,10 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// Whether the optimizer was made for this model.
     fn is_of(&self, model: &ModelId) -> bool;
 
-    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and those with which it was made, which
-    /// a load compares ([`OtherOptions`](super::OtherOptions)). The number of updates of each parameter that it updates, by name; none if it does not count them.
+    /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and
+    /// those with which it was made, which a load compares ([`OtherOptions`](super::OtherOptions)).
+    /// The number of updates of each parameter that it updates, by name; none if it does not count
+    /// them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
     /// The kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No other optimizer of the same checkpoint has one of them.
@@ -63,8 +65,8 @@ pub trait Checkpointed: Sized + Send + Sync {
         Ok(state.map(|state| copy_part(&state, (0, into))).is_some())
     }
 
-    /// A new optimizer with the state of a checkpoint, and with the same options, or those of the checkpoint that it takes. This one does
-    /// not change.
+    /// A new optimizer with the state of a checkpoint, and with the same options, or those of the
+    /// checkpoint that it takes. This one does not change.
     ///
     /// # Errors
     /// If the checkpoint cannot be read, or there is no memory for the state.
@@ -157,7 +159,8 @@ pub(super) enum Whose {
 }
 
 impl SavedState<'_> {
-    /// Returns the same state for one optimizer of a pair: that of each parameter belongs to one of several.
+    /// Returns the same state for one optimizer of a pair: that of each parameter belongs to one of
+    /// several.
     pub(super) fn part(self, index: usize) -> Self {
         Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
@@ -204,8 +207,8 @@ impl SavedState<'_> {
         &self.fabric.plan.spec()[parameter]
     }
 
-    /// Whether the state of a parameter is taken. Otherwise it begins anew, where only what fits is taken
-    /// ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
+    /// Whether the state of a parameter is taken. Otherwise it begins anew, where only what fits is
+    /// taken ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
     #[must_use]
     pub fn takes_state(&self, parameter: ParamId) -> bool {
         self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
@@ -243,8 +246,8 @@ impl SavedState<'_> {
         counted.copied().unwrap_or(0)
     }
 
-    /// Reads elements of a tensor, from the `start`-th on, until `into` is full. Leaves `into` as it is if the state of the parameter is
-    /// not [taken](Self::takes_state).
+    /// Reads elements of a tensor, from the `start`-th on, until `into` is full. Leaves `into` as
+    /// it is if the state of the parameter is not [taken](Self::takes_state).
     ///
     /// # Errors
     /// If the checkpoint has no such tensor, or is damaged.
@@ -267,8 +270,8 @@ pub(crate) trait Source {
     /// The number of updates of a parameter.
     fn updates(&self, parameter: ParamId) -> u64;
 
-    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves `into` as it is if the source has no
-    /// such state.
+    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
+    /// `into` as it is if the source has no such state.
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
 }
 

@@ -28,8 +28,8 @@ pub(super) struct Wanted {
     pub(super) other_parameters: OtherParameters,
 }
 
-/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all are `wanted`. Returns the options that
-/// the optimizer takes, and what fits if that is asked for.
+/// Refuses a checkpoint of another model or optimizer, and one without frozen parameters where all
+/// are `wanted`. Returns the options that the optimizer takes, and what fits if that is asked for.
 pub(super) fn check<'a, O: Checkpointed>(
     saved: SavedState<'a>,
     optimizer: &O,

@@ -1,4 +1,5 @@
-//! Loads of a checkpoint whose parameters are not those of the model: what fits is taken, and the rest is listed.
+//! Loads of a checkpoint whose parameters are not those of the model: what fits is taken, and the
+//! rest is listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +9,21 @@ use hsdp_sharding::{Param, ParamId, Role};
 use super::{Expected, SavedState, StateTensor};
 use crate::optimizer::Average;
 
-/// What a load does where the checkpoint has other parameters than the model, or other parameters are frozen.
+/// What a load does where the checkpoint has other parameters than the model, or other parameters
+/// are frozen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherParameters {
     /// The load fails, and the error lists all differences.
     #[default]
     Refuse,
-    /// The model takes each parameter that the checkpoint has under its name with its shape, and keeps its own values of the others. The
-    /// optimizer takes the state of parameters that are trained there and here, and begins anew with the others. [`Resumed`] lists
-    /// what is new and what is left over. This is for a new head, a head that is gone, or parameters that are frozen or trained anew.
+    /// The model takes each parameter that the checkpoint has under its name with its shape, and
+    /// keeps its own values of the others. The optimizer takes the state of parameters that are
+    /// trained there and here, and begins anew with the others. [`Resumed`] lists what is new and
+    /// what is left over. This is for a new head, a head that is gone, or parameters that are
+    /// frozen or trained anew.
     ///
-    /// Groups of parameters are compared by their number and options, and not by the parameters that they have. The optimizer has the
-    /// same kind as the one that was saved.
+    /// Groups of parameters are compared by their number and options, and not by the parameters
+    /// that they have. The optimizer has the same kind as the one that was saved.
     ///
     /// [`Resumed`]: super::Resumed
     TakeFitting,

@@ -14,8 +14,8 @@ const BLOCK: usize = 32;
 
 const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no block");
 
-/// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen ones: the parts of the first replica
-/// sum up to the digest, on every mesh.
+/// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen
+/// ones: the parts of the first replica sum up to the digest, on every mesh.
 pub(super) fn part(
     fabric: &Fabric,
     shards: &[Shard],

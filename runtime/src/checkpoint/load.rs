@@ -38,9 +38,11 @@ pub struct Resumed {
     /// With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), the parameters that keep the values of the model,
     /// because the checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
     pub new_parameters: Vec<String>,
-    /// The trained parameters whose optimizer state begins anew: their averages begin as the parameters, and all else with zeros.
+    /// The trained parameters whose optimizer state begins anew: their averages begin as the
+    /// parameters, and all else with zeros.
     pub new_states: Vec<String>,
-    /// The tensors of the checkpoint that nothing took: parameters, and state as `optimizer:<kind>:<parameter>`.
+    /// The tensors of the checkpoint that nothing took: parameters, and state as
+    /// `optimizer:<kind>:<parameter>`.
     pub left_over: Vec<String>,
 }
 
@@ -320,7 +322,8 @@ pub(super) fn compare_lacking(
     together.agree(same_frozen(saved, here))
 }
 
-/// Returns what a person should know of a load: values of the program that it replaces, and values in the checkpoint that it leaves out.
+/// Returns what a person should know of a load: values of the program that it replaces, and values
+/// in the checkpoint that it leaves out.
 fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
     let manifest = saved.generation.manifest();
     let takes_rates = !matches!(saved.options, SavedOptions::Own);
@@ -440,7 +443,8 @@ fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
     Ok(Read { parameters, frozen_digest, applied, training, user, notes, fitting })
 }
 
-/// Returns this rank's shards with the parameters of a checkpoint that fit. The others are those of the model.
+/// Returns this rank's shards with the parameters of a checkpoint that fit. The others are those of
+/// the model.
 fn fitting_shards(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Vec<Shard>, Problem> {
     let own = model.engine.state().shards.clone();
     shards_of(saved.fabric, |unit, portions, parameters| {

@@ -6,19 +6,24 @@ use serde_json::Value;
 use super::fitting::OtherParameters;
 use super::pair::AND;
 
-/// What a load does where the options with which the program made its optimizer are not those in the checkpoint.
+/// What a load does where the options with which the program made its optimizer are not those in
+/// the checkpoint.
 ///
-/// If they are equal, a load restores the learning rates that were set during training. So a program with a schedule, which sets the
-/// rate in each step, notices nothing, and one that lowered the rate once goes on with it.
+/// If they are equal, a load restores the learning rates that were set during training. So a
+/// program with a schedule, which sets the rate in each step, notices nothing, and one that lowered
+/// the rate once goes on with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherOptions {
-    /// The load fails, and the error lists each difference: the optimizer, its group, the option, and both values.
+    /// The load fails, and the error lists each difference: the optimizer, its group, the option,
+    /// and both values.
     #[default]
     Refuse,
-    /// The optimizer takes all options of the checkpoint, with the learning rates as they were, like PyTorch's
-    /// `Optimizer.load_state_dict`. Other groups of parameters are an error as with [`Refuse`](Self::Refuse).
+    /// The optimizer takes all options of the checkpoint, with the learning rates as they were,
+    /// like PyTorch's `Optimizer.load_state_dict`. Other groups of parameters are an error as with
+    /// [`Refuse`](Self::Refuse).
     TakeSaved,
-    /// The optimizer keeps the options of the program, with the learning rates that the program has set.
+    /// The optimizer keeps the options of the program, with the learning rates that the program has
+    /// set.
     KeepOwn,
 }
 
@@ -57,7 +62,8 @@ enum Compared {
 /// Name of the learning rate in a checkpoint, whatever an optimizer calls it.
 pub(crate) const RATE: &str = "learning_rate";
 
-/// Compares the options of a checkpoint with those of the program, whose optimizers have the head `own`, of the same kind.
+/// Compares the options of a checkpoint with those of the program, whose optimizers have the head
+/// `own`, of the same kind.
 ///
 /// # Errors
 /// All differences, if `others` does not allow them.
@@ -99,8 +105,8 @@ pub(super) fn agreed<'a>(
     })
 }
 
-/// Returns the learning rates that a load replaces although the program has set them, or may have made the optimizer with them: those
-/// of the program and those of the checkpoint, as text.
+/// Returns the learning rates that a load replaces although the program has set them, or may have
+/// made the optimizer with them: those of the program and those of the checkpoint, as text.
 pub(super) fn replaced_rates(manifest: &Manifest, own: &OptimizerHead) -> Option<[String; 2]> {
     let saved = manifest.optimizer.as_ref()?;
     let [now, ours] = [&saved.options, &own.options].map(rates);
@@ -128,7 +134,8 @@ struct Difference {
     text: String,
 }
 
-/// The kind of a difference: of an option, of the number of groups, or of the parameters of a group.
+/// The kind of a difference: of an option, of the number of groups, or of the parameters of a
+/// group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Option,

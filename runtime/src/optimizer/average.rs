@@ -73,7 +73,8 @@ impl Average {
         Ok(average)
     }
 
-    /// The average in a checkpoint, which this rank reads in its own parts. `shards` are those of the model before the load.
+    /// The average in a checkpoint, which this rank reads in its own parts. `shards` are those of
+    /// the model before the load.
     pub(crate) fn saved(
         fabric: &Fabric,
         (decay, step): (f64, u64),

@@ -94,7 +94,8 @@ impl<O: OptimizerOptions> Grouped<O> {
         }
     }
 
-    /// Makes the state of the parameters that are updated: zeros, or the earlier state where there is any.
+    /// Makes the state of the parameters that are updated: zeros, or the earlier state where there
+    /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let of = ("optimizer step", updating.gradients.step);
         let has = &|id| updating.has(id);

@@ -172,7 +172,8 @@ impl<O: OptimizerOptions> Groups<O> {
         all
     }
 
-    /// Returns the options with which the program made the optimizer and its groups, for a checkpoint.
+    /// Returns the options with which the program made the optimizer and its groups, for a
+    /// checkpoint.
     pub(super) fn made_with(&self) -> Value {
         self.json_of(&self.made_with, |group| &group.made_with)
     }
@@ -238,7 +239,8 @@ impl<O: OptimizerOptions> Groups<O> {
     }
 }
 
-/// Names in the options of a checkpoint: of the groups, and of whether a group has a schedule of its own.
+/// Names in the options of a checkpoint: of the groups, and of whether a group has a schedule of
+/// its own.
 const GROUPS: &str = "groups";
 const OWN_RATE: &str = "has_own_rate";
 

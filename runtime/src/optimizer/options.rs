@@ -19,8 +19,10 @@ pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {
     /// Calls `see` for each option, with its name and its value. Errors, checkpoints and the comparison of ranks name them so.
     fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>));
 
-    /// Sets an option to the value that a checkpoint has under its name, and returns whether it could. A choice is saved as the text of
-    /// its `Debug`. Only [`OtherOptions::TakeSaved`](crate::checkpoint::OtherOptions::TakeSaved) needs it, where an option differs.
+    /// Sets an option to the value that a checkpoint has under its name, and returns whether it
+    /// could. A choice is saved as the text of its `Debug`. Only
+    /// [`OtherOptions::TakeSaved`](crate::checkpoint::OtherOptions::TakeSaved) needs it, where an
+    /// option differs.
     fn set(&mut self, name: &str, saved: &Value) -> bool {
         let _ = (name, saved);
         false
@@ -79,8 +81,8 @@ pub enum Setting<'a> {
     Choice(&'a dyn Debug),
 }
 
-/// The numbers that an option of an optimizer may be. Others would destroy the parameters, or mean something else in f32, in which an
-/// update computes: an update with them is refused.
+/// The numbers that an option of an optimizer may be. Others would destroy the parameters, or mean
+/// something else in f32, in which an update computes: an update with them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// Finite in f32.
@@ -152,7 +154,8 @@ pub(super) fn check(options: &impl OptimizerOptions, of: &dyn Display) -> Result
     checked.and_then(|()| check_products(options, of))
 }
 
-/// A bound of the factor by which an optimizer multiplies the rate for a matrix, the root of one of its dims.
+/// A bound of the factor by which an optimizer multiplies the rate for a matrix, the root of one of
+/// its dims.
 const LARGEST_ROOT: f64 = 16_777_216.0;
 
 /// Refuses a learning rate that f32 holds, and whose products in an update it does not hold.

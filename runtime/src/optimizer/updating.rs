@@ -75,7 +75,8 @@ impl Updating<'_> {
         self.gradients.clip_factor()
     }
 
-    /// Elements of a parameter in this rank's shard of its unit's gradient, in f32, divided, and clipped except for
+    /// Elements of a parameter in this rank's shard of its unit's gradient, in f32, divided, and
+    /// clipped except for
     /// [`clip`](Self::clip).
     pub(super) fn gradient(
         &self,

@@ -1,4 +1,5 @@
-//! Checkpoints of other parameters than those of the model: what fits is taken, and the rest is listed.
+//! Checkpoints of other parameters than those of the model: what fits is taken, and the rest is
+//! listed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -185,7 +186,8 @@ fn open(
 const FITTING: OtherParameters = OtherParameters::TakeFitting;
 const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (3, 1)];
 
-/// Trains three steps of one model, and two of the other from its checkpoint. The second part saves, and is resumed once more in between.
+/// Trains three steps of one model, and two of the other from its checkpoint. The second part
+/// saves, and is resumed once more in between.
 fn go<O: Train>(
     [first, second]: [&ModelSpec; 2],
     [save, load]: [(usize, usize); 2],

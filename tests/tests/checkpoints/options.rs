@@ -1,4 +1,5 @@
-//! The options of optimizers: a load restores the rates that were set, and tells of options that differ.
+//! The options of optimizers: a load restores the rates that were set, and tells of options that
+//! differ.
 
 use std::fs;
 use std::path::Path;
@@ -132,7 +133,8 @@ fn a_rate_of_a_group_goes_on_and_keeps_its_schedule() {
         it.set_learning_rate_of(0, 3e-3);
         it.set_learning_rate(7e-3);
     });
-    // After the resume the first group has its own schedule, and the second follows that of the optimizer.
+    // After the resume the first group has its own schedule, and the second follows that of the
+    // optimizer.
     let folder = tempfile::tempdir().expect("a folder");
     run((1, 2), Some(folder.path()), grouped, |it| it.set_learning_rate_of(0, 3e-3));
     on_ranks(1, |world| {
@@ -162,7 +164,8 @@ impl Three {
     }
 }
 
-/// Saves after two steps of three optimizers, of which one has another rate than at first; the bits after two more.
+/// Saves after two steps of three optimizers, of which one has another rate than at first; the bits
+/// after two more.
 fn saved_three(folder: &Path) -> Bits {
     common(on_ranks(2, |world| {
         let mut model = model(world, (1, 2))?;
@@ -228,7 +231,8 @@ fn options_that_differ_are_listed_or_taken_or_kept() {
     assert!(kept != whole);
 }
 
-/// A program that takes the options of a checkpoint, saves again, and resumes once more still differs from it.
+/// A program that takes the options of a checkpoint, saves again, and resumes once more still
+/// differs from it.
 #[test]
 fn options_that_were_taken_are_those_of_the_next_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");

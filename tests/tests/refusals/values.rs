@@ -188,7 +188,8 @@ fn more_optimizer_state_than_can_be_counted_is_refused() {
     assert!(refused.ends_with(&expected), "{refused}");
 }
 
-/// The largest power of two in f32 does not double: an infinite scale could not be halved, and every step would be skipped.
+/// The largest power of two in f32 does not double: an infinite scale could not be halved, and
+/// every step would be skipped.
 #[test]
 fn a_loss_scale_stays_finite() {
     let initial = f64::powi(2.0, 127);

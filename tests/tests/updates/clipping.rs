@@ -1,4 +1,5 @@
-//! Clipping by other norms and by value, of some parameters, against PyTorch's formulas on the gradient computed in one piece, in f64.
+//! Clipping by other norms and by value, of some parameters, against PyTorch's formulas on the
+//! gradient computed in one piece, in f64.
 
 use std::collections::BTreeMap;
 
@@ -200,7 +201,8 @@ fn the_norm_of_infinity_has_the_same_bits_on_every_mesh() {
     assert!([(1, 2), (2, 1), (2, 2), (4, 1)].into_iter().all(|sizes| told(sizes) == told((1, 1))));
 }
 
-/// A limit that no element reaches changes no bit of any optimizer, which gets gradients that are clipped already then.
+/// A limit that no element reaches changes no bit of any optimizer, which gets gradients that are
+/// clipped already then.
 #[test]
 fn a_limit_without_effect_changes_no_bit() {
     fn compare<O: Optimizer>(make: impl Fn(&ShardedModel) -> O + Sync) {

@@ -27,7 +27,8 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<Update, Error> {
     adamw.step(model, gradients)
 }
 
-/// The first update of AdamW moves each element by the rate, which is a tenth of the peak at the beginning of this warm-up.
+/// The first update of AdamW moves each element by the rate, which is a tenth of the peak at the
+/// beginning of this warm-up.
 #[test]
 fn the_first_update_has_the_first_rate_however_many_steps_were_skipped() {
     let options = AdamWOptions { weight_decay: 0.0, ..AdamWOptions::default() };

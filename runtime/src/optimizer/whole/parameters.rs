@@ -61,7 +61,8 @@ pub struct WholeParameters {
     /// The elements of state of a parameter.
     len: fn(&Param) -> usize,
     held: Option<Held>,
-    /// Whether the next update may be of other parameters: a checkpoint was loaded that has state of others.
+    /// Whether the next update may be of other parameters: a checkpoint was loaded that has state
+    /// of others.
     is_open: bool,
 }
 
