@@ -113,6 +113,12 @@ const NEXT: [(&str, Mistake); 4] = [
     ("a save", |it| it.checkpoints.save(&it.model, &it.sgd, &json!(1)).map(drop)),
 ];
 
+/// Lets the other ranks go on to their next calls.
+#[expect(clippy::disallowed_methods, reason = "the test is about ranks that are ahead")]
+fn fall_behind() {
+    thread::sleep(Duration::from_millis(2));
+}
+
 fn between_all(between: Between) {
     for (replicate, shard) in MESHES {
         let folder = tempfile::tempdir().expect("a folder");
@@ -141,7 +147,7 @@ fn between_all(between: Between) {
                     for (next, call) in NEXT {
                         // Another rank is ahead each time.
                         if (rank + at + turn) % (replicate * shard) != 0 {
-                            thread::sleep(Duration::from_millis(2));
+                            fall_behind();
                         }
                         if let Err(error) = before(&mut program) {
                             let is_told = error.to_string().contains(" aborted by rank ");
