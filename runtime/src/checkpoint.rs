@@ -214,8 +214,8 @@ impl Checkpoints {
     }
 }
 
-/// Compares the content of checkpoints, and returns their number: the largest number that is free on all ranks, after `opened` on this
-/// one. A rank alone may have failed to open earlier ones.
+/// Compares the content of checkpoints, and returns their number: the largest number that is free
+/// on all ranks, after `opened` on this one. A rank alone may have failed to open earlier ones.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if ranks have another content.

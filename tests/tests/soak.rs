@@ -21,7 +21,8 @@ fn soaked(options: SoakOptions) -> Report {
     soaked.unwrap_or_else(|found| panic!("{found}"))
 }
 
-/// Half of the worlds would have one copy for all ranks, which ranks without shared memory cannot have.
+/// Half of the worlds would have one copy for all ranks, which ranks without shared memory cannot
+/// have.
 #[test]
 fn a_soak_of_ranks_that_exchange_messages_skips_no_world() {
     let report = soaked(SoakOptions { steps: 100, seed: 7, between: Between::Messages });

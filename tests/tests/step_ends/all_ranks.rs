@@ -1,4 +1,5 @@
-//! All ranks make the same mistake between steps, and go on: the next call of each of them takes place, whichever rank was ahead.
+//! All ranks make the same mistake between steps, and go on: the next call of each of them takes
+//! place, whichever rank was ahead.
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
@@ -94,7 +95,8 @@ fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
     step.finish()
 }
 
-/// Calls that come before the mistake. A rank that is behind may get the mistake of another one there, if that takes no part in the call.
+/// Calls that come before the mistake. A rank that is behind may get the mistake of another one
+/// there, if that takes no part in the call.
 const BEFORE: [Mistake; 4] = [
     |_| Ok(()),
     |it| it.model.full_parameters().map(drop),
