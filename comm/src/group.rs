@@ -64,8 +64,8 @@ impl Group {
         &self.site
     }
 
-    /// For hsdp: the group of the same ranks and channel for a model of the world, with a sequence of operations of its own. That of
-    /// the first model is this group.
+    /// For hsdp: the group of the same ranks and channel for a model of the world, with a sequence
+    /// of operations of its own. That of the first model is this group.
     #[doc(hidden)]
     #[must_use]
     pub fn of_model(&self, number: u32) -> Self {

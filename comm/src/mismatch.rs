@@ -57,7 +57,8 @@ pub enum Wanted {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.problem)?;
-        // The first model of a world goes without its number, unless the rows are of several models or parts of one.
+        // The first model of a world goes without its number, unless the rows are of several models
+        // or parts of one.
         let mut objects = self.rows.iter().filter_map(MismatchRow::object);
         let first = objects.next();
         match objects.all(|object| Some(object) == first) {

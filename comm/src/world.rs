@@ -268,14 +268,16 @@ impl World {
         &self.handle.core.options().faults
     }
 
-    /// For hsdp: the number of models that were made in this world, as far as this rank knows. It never goes down.
+    /// For hsdp: the number of models that were made in this world, as far as this rank knows. It
+    /// never goes down.
     #[doc(hidden)]
     #[must_use]
     pub fn models(&self) -> u32 {
         self.handle.models.load(Ordering::Relaxed)
     }
 
-    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on it.
+    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on
+    /// it.
     #[doc(hidden)]
     pub fn count_models(&self, models: u32) {
         self.handle.models.fetch_max(models, Ordering::Relaxed);
@@ -324,8 +326,10 @@ impl World {
         self.handle.core.end_epoch(epoch, error);
     }
 
-    /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all ranks may make. Does nothing if this rank
-    /// has left its last epoch because another rank had announced the same mistake: that rank goes on in the present epoch.
+    /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all
+    /// ranks may make. Does nothing if this rank
+    /// has left its last epoch because another rank had announced the same mistake: that rank goes
+    /// on in the present epoch.
     #[doc(hidden)]
     pub fn announce_mistake(&self, epoch: u64, failure: StepFailure) {
         let is_new = self.handle.mistakes.lock().make(self.rank(), self.epoch(), &failure.reason);
@@ -334,7 +338,8 @@ impl World {
         }
     }
 
-    /// For hsdp: notes that all ranks have met in the present epoch, so that no other rank is ahead of this one.
+    /// For hsdp: notes that all ranks have met in the present epoch, so that no other rank is ahead
+    /// of this one.
     #[doc(hidden)]
     pub fn note_meeting(&self) {
         self.handle.mistakes.lock().meet();

@@ -91,7 +91,8 @@ pub(crate) fn of_models(
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
-    // A creation that has failed on some ranks alone leaves different numbers, and the largest one is free on all.
+    // A creation that has failed on some ranks alone leaves different numbers, and the largest one
+    // is free on all.
     let number = said.iter().step_by(mine.len()).max().copied().unwrap_or(0);
     let label = ModelLabel { number: u32::try_from(number).unwrap_or(u32::MAX), name };
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
@@ -114,7 +115,8 @@ pub(crate) fn of_models(
     Ok(label)
 }
 
-/// Replaces a difference between names by the number and the name on both ranks. Collective over the world.
+/// Replaces a difference between names by the number and the name on both ranks. Collective over
+/// the world.
 fn of_names(fabric: &Fabric, label: ModelLabel, error: Error) -> Error {
     let Error::Disagreement { rank, other, .. } = error else { return error };
     match first_difference(fabric, [rank, other], &[label.to_string()]) {

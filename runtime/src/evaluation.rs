@@ -13,7 +13,8 @@ use crate::step::{Pass, PassHandle};
 /// Ranks may have different numbers of batches. A rank that has no batch left calls [`mean`](Self::mean), and gathers along with the
 /// others until all have come to it.
 ///
-/// Nothing tells two evaluations of one model apart but their order, which is the same on all ranks.
+/// Two evaluations of one model are told apart by their order alone, which is the same on all
+/// ranks.
 ///
 /// A drop before the mean, or after an error, tells the other ranks, as that of a [`Step`](crate::Step) does.
 ///

@@ -207,8 +207,8 @@ impl ShardedModel {
         &self.engine.id
     }
 
-    /// The number of this model among those of its world, and its name if it has one: every difference between ranks that concerns several
-    /// models shows them. The same on all ranks.
+    /// The number of this model among those of its world, and its name if it has one: every
+    /// difference between ranks that concerns several models shows them. The same on all ranks.
     #[must_use]
     pub fn label(&self) -> ModelLabel {
         self.engine.fabric.label.unwrap_or(ModelLabel::FIRST)

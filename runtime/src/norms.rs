@@ -158,7 +158,8 @@ pub(crate) fn pieces(
     pieces.map(place).filter(move |(_, range)| range.end <= len)
 }
 
-/// The sums over the shard group, in the order of its members: of the model's parameters, or of another part of it.
+/// The sums over the shard group, in the order of its members: of the model's parameters, or of
+/// another part of it.
 fn over_shards<T: Element>(
     fabric: &Fabric,
     (step, part): (u64, Option<PartKind>),

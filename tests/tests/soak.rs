@@ -18,21 +18,22 @@ fn soaked(options: SoakOptions) -> Report {
     panic::set_hook(Box::new(|_| {}));
     let soaked = soak(options, |_| {});
     let _ = panic::take_hook();
-    let report = soaked.unwrap_or_else(|found| panic!("{found}"));
-    println!("{report}");
-    report
+    soaked.unwrap_or_else(|found| panic!("{found}"))
 }
 
-/// Half of the worlds would have one copy for all ranks, which ranks without shared memory cannot have.
+/// Half of the worlds would have one copy for all ranks, which ranks without shared memory cannot
+/// have.
 #[test]
 fn a_soak_of_ranks_that_exchange_messages_skips_no_world() {
     let report = soaked(SoakOptions { steps: 100, seed: 7, between: Between::Messages });
+    println!("{report}");
     assert!(report.steps >= 100 && report.worlds > 1, "{report}");
 }
 
 #[test]
 fn after_random_faults_survivors_hold_the_last_committed_step() {
     let report = soaked(SoakOptions { steps: 1500, seed: 7, between: Between::Memory });
+    println!("{report}");
     assert!(
         report.steps >= 1500 && report.ended_worlds > 10 && report.failed_steps > 10,
         "{report}"

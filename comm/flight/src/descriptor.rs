@@ -45,8 +45,8 @@ impl GroupId {
         Self(xxh3_64(&bytes.collect::<Vec<_>>()))
     }
 
-    /// The identity of this group for the operations of the model with this number, which are a sequence of their own. The first model
-    /// has the group itself.
+    /// The identity of this group for the operations of the model with this number, which are a
+    /// sequence of their own. The first model has the group itself.
     #[must_use]
     pub fn of_model(self, number: u32) -> Self {
         if number == 0 {
@@ -148,8 +148,8 @@ impl fmt::Display for Counts {
 
 /// The description of an operation: its place in its group's sequence, and all that its members must agree on.
 ///
-/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`. The alternate form shows the
-/// model and its part always, as that of a [`Tag`] does.
+/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch
+/// 0`. The alternate form shows the model and its part always, as that of a [`Tag`] does.
 ///
 /// Members send it to each other as bytes, in which every field has its place. A flight record has a part of it, by names.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]

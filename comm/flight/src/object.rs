@@ -1,5 +1,5 @@
-//! The objects of a program that an operation may be of: a model, and a part of it. Members compare them, so that the exchanges of two
-//! equal objects cannot meet.
+//! The objects of a program that an operation may be of: a model, and a part of it. Members compare
+//! them, so that the exchanges of two equal objects cannot meet.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ impl ModelName {
     /// Maximum number of bytes in a name.
     pub const MOST_BYTES: usize = 32;
 
-    /// The name with this text; `None` if the text is empty, longer than [`MOST_BYTES`](Self::MOST_BYTES), or has a control
-    /// character or a backquote.
+    /// The name with this text; `None` if the text is empty, longer than
+    /// [`MOST_BYTES`](Self::MOST_BYTES), or has a control character or a backquote.
     ///
     /// ```
     /// use hsdp_flight::ModelName;
@@ -96,9 +96,11 @@ impl fmt::Display for ModelLabel {
 names! {
     /// The kind of a [`Part`].
     PartKind, "a kind of part" {
-        /// The averaged parameters that stand in for the model's own. The averages that exist are numbered from 1.
+        /// The averaged parameters that stand in for the model's own. The averages that exist are
+        /// numbered from 1.
         Average = "average",
-        /// The checkpoints in one directory, numbered from 0 in the order in which the model's directories were opened.
+        /// The checkpoints in one directory, numbered from 0 in the order in which the model's
+        /// directories were opened.
         Checkpoints = "checkpoints",
         /// An optimizer that exchanges data, numbered by the first parameter that it updates.
         Optimizer = "optimizer of parameter",
@@ -109,7 +111,8 @@ names! {
     }
 }
 
-/// The part of a model that an operation is of, where it is not of the model's own parameters. Displayed as `average 1`.
+/// The part of a model that an operation is of, where it is not of the model's own parameters.
+/// Displayed as `average 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Part {
     /// Kind of the part.

@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ModelLabel, Part};
 
-/// The purpose of an operation: stage, step, microbatch and, where there are any, model, part of the model and unit.
+/// The purpose of an operation: stage, step, microbatch and, where there are any, model, part of
+/// the model and unit.
 ///
 /// The members of an operation compare their tags, so two calls of the same shape that were swapped
-/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`. The first model of a world is shown if it has a
+/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`. The first model
+/// of a world is shown if it has a
 /// name, and a part if its number is not 0; the alternate form (`{:#}`) shows them always.
 ///
 /// ```
@@ -59,13 +61,13 @@ impl Tag {
         Self { stage, model: None, part: None, unit: None, step: 0, microbatch: 0 }
     }
 
-    /// The same, of `model`.
+    /// Returns the tag as one of `model`.
     #[must_use]
     pub const fn model(self, model: ModelLabel) -> Self {
         Self { model: Some(model), ..self }
     }
 
-    /// The same, of `part`.
+    /// Returns the tag as one of `part`.
     #[must_use]
     pub const fn part(self, part: Part) -> Self {
         Self { part: Some(part), ..self }

@@ -1,5 +1,5 @@
-//! Mistakes between steps that ranks announce by an abort of their epoch. All ranks may make the same mistake, one after the other: the
-//! epoch that it costs is aborted once.
+//! Mistakes between steps that ranks announce by an abort of their epoch. All ranks may make the
+//! same mistake, one after the other: the epoch that it costs is aborted once.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::Error;
 pub(crate) struct Mistakes {
     /// Epoch and text of the last mistake that this rank has announced.
     own: Option<(u64, String)>,
-    /// The mistake of another rank by which this rank has left its last epoch in an earlier call. It may come to make the same.
+    /// The mistake of another rank by which this rank has left its last epoch in an earlier call.
+    /// It may come to make the same.
     owed: Option<Owed>,
 }
 
@@ -25,8 +26,8 @@ struct Owed {
 }
 
 impl Mistakes {
-    /// Notes that `rank` makes a mistake in `epoch`. Returns `false` if that is the mistake by which it has left the epoch before: the
-    /// others have left that epoch too, and go on.
+    /// Notes that `rank` makes a mistake in `epoch`. Returns `false` if that is the mistake by
+    /// which it has left the epoch before: the others have left that epoch too, and go on.
     pub(crate) fn make(&mut self, rank: Rank, epoch: u64, reason: &str) -> bool {
         let is_owed = |owed: &Owed| {
             owed.epoch == epoch && are_the_same((owed.by, &owed.reason), (rank, reason))

@@ -169,7 +169,8 @@ impl<'a> Together<'a> {
         Self { fabric, operation, step, checkpoints: None }
     }
 
-    /// The same, about the checkpoints with this number. Its exchanges do not meet those about others.
+    /// Returns the operation as one about the checkpoints with this number. Its exchanges do not
+    /// meet those about others.
     pub(super) fn about(self, checkpoints: u32) -> Self {
         Self { checkpoints: Some(checkpoints), ..self }
     }

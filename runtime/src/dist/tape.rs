@@ -86,8 +86,8 @@ impl<C: Carrier> Tape<C> {
         self.anew(self.shared.tag, Record::Nothing)
     }
 
-    /// A new tape on the same axes, whose collectives have the tag `tag`. Ranks compare it: two tapes that are used at a time, with
-    /// tags of their own, cannot be taken for each other.
+    /// A new tape on the same axes, whose collectives have the tag `tag`. Ranks compare it: two
+    /// tapes that are used at a time, with tags of their own, cannot be taken for each other.
     #[must_use]
     pub fn tagged(&self, tag: Tag) -> Self {
         self.anew(tag, self.shared.record)

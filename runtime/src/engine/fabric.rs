@@ -25,7 +25,8 @@ use crate::precision::LossScaling;
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) world: World,
-    /// Number and name of the model, from the moment when all ranks have agreed on them. All its operations carry them.
+    /// Number and name of the model, from the moment when all ranks have agreed on them. All its
+    /// operations carry them.
     pub(crate) label: Option<ModelLabel>,
     /// Number of the average that stands in for the parameters, or [`OWN_PARAMETERS`].
     stand_in: AtomicU32,
@@ -104,9 +105,12 @@ impl Fabric {
         })
     }
 
-    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers and reductions are sequences of
-    /// their own, so that steps of several models may be open at a time: the moment at which an all-reduce is issued depends on time.
-    /// Where operations go by NCCL they are issued in one order, and models share its communicators.
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's
+    /// gathers and reductions are sequences of
+    /// their own, so that steps of several models may be open at a time: the moment at which an
+    /// all-reduce is issued depends on time.
+    /// Where operations go by NCCL they are issued in one order, and models share its
+    /// communicators.
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
         if !self.issues_in_one_order() {
@@ -252,7 +256,8 @@ impl Fabric {
         }
     }
 
-    /// Has operations carry the number of the average that stands in for the parameters, until [`restore`](Self::restore) is called.
+    /// Has operations carry the number of the average that stands in for the parameters, until
+    /// [`restore`](Self::restore) is called.
     pub(crate) fn stand_in(&self, average: u32) {
         self.stand_in.store(average, Ordering::Relaxed);
     }
@@ -262,8 +267,8 @@ impl Fabric {
         self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
     }
 
-    /// Tag of an exchange of the optimizer that updates `first` and later parameters. No two optimizers of an update have the same first
-    /// one.
+    /// Tag of an exchange of the optimizer that updates `first` and later parameters. No two
+    /// optimizers of an update have the same first one.
     pub(crate) fn tag_of_update(&self, first: ParamId, step: u64) -> Tag {
         let number = u32::try_from(self.number_of(first)).unwrap_or(u32::MAX);
         self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })

@@ -6,7 +6,8 @@ use std::fmt::Display;
 use hsdp_comm::{StepFailure, World};
 
 /// Runs a part of the work. If it fails, the other ranks get its error, unless they have one already, and this rank leaves the
-/// epoch, unless it has left that for the same error of a rank that was ahead. Never waits for another rank.
+/// epoch, unless it has left that for the same error of a rank that was ahead. Never waits for
+/// another rank.
 pub(crate) fn run<T, E: Display>(
     world: &World,
     step: u64,

@@ -28,7 +28,8 @@ impl Averages {
         self.0.push(Arc::downgrade(average));
     }
 
-    /// Number of an average among those that exist, from 1: the same on all ranks, since all make and drop the same ones.
+    /// Number of an average among those that exist, from 1: the same on all ranks, since all make
+    /// and drop the same ones.
     pub(crate) fn number_of(&mut self, average: &Shared) -> u32 {
         let of_all = self.living().iter().position(|it| Arc::ptr_eq(it, average));
         of_all.map_or(u32::MAX, |at| u32::try_from(at + 1).unwrap_or(u32::MAX))

@@ -12,8 +12,8 @@ use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Runs random steps with random faults on random meshes. Checks after each fault that the surviving ranks hold the last committed
-/// step, bit for bit, and that no thread and no memory is left behind. With `HSDP_APART=1` in the environment ranks exchange messages,
-/// as processes do.
+/// step, bit for bit, and that no thread and no memory is left behind. With `HSDP_APART=1` in the
+/// environment ranks exchange messages, as processes do.
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 struct Arguments {

@@ -59,7 +59,8 @@ pub(super) enum Count {
 }
 
 impl Trial {
-    /// The world that follows from `seed`. Its ranks have full copies of their own where they exchange messages.
+    /// The world that follows from `seed`. Its ranks have full copies of their own where they
+    /// exchange messages.
     #[must_use]
     pub fn of(seed: u64, between: Between) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);

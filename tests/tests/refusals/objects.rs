@@ -1,5 +1,5 @@
-//! Two objects of one world that could be taken for each other: models of one spec, averages, checkpoints, optimizers. Ranks that use them
-//! in different orders get an error that names both.
+//! Two objects of one world that could be taken for each other: models of one spec, averages,
+//! checkpoints, optimizers. Ranks that use them in different orders get an error that names both.
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
@@ -12,7 +12,8 @@ use hsdp_tests::support::worlds::{DEADLINE, common_error, mesh};
 
 const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (1, 3)];
 
-/// How each rank ends, between threads that share memory and between those that exchange messages, on each mesh.
+/// How each rank ends, between threads that share memory and between those that exchange messages,
+/// on each mesh.
 fn on_all_meshes<T: Send>(
     run: impl Fn(World, &ModelOptions) -> Result<T, Error> + Sync,
     check: impl Fn(Vec<Result<T, Error>>),
@@ -111,11 +112,11 @@ fn each(models: &mut [ShardedModel; 2], crosses: bool, act: Act) -> Result<(), E
     order.into_iter().try_for_each(|at| act(&mut models[at]))
 }
 
-/// Those that are collective over the world.
+/// Acts that are collective over the world.
 const OF_THE_WORLD: [Act; 3] =
     [step, |model| model.end_run(), |model| model.evaluation()?.mean(1.0, 1).map(drop)];
 
-/// Those that are collective over the shard group. No call of theirs meets one of another shard group.
+/// Acts that are collective over the shard group. No such call meets one of another shard group.
 const OF_SHARDS: [Act; 3] = [
     |model| model.full_parameters().map(drop),
     |model| model.norms().map(drop),
@@ -153,7 +154,8 @@ fn an_evaluation_that_meets_that_of_another_model_in_its_batch_is_named() {
     errors_of(two, |models, crosses| each(models, crosses, act), ["model 0, ", "model 1, "]);
 }
 
-/// Steps of two models are open at a time, as in adversarial training: all-reduces are issued when their sums are ready.
+/// Steps of two models are open at a time, as in adversarial training: all-reduces are issued when
+/// their sums are ready.
 #[test]
 fn two_models_may_be_in_their_steps_at_a_time_and_are_named_if_ranks_cross_them() {
     let act = |[actor, critic]: &mut [ShardedModel; 2], crosses: bool| {
@@ -215,7 +217,8 @@ fn a_name_that_does_not_fit_is_refused_on_all_ranks() {
     }
 }
 
-/// Numbers are never used again, and stay equal after a creation that only some ranks have survived.
+/// Numbers are never used again, and stay equal after a creation that only some ranks have
+/// survived.
 #[test]
 fn models_are_numbered_in_the_order_in_which_they_were_made() {
     let run = |world: World, on: &ModelOptions| {

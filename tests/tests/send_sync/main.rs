@@ -131,9 +131,13 @@ table!(COMM {
     hsdp_comm::Messages: Send Sync Unpin,
     hsdp_comm::Mismatch: Send Sync Unpin,
     hsdp_comm::MismatchRow: Send Sync Unpin,
+    hsdp_comm::ModelLabel: Send Sync Unpin,
+    hsdp_comm::ModelName: Send Sync Unpin,
     hsdp_comm::NonFiniteAt: Send Sync Unpin,
     hsdp_comm::OftenLast: Send Sync Unpin,
     hsdp_comm::Op: Send Sync Unpin,
+    hsdp_comm::Part: Send Sync Unpin,
+    hsdp_comm::PartKind: Send Sync Unpin,
     hsdp_comm::Pending<Vec<f32>>: Send Sync Unpin,
     // An output that may not be shared may still be sent, and one that may not be sent stays.
     hsdp_comm::Pending<std::cell::Cell<u8>>: Send Unpin,

@@ -1,4 +1,5 @@
-//! All ranks make the same mistake between steps, and go on: the next call of each of them takes place, whichever rank was ahead.
+//! All ranks make the same mistake between steps, and go on: the next call of each of them takes
+//! place, whichever rank was ahead.
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
@@ -94,7 +95,8 @@ fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
     step.finish()
 }
 
-/// Calls that come before the mistake. A rank that is behind may get the mistake of another one there, if that takes no part in the call.
+/// Calls that come before the mistake. A rank that is behind may get the mistake of another one
+/// there, if that takes no part in the call.
 const BEFORE: [Mistake; 4] = [
     |_| Ok(()),
     |it| it.model.full_parameters().map(drop),
@@ -112,6 +114,12 @@ const NEXT: [(&str, Mistake); 4] = [
     ("an evaluation", |it| it.model.evaluation()?.mean(1.0, 1).map(drop)),
     ("a save", |it| it.checkpoints.save(&it.model, &it.sgd, &json!(1)).map(drop)),
 ];
+
+/// Lets the other ranks go on to their next calls.
+#[expect(clippy::disallowed_methods, reason = "the test is about ranks that are ahead")]
+fn fall_behind() {
+    thread::sleep(Duration::from_millis(2));
+}
 
 fn between_all(between: Between) {
     for (replicate, shard) in MESHES {
@@ -141,7 +149,7 @@ fn between_all(between: Between) {
                     for (next, call) in NEXT {
                         // Another rank is ahead each time.
                         if (rank + at + turn) % (replicate * shard) != 0 {
-                            thread::sleep(Duration::from_millis(2));
+                            fall_behind();
                         }
                         if let Err(error) = before(&mut program) {
                             let is_told = error.to_string().contains(" aborted by rank ");

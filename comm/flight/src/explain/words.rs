@@ -147,7 +147,8 @@ impl Explanation {
         }
     }
 
-    /// `reduce_scatter of unit 3 (sequence 41)`; with the model where there are several, or if it has a name.
+    /// `reduce_scatter of unit 3 (sequence 41)`; with the model where there are several, or if it
+    /// has a name.
     fn named(&self, FlightEntry { op, tag, sequence, peer, .. }: &FlightEntry) -> String {
         let of = match (tag.unit, tag.stage) {
             (Some(unit), _) => format!(" of unit {unit}"),
