@@ -292,7 +292,7 @@ fn agree_on_options(together: Together<'_>, mine: [u64; 3], opened: u32) -> Resu
     let [content, other_options, other_parameters] = mine;
     let said = together.tell([content, other_options, other_parameters, u64::from(opened)])?;
     for (word, name) in NAMES.into_iter().enumerate() {
-        let said: Vec<u64> = words(word).collect();
+        let said: Vec<u64> = said.iter().map(|words| words[word]).collect();
         if let Some([rank, other]) = comparison::odd_one(&said) {
             let what = format!("{name} is another than on rank {other}");
             let problem = Problem::lasting(what);
