@@ -14,6 +14,9 @@ use super::shared::options::RunOptions;
 /// The most bytes of a file of batches.
 const MAX_BYTES: u64 = 1 << 30;
 
+/// The tensors of such a file. Another, a mask for example, would have no effect.
+const TENSORS: [&str; 4] = ["input_ids", "labels", "eval_input_ids", "eval_labels"];
+
 /// Sequences by step, and those that are held out.
 #[derive(Debug)]
 pub(crate) struct Batches {
@@ -42,6 +45,15 @@ impl Batches {
 
     fn parse(bytes: &[u8], config: &LlamaConfig, options: &RunOptions) -> Result<Self, String> {
         let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+        let mut names = file.names();
+        names.sort_unstable();
+        if let Some(name) = names.into_iter().find(|name| !TENSORS.contains(name)) {
+            return Err(format!(
+                "tensor {} is none of {}",
+                name.escape_debug(),
+                TENSORS.join(", ")
+            ));
+        }
         let (training, shape) = sequences(&file, ["input_ids", "labels"], config)?;
         let [steps, of_step, _] = shape[..] else {
             return Err(format!("input_ids has shape {shape:?}, not [steps, sequences, length]"));

@@ -147,7 +147,7 @@ const LLAMA: Table = &[
     // Two names of one function.
     (Effect::Only(&["\"silu\"", "\"swish\""]), &["hidden_act"]),
     (Effect::Only(&["false"]), &["attention_bias", "mlp_bias"]),
-    (Effect::Only(&["0", "null"]), &["attention_dropout"]),
+    (Effect::Only(&["0"]), &["attention_dropout"]),
     (Effect::Only(&["1", "null"]), &["partial_rotary_factor"]),
     (Effect::Only(&["false", "null"]), &["rope_interleaved"]),
     // Its weights would be integers with scales.

@@ -93,7 +93,13 @@ pub(super) const GENERAL: Table = &[
     // The implementation of the same arithmetic.
     (
         Effect::None,
-        &["_attn_implementation_autoset", "attn_implementation", "use_bfloat16", "tf_legacy_loss"],
+        &[
+            "_attn_implementation",
+            "_attn_implementation_autoset",
+            "attn_implementation",
+            "use_bfloat16",
+            "tf_legacy_loss",
+        ],
     ),
     // Decoders alone have neither of these.
     (Effect::Only(&["false", "null"]), &["is_encoder_decoder", "add_cross_attention"]),

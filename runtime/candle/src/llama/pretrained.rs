@@ -301,14 +301,15 @@ fn compare(
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Checks that tensors are floats, and that the dtype of `config.json` holds all their digits: transformers converts
-/// them to it.
+/// Checks that tensors are floats, and that no digit is lost in the dtype to which transformers converts them: that of
+/// `config.json`, or that of the first tensor.
 fn check_dtypes(
     folder: &Folder,
     dtype: Option<DType>,
     unused: &BTreeSet<String>,
 ) -> Result<(), String> {
     let tensors = folder.tensors().map(|(name, _)| name).filter(|name| !unused.contains(*name));
+    let mut first: Option<(&str, String)> = None;
     for name in tensors {
         let Some(stored) = folder.dtype(name).map(|dtype| dtype.to_string()) else { continue };
         let fits: &[DType] = match &*stored {
@@ -317,16 +318,30 @@ fn check_dtypes(
             "F16" => &[DType::F32, DType::F16],
             _ => return Err(format!("the elements of {name} are {stored}, not floats")),
         };
-        if let Some(dtype) = dtype.filter(|dtype| !fits.contains(dtype)) {
-            let of_config = match dtype {
-                DType::F32 => "float32",
-                DType::BF16 => "bfloat16",
-                _ => "float16",
-            };
-            return Err(format!(
-                "{name} is {stored}, and the dtype of {CONFIG} is {of_config}, in which it would lose digits: make them agree"
-            ));
+        match (dtype, &first) {
+            (Some(dtype), _) if !fits.contains(&dtype) => {
+                let stated = stated(dtype);
+                return Err(format!(
+                    "{name} is {stored}, and the dtype of {CONFIG} is {stated}, in which it would lose digits: make them agree"
+                ));
+            }
+            (None, Some((other, dtype))) if *dtype != stored => {
+                return Err(format!(
+                    "{other} is {dtype}, {name} is {stored}, and {CONFIG} has no dtype: add the one that all should have"
+                ));
+            }
+            _ => {}
         }
+        first.get_or_insert((name, stored));
     }
     Ok(())
+}
+
+/// The name of a dtype in `config.json`.
+fn stated(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::BF16 => "bfloat16",
+        _ => "float16",
+    }
 }

@@ -51,6 +51,11 @@ fn bad_batches_are_one_line() {
     };
     let (ids, labels) = ("input_ids", "labels");
     for (name, tensor, said) in [
+        (
+            "attention_mask",
+            Some(new(&[12, 24, 32], 1, DType::I64)),
+            "tensor attention_mask is none of input_ids, labels, eval_input_ids, eval_labels",
+        ),
         (ids, None, "there is no tensor input_ids"),
         (labels, None, "there is no tensor labels"),
         ("eval_labels", None, "there is no tensor eval_labels"),

@@ -162,6 +162,20 @@ fn a_dtype_that_would_lose_digits_is_refused() {
     }
 }
 
+/// transformers takes the dtype of the first one.
+#[test]
+fn tensors_of_different_dtypes_need_one_that_is_stated() {
+    let folder = copy("pad");
+    rewrite(folder.path(), |tensors| {
+        let head = tensors[HEAD].to_dtype(DType::BF16).expect("a tensor");
+        tensors.insert(HEAD.into(), head);
+    });
+    Pretrained::open(folder.path()).expect("config.json states float32");
+    reconfigure(folder.path(), "config.json", &json!({ "dtype": null }));
+    let told = "lm_head.weight is BF16, model.embed_tokens.weight is F32, and config.json has no dtype: add the one that all should have";
+    assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
+}
+
 #[test]
 fn files_beside_the_model_that_contradict_it_are_refused() {
     let folder = copy("pad");
