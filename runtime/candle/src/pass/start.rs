@@ -35,8 +35,7 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Splits the seed of a loss of dtype `loss` of a model that computes in `parameters`. The seed is
-    /// above 0.
+    /// Splits the seed, above 0, of a loss of dtype `loss` in a model that computes in `parameters`.
     pub(super) fn of(seed: Seed, form: Form, [loss, parameters]: [DType; 2]) -> Self {
         let natural = match form {
             Form::Mean => seed.loss_scale(),
@@ -45,7 +44,7 @@ impl Start {
         Self::split(seed.value(), natural, [loss, parameters])
     }
 
-    /// Splits a seed, so that the factor in a graph of 16 bits is a power of two next below `natural`.
+    /// Splits a seed. The factor in a graph of 16 bits is the power of two next below `natural`.
     fn split(seed: f64, natural: f64, [loss, parameters]: [DType; 2]) -> Self {
         let is_in_16_bits = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         if !(is_in_16_bits(loss) || is_in_16_bits(parameters)) || !natural.is_normal() {
