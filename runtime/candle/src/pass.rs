@@ -54,6 +54,7 @@ pub struct Pass<'step> {
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
     wanted: Wanted,
+    /// Variables that first runs of recomputed units had.
     first_runs: FirstRuns,
     watch: Watch,
     kind: Kind,

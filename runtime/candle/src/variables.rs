@@ -110,7 +110,7 @@ impl VariableGradient {
     /// scale or of the weight, and it is not reduced over ranks. Not collective.
     ///
     /// `None` before the backward is over, if it failed, and if the loss does not depend on the
-    /// variable. Zeros if the microbatch has weight 0.
+    /// variable. Zeros if the loss is a mean over items of weight 0.
     #[must_use]
     pub fn get(&self) -> Option<Tensor> {
         self.0.lock().clone()

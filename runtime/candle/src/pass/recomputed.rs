@@ -28,9 +28,9 @@ impl Pass<'_> {
     /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that
     /// it captures must have no gradients, which would be lost: an output that depends on a captured
     /// variable, or on a tensor computed from parameters, is an error. So is a loss that depends on a
-    /// tensor which left `forward` beside its output; one that is kept for a log must be detached, or it
-    /// keeps the tensors of the first run. State that `forward` changes is
-    /// changed twice, once in each run. An input that is a view is copied first, to be contiguous.
+    /// tensor which left `forward` beside its output. Detach one that is kept for a log, or it keeps the
+    /// tensors of the first run. State that `forward` changes is changed twice, once in each run. An
+    /// input that is a view is copied first, to be contiguous.
     ///
     /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more than two numbers, and the graph of
     /// the second run cuts this sum, another order may round otherwise: the gradient of a parameter that this unit reads more than
@@ -39,8 +39,9 @@ impl Pass<'_> {
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit), and [`Error::History`] if the output has a gradient to give to anything beside the
-    /// unit's parameters and input; [`Error::BesideOutput`]. The backward fails with [`Error::NotRepeatable`] if the second run differs.
+    /// As [`unit`](Self::unit); [`Error::History`] if the output has a gradient to give to anything
+    /// beside the unit's parameters and input, and [`Error::BesideOutput`] if that left another
+    /// recomputed unit. The backward fails with [`Error::NotRepeatable`] if the second run differs.
     pub fn recomputed(
         &self,
         name: &str,

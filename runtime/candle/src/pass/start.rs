@@ -45,7 +45,7 @@ impl Start {
         Self::split(seed.value(), natural, [loss, parameters])
     }
 
-    /// Splits a seed, so that the factor in a graph of 16 bits is a power of two next below `natural`.
+    /// Splits a seed. The factor in a graph of 16 bits is the power of two next below `natural`.
     fn split(seed: f64, natural: f64, [loss, parameters]: [DType; 2]) -> Self {
         if !(is_in_16_bits(loss) || is_in_16_bits(parameters)) || !natural.is_normal() {
             return Self { in_graph: seed, outside: 1.0 };
