@@ -198,10 +198,8 @@ fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let folder = folder_of(target);
+    folder.metadata()?;
     // The error of tempfile names a path of its own.
-    if let Err(error) = fs::read_dir(folder) {
-        return Err(error);
-    }
     builder.tempdir_in(folder).map_err(|error| error.kind().into())
 }
 
