@@ -161,6 +161,21 @@ impl OutputFolder {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Refuses a file at the same path.
+    ///
+    /// # Errors
+    /// [`FileError::Twice`].
+    pub fn differs_from(&self, file: &Output) -> Result<(), FileError> {
+        let own = folder_of(&self.path).canonicalize().ok();
+        let own = own.zip(self.path.file_name()).map(|(folder, name)| folder.join(name));
+        match &file.target {
+            Target::Regular(target) if own.as_ref() == Some(target) => {
+                Err(FileError::Twice { path: self.path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the folder, with the files that a closure makes in a folder of another name.
     ///
     /// # Errors
