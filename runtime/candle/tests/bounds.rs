@@ -134,6 +134,23 @@ fn metrics_that_cannot_be_read_are_refused() {
     assert!(error.contains("metrics.jsonl: line 1 has more than 16777216 bytes"), "{error}");
 }
 
+/// The files of a run are opened before its first step, at its first step and at its end. A FIFO would hold it at each.
+#[test]
+fn outputs_that_cannot_be_written_are_refused_before_the_run() {
+    for name in ["summary.json", "loss.svg", "trace.json", "trace.json.new", "metrics.jsonl.new"] {
+        let folder = TempDir::new().expect("a folder");
+        let [text, out] = ["text", "out"].map(|name| folder.path().join(name));
+        fs::write(&text, "how much wood would a woodchuck chuck? ".repeat(20)).expect("a file");
+        fs::create_dir(&out).expect("a folder");
+        assert!(Command::new("mkfifo").arg(out.join(name)).status().expect("starts").success());
+        let [text, out] = [text, out].map(|path| path.display().to_string());
+        let run = [&SMALL[..], &["--data", &text, "--out", &out, "--steps", "1"]].concat();
+        let error = refused("train_gpt", &run);
+        let expected = format!("/{name}: it is a FIFO; a regular file is needed\n");
+        assert!(error.ends_with(&expected), "{name}: {error}");
+    }
+}
+
 #[test]
 fn a_full_disk_is_one_line_and_no_success() {
     let folder = TempDir::new().expect("a folder");

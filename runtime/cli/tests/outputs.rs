@@ -131,6 +131,10 @@ fn an_input_is_no_output() {
     let error = refusal(&mut hsdp(&[&PLAN[..], &["--svg", &file, "--schedules", &file]].concat()));
     assert!(error.ends_with(": it is named twice, and one output would overwrite the other\n"));
     assert!(!Path::new(&file).exists());
+    let error =
+        refusal(&mut hsdp(&[&SIMULATE[..], &["--trace", &file, "--chakra", &file]].concat()));
+    assert!(error.ends_with(": it is named twice, and one output would overwrite the other\n"));
+    assert!(!Path::new(&file).exists());
     let error = refusal(&mut hsdp(&[&SIMULATE[..], &["--chakra", &steps]].concat()));
     assert_eq!(error, format!("hsdp: cannot write {steps}: entity already exists\n"));
 }

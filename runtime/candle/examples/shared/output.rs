@@ -19,6 +19,7 @@ use super::{plot, saving};
 
 /// The files of a run.
 const METRICS: &str = "metrics.jsonl";
+const METRICS_NEW: &str = "metrics.jsonl.new";
 const NORMS: &str = "norms.svg";
 const PLOT: &str = "loss.svg";
 const SUMMARY: &str = "summary.json";
@@ -85,7 +86,7 @@ impl fmt::Debug for Output {
 
 /// Refuses a folder in which a file could not be written at the end of the run.
 fn check_files(folder: &Path) -> Result<(), Failure> {
-    let mut files = [METRICS, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
+    let mut files = [METRICS, METRICS_NEW, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
     files
         .try_for_each(|name| file::Output::check(&folder.join(name), &[]).map(drop))
         .map_err(|error| Failure::Input(format!("cannot write {error}")))
@@ -156,7 +157,7 @@ impl Metrics {
         let kept = saving::lines_before(path, first)?;
         let failed = |error| cannot_write(path, &error);
         // If the run is killed here, the file has either all its old lines or the kept ones.
-        let new = path.with_extension("jsonl.new");
+        let new = path.with_file_name(METRICS_NEW);
         let mut file = file::create_log(&new).map(BufWriter::new).map_err(cannot_write_whole)?;
         let begin = || {
             for line in kept {

@@ -188,7 +188,7 @@ impl Supervisor {
     pub(super) fn lines_until(&self, progress: Instant, over: Option<Instant>) -> Option<Instant> {
         let since = self.since?;
         let until = match over {
-            None => since.max(progress) + self.grace,
+            None => since.max(progress) + self.last_lines(),
             Some(over) => since.max(over) + self.last_lines(),
         };
         Some(match (self.hurried, over) {

@@ -24,10 +24,12 @@ impl Outputs {
     /// Checks that they can be written.
     pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
         let inputs = [&choices.model, &options.machine].map(Path::new);
-        Ok(Self {
-            timeline: output::check(options.trace.as_ref(), &inputs)?,
-            chakra: output::check_folder(options.chakra.as_ref())?,
-        })
+        let timeline = output::check(options.trace.as_ref(), &inputs)?;
+        let chakra = output::check_folder(options.chakra.as_ref())?;
+        if let (Some(folder), Some(file)) = (&chakra, &timeline) {
+            folder.differs_from(file).map_err(cannot_write)?;
+        }
+        Ok(Self { timeline, chakra })
     }
 }
 

@@ -161,6 +161,21 @@ impl OutputFolder {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Refuses a file at the same path.
+    ///
+    /// # Errors
+    /// [`FileError::Twice`].
+    pub fn differs_from(&self, file: &Output) -> Result<(), FileError> {
+        let own = folder_of(&self.path).canonicalize().ok();
+        let own = own.zip(self.path.file_name()).map(|(folder, name)| folder.join(name));
+        match &file.target {
+            Target::Regular(target) if own.as_ref() == Some(target) => {
+                Err(FileError::Twice { path: self.path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the folder, with the files that a closure makes in a folder of another name.
     ///
     /// # Errors
@@ -198,10 +213,8 @@ fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let folder = folder_of(target);
+    folder.metadata()?;
     // The error of tempfile names a path of its own.
-    if let Err(error) = fs::read_dir(folder) {
-        return Err(error);
-    }
     builder.tempdir_in(folder).map_err(|error| error.kind().into())
 }
 

@@ -34,15 +34,16 @@ mod tests {
     #[test]
     fn a_sample_has_all_times_and_the_rows_on_which_a_number_depends() {
         // Every hundredth row is slow, and three rows alone depend on the second number.
-        let time =
-            |row: u64| Time::from_picoseconds(if row % 100 == 0 { 1_000_000 + row } else { row });
+        let time = |row: u64| {
+            Time::from_picoseconds(if row.is_multiple_of(100) { 1_000_000 + row } else { row })
+        };
         let predicted: Vec<Time> = (0..10_000).map(time).collect();
         let mut rare = vec![0.0; 10_000];
         [17, 4711, 9998].into_iter().for_each(|row| rare[row] = -0.5);
         let sample = of(&predicted, &[vec![1.0; 10_000], rare]);
         assert!(sample.len() <= SPREAD + 2 * BY_NUMBER && sample.is_sorted());
         assert!([17, 4711, 9998].iter().all(|row| sample.contains(row)));
-        let slow = sample.iter().filter(|row| *row % 100 == 0).count();
+        let slow = sample.iter().filter(|row| row.is_multiple_of(100)).count();
         assert!((5..60).contains(&slow), "{slow}");
         let (least, most) = (predicted.iter().min(), predicted.iter().max());
         let times = || sample.iter().map(|row| &predicted[*row]);

@@ -186,6 +186,8 @@ fn a_grace_of_zero_leaves_a_second_for_the_last_lines() {
     let now = Instant::now();
     let mut supervisor = Supervisor::new(1, Duration::ZERO, now);
     supervisor.joined(0);
+    supervisor.signal(TERM, now);
+    assert_eq!(supervisor.lines_until(now, None), Some(now + LAST_LINES));
     supervisor.ended(0, End::Code(1), now);
     assert_eq!(supervisor.lines_until(now, Some(now)), Some(now + LAST_LINES));
 }
