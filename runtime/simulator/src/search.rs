@@ -140,44 +140,44 @@ impl<'a> Searching<'a> {
         &self.fitting.fits[index as usize]
     }
 
-    /// Simulates a candidate, and returns its tokens a second; none if less than this part of the budget is left.
+    /// Returns the tokens a second of a candidate. It is simulated once; `None` if its simulation would take more than this part of the budget.
     fn speed(&mut self, index: u32, part: f64) -> Result<Option<f64>, Error> {
         if let Known::Speed(speed) = self.known[index as usize] {
             return Ok(Some(speed));
         }
-        let timed = self.simulate(index, part)?;
-        Ok(timed.map(|(speed, _)| speed))
-    }
-
-    /// Simulates a candidate, also if its speed is known.
-    fn simulate(
-        &mut self,
-        index: u32,
-        part: f64,
-    ) -> Result<Option<(f64, Option<(Workload, Timing)>)>, Error> {
         let fit = self.fit(index);
-        let groups = self.fitting.groups_of(fit);
-        let units = self.fitting.space.spec.units().len() as u64;
-        let effort = units.saturating_mul(groups.colors.len() as u64 + OF_PLAN);
-        let limit = BUDGET as f64 * part;
-        if (self.spent.saturating_add(effort)) as f64 > limit {
-            if self.known[index as usize] == Known::Bound {
-                self.known[index as usize] = Known::OverBudget;
-            }
+        if !self.spend(fit, part) {
+            self.known[index as usize] = Known::OverBudget;
             return Ok(None);
         }
-        self.spent += effort;
-        let workload = self.fitting.workload(fit)?;
-        let timing = match workload.timing_among(self.fitting.space.machine, groups) {
-            // It is no result, and others may be.
-            Err(Error::TooLong) => None,
-            timing => Some(timing?),
-        };
+        let timing = self.simulate(fit)?.map(|(_, timing)| timing);
         let tokens = self.fitting.tokens(fit) as f64;
-        let speed = timing.as_ref().map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
+        let speed = timing.map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
         self.known[index as usize] = Known::Speed(speed);
         self.fastest = self.fastest.max(speed);
-        Ok(Some((speed, timing.map(|it| (workload, it)))))
+        Ok(Some(speed))
+    }
+
+    /// Takes a simulation from the budget, and returns whether this part of it suffices.
+    fn spend(&mut self, fit: &Fit, part: f64) -> bool {
+        let colors = self.fitting.groups_of(fit).colors.len() as u64;
+        let units = self.fitting.space.spec.units().len() as u64;
+        let spent = self.spent.saturating_add(units.saturating_mul(colors + OF_PLAN));
+        let suffices = spent as f64 <= BUDGET as f64 * part;
+        if suffices {
+            self.spent = spent;
+        }
+        suffices
+    }
+
+    /// Simulates a candidate. `None` if the step takes too long to have a time: it is no result, and others may be.
+    fn simulate(&self, fit: &Fit) -> Result<Option<(Workload, Timing)>, Error> {
+        let workload = self.fitting.workload(fit)?;
+        let groups = self.fitting.groups_of(fit);
+        match workload.timing_among(self.fitting.space.machine, groups) {
+            Err(Error::TooLong) => Ok(None),
+            timing => Ok(Some((workload, timing?))),
+        }
     }
 
     /// Finds the fastest prediction.
@@ -237,15 +237,19 @@ impl<'a> Searching<'a> {
         Ok(listed.found)
     }
 
-    /// A listed candidate. Its simulation is repeated, and no more than the list is long, so it is not counted.
+    /// Returns a candidate with its prediction. Its simulation is repeated. `None` if the budget does not suffice.
     fn found(&mut self, index: u32, band: u32) -> Result<Option<Found>, Error> {
-        let Some((_, Some((workload, timing)))) = self.simulate(index, f64::INFINITY)? else {
-            return Ok(None);
-        };
         let fit = self.fit(index);
-        let candidate = Candidate::of(*self.fitting.choice(fit), &workload);
-        let prediction = workload.prediction(self.fitting.space.machine, timing);
-        Ok(Some(Found { candidate, workload, prediction, band }))
+        if !self.spend(fit, 1.0) {
+            self.known[index as usize] = Known::OverBudget;
+            return Ok(None);
+        }
+        let found = self.simulate(fit)?.map(|(workload, timing)| {
+            let candidate = Candidate::of(*self.fitting.choice(fit), &workload);
+            let prediction = workload.prediction(self.fitting.space.machine, timing);
+            Found { candidate, workload, prediction, band }
+        });
+        Ok(found)
     }
 
     /// The fastest of each mesh and number of microbatches: to the error, since candidates that may be faster by less are not simulated.
