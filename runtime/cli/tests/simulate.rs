@@ -177,7 +177,8 @@ fn the_best_of_a_search_is_what_simulate_says() {
     assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
 }
 
-/// Ten results of a model on many ranks used to differ by hundredths of a percent, and by the number of their tokens.
+/// Ten results of a model on many ranks used to differ by hundredths of a percent, and by the
+/// number of their tokens.
 #[test]
 fn steps_that_cannot_be_told_apart_are_ties() {
     let space = ["--ranks", "1024", "--machine", "h100-cluster", "--context", "8192"];

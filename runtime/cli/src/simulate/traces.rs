@@ -11,7 +11,8 @@ use super::Simulated;
 
 /// The most ranks that get a file each.
 const MAX_FILES: usize = 4096;
-/// The most actions of all kinds of ranks in a timeline: together 0.8 GB, of the file and of memory.
+/// The most actions of all kinds of ranks in a timeline: together 0.8 GB, of the file and of
+/// memory.
 const MAX_ACTIONS: u64 = 4_000_000;
 /// The most actions of all ranks in their files: together 4 GB.
 const MAX_NODES: u64 = 50_000_000;
@@ -50,7 +51,8 @@ pub(super) fn write(simulated: &Simulated<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Checks the number of actions of all of the ranks, or of all kinds of them, before anything is written.
+/// Checks the number of actions of all of the ranks, or of all kinds of them, before anything is
+/// written.
 ///
 /// # Errors
 /// In one line, with the numbers.
