@@ -53,7 +53,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
     context: u64,
 
-    /// Tokens of a step on all ranks, a multiple of ranks times context; or any, to compare steps of different numbers of tokens
+    /// Tokens of a step on all ranks, a multiple of ranks times context; or any, to compare steps
+    /// of different numbers of tokens
     #[arg(long, value_name = "TOKENS")]
     batch_tokens: BatchTokens,
 

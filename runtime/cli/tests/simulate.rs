@@ -115,6 +115,34 @@ fn traces_are_written_for_each_rank() {
     assert_eq!(groups.as_object().map(serde_json::Map::len), Some(2 + 8));
 }
 
+/// The actions of all kinds of ranks are in a timeline, and those of all ranks in their files.
+#[test]
+fn large_traces_are_refused_before_they_are_written() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (timeline, chakra) = (at("step.json"), at("chakra"));
+    let refused = |mesh: &str, microbatches: &str, option: &str| {
+        let step = ["simulate", "gpt2-small", "--machine", "h100-cluster", "--trace", &timeline];
+        let chakra = ["--chakra", &chakra];
+        let sizes = ["--mesh", mesh, "--microbatches", microbatches];
+        let chakra = if option == "--chakra" { &chakra[..] } else { &[] };
+        refused(&folder, &[&step[..], chakra, &sizes].concat())
+    };
+    let message = refused("5x7", "10000", "--trace");
+    assert!(
+        message.contains(" kinds of ranks, ") && message.ends_with("; at most 4000000 are traced"),
+        "{message}"
+    );
+    let message = refused("64x32", "1000", "--chakra");
+    assert!(
+        message.contains(" and 2048 ranks, ") && message.ends_with("; at most 50000000 are traced"),
+        "{message}"
+    );
+    let message = refused("4097x1", "1", "--chakra");
+    assert_eq!(message, "hsdp: mesh 4097x1 has 4097 ranks; at most 4096 get a trace each");
+    assert!(!Path::new(&timeline).exists() && !Path::new(&chakra).exists());
+}
+
 #[test]
 fn the_best_of_a_search_is_what_simulate_says() {
     let space =
@@ -149,7 +177,8 @@ fn the_best_of_a_search_is_what_simulate_says() {
     assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
 }
 
-/// Ten results of a model on many ranks used to differ by hundredths of a percent, and by the number of their tokens.
+/// Ten results of a model on many ranks used to differ by hundredths of a percent, and by the
+/// number of their tokens.
 #[test]
 fn steps_that_cannot_be_told_apart_are_ties() {
     let space = ["--ranks", "1024", "--machine", "h100-cluster", "--context", "8192"];

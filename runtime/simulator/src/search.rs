@@ -1,14 +1,19 @@
-//! The search for the fastest steps: all meshes and options of a model on so many ranks, of which those that fit are candidates.
+//! The search for the fastest steps: all meshes and options of a model on so many ranks, of which
+//! those that fit are candidates.
 //!
-//! Predictions have errors. So steps whose predictions differ by less than the [stated error](StatedError) tie: the list has all that tie with the
-//! fastest first, by memory (what a rank offloads into the host's counts too), then those one error further behind, and so on. A candidate is left out if a listed one on the same mesh, with as many
-//! tokens, takes no more memory and is not behind it by an error.
+//! Predictions have errors. So steps whose predictions differ by less than the [stated
+//! error](StatedError) tie: the list has all that tie with the fastest first, by memory (what a
+//! rank offloads into the host's counts too), then those one error further behind, and so on. A
+//! candidate is left out if a listed one on the same mesh, with as many tokens, takes no more
+//! memory and is not behind it by an error.
 //!
-//! A step takes at least as long as the sums of what each rank's thread, device and stream do (`bound`). So candidates are simulated in the order of
-//! that bound until it is slower than the fastest, and then in the order of their memory, as far as their bounds allow.
+//! A step takes at least as long as the sums of what each rank's thread, device and stream do
+//! (`bound`). So candidates are simulated in the order of that bound until it is slower than the
+//! fastest, and then in the order of their memory, as far as their bounds allow.
 //!
-//! Memory and time are bounded: [`Space`] refuses what is too large before any work, a candidate takes 40 bytes, plans are made again where they are
-//! simulated, and simulations have a budget. What is left out for want of it is counted.
+//! Memory and time are bounded: [`Space`] refuses what is too large before any work, a candidate
+//! takes 40 bytes, plans are made again where they are simulated, and simulations have a budget.
+//! What is left out for want of it is counted.
 
 mod bound;
 mod candidate;
@@ -49,8 +54,8 @@ pub struct Search {
     pub error: StatedError,
     /// Tokens a second of the fastest prediction; 0 if nothing fits.
     pub fastest: f64,
-    /// The best: by band, then by memory, then by tokens a second, then in the order in which candidates are tried. None is behind the
-    /// fastest by more than half of its speed.
+    /// The best: by band, then by memory, then by tokens a second, then in the order in which
+    /// candidates are tried. None is behind the fastest by more than half of its speed.
     pub best: Vec<Found>,
     /// Tokens a second of the fastest of each mesh and number of microbatches, to the stated error.
     pub cells: BTreeMap<Cell, f64>,
@@ -60,7 +65,8 @@ pub struct Search {
     pub candidates: u64,
     /// The number of those that were simulated.
     pub simulated: u64,
-    /// The number of those that might have been in the result, and were not simulated since a search simulates only so much.
+    /// The number of those that might have been in the result, and were not simulated since a
+    /// search simulates only so much.
     pub over_budget: u64,
 }
 
@@ -81,8 +87,8 @@ impl Search {
     /// Searches a space for its `top` best steps. The result depends on the arguments alone.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooLong`] if all steps that fit are; those of a plan, and of
-    /// [`Workload::predict`].
+    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooLong`] if all steps that fit
+    /// are; those of a plan, and of [`Workload::predict`].
     pub fn of(space: &Space<'_>, top: NonZeroUsize) -> Result<Self, Error> {
         let fitting = Fitting::of(space)?;
         let mut searching = Searching::new(&fitting);
@@ -140,44 +146,46 @@ impl<'a> Searching<'a> {
         &self.fitting.fits[index as usize]
     }
 
-    /// Simulates a candidate, and returns its tokens a second; none if less than this part of the budget is left.
+    /// Returns the tokens a second of a candidate. It is simulated once; `None` if its simulation
+    /// would take more than this part of the budget.
     fn speed(&mut self, index: u32, part: f64) -> Result<Option<f64>, Error> {
         if let Known::Speed(speed) = self.known[index as usize] {
             return Ok(Some(speed));
         }
-        let timed = self.simulate(index, part)?;
-        Ok(timed.map(|(speed, _)| speed))
-    }
-
-    /// Simulates a candidate, also if its speed is known.
-    fn simulate(
-        &mut self,
-        index: u32,
-        part: f64,
-    ) -> Result<Option<(f64, Option<(Workload, Timing)>)>, Error> {
         let fit = self.fit(index);
-        let groups = self.fitting.groups_of(fit);
-        let units = self.fitting.space.spec.units().len() as u64;
-        let effort = units.saturating_mul(groups.colors.len() as u64 + OF_PLAN);
-        let limit = BUDGET as f64 * part;
-        if (self.spent.saturating_add(effort)) as f64 > limit {
-            if self.known[index as usize] == Known::Bound {
-                self.known[index as usize] = Known::OverBudget;
-            }
+        if !self.spend(fit, part) {
+            self.known[index as usize] = Known::OverBudget;
             return Ok(None);
         }
-        self.spent += effort;
-        let workload = self.fitting.workload(fit)?;
-        let timing = match workload.timing_among(self.fitting.space.machine, groups) {
-            // It is no result, and others may be.
-            Err(Error::TooLong) => None,
-            timing => Some(timing?),
-        };
+        let timing = self.simulate(fit)?.map(|(_, timing)| timing);
         let tokens = self.fitting.tokens(fit) as f64;
-        let speed = timing.as_ref().map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
+        let speed = timing.map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
         self.known[index as usize] = Known::Speed(speed);
         self.fastest = self.fastest.max(speed);
-        Ok(Some((speed, timing.map(|it| (workload, it)))))
+        Ok(Some(speed))
+    }
+
+    /// Takes a simulation from the budget, and returns whether this part of it suffices.
+    fn spend(&mut self, fit: &Fit, part: f64) -> bool {
+        let colors = self.fitting.groups_of(fit).colors.len() as u64;
+        let units = self.fitting.space.spec.units().len() as u64;
+        let spent = self.spent.saturating_add(units.saturating_mul(colors + OF_PLAN));
+        let suffices = spent as f64 <= BUDGET as f64 * part;
+        if suffices {
+            self.spent = spent;
+        }
+        suffices
+    }
+
+    /// Simulates a candidate. `None` if the step takes too long to have a time: it is no result,
+    /// and others may be.
+    fn simulate(&self, fit: &Fit) -> Result<Option<(Workload, Timing)>, Error> {
+        let workload = self.fitting.workload(fit)?;
+        let groups = self.fitting.groups_of(fit);
+        match workload.timing_among(self.fitting.space.machine, groups) {
+            Err(Error::TooLong) => Ok(None),
+            timing => Ok(Some((workload, timing?))),
+        }
     }
 
     /// Finds the fastest prediction.
@@ -237,18 +245,24 @@ impl<'a> Searching<'a> {
         Ok(listed.found)
     }
 
-    /// A listed candidate. Its simulation is repeated, and no more than the list is long, so it is not counted.
+    /// Returns a candidate with its prediction. Its simulation is repeated. `None` if the budget
+    /// does not suffice.
     fn found(&mut self, index: u32, band: u32) -> Result<Option<Found>, Error> {
-        let Some((_, Some((workload, timing)))) = self.simulate(index, f64::INFINITY)? else {
-            return Ok(None);
-        };
         let fit = self.fit(index);
-        let candidate = Candidate::of(*self.fitting.choice(fit), &workload);
-        let prediction = workload.prediction(self.fitting.space.machine, timing);
-        Ok(Some(Found { candidate, workload, prediction, band }))
+        if !self.spend(fit, 1.0) {
+            self.known[index as usize] = Known::OverBudget;
+            return Ok(None);
+        }
+        let found = self.simulate(fit)?.map(|(workload, timing)| {
+            let candidate = Candidate::of(*self.fitting.choice(fit), &workload);
+            let prediction = workload.prediction(self.fitting.space.machine, timing);
+            Found { candidate, workload, prediction, band }
+        });
+        Ok(found)
     }
 
-    /// The fastest of each mesh and number of microbatches: to the error, since candidates that may be faster by less are not simulated.
+    /// The fastest of each mesh and number of microbatches: to the error, since candidates that may
+    /// be faster by less are not simulated.
     fn cells(&mut self) -> Result<BTreeMap<Cell, f64>, Error> {
         let mut cells: BTreeMap<Cell, f64> = BTreeMap::new();
         for index in self.fitting.indices() {
@@ -272,7 +286,8 @@ impl<'a> Searching<'a> {
         Ok(cells)
     }
 
-    /// The numbers of candidates that were simulated, and of those that were not, since the budget was spent.
+    /// The numbers of candidates that were simulated, and of those that were not, since the budget
+    /// was spent.
     fn counts(&self) -> (u64, u64) {
         let is_simulated = |it: &&Known| matches!(it, Known::Speed(_));
         let is_over = |it: &&Known| **it == Known::OverBudget;
@@ -293,7 +308,8 @@ struct Listed {
 }
 
 impl Listed {
-    /// Whether a listed candidate of the same mesh and tokens takes no more memory: all that follow are no faster beyond the error.
+    /// Whether a listed candidate of the same mesh and tokens takes no more memory: all that follow
+    /// are no faster beyond the error.
     fn has_as_good(&self, fitting: &Fitting<'_>, fit: &Fit) -> bool {
         self.least.get(&fitting.kind(fit)).is_some_and(|least| *least <= fit.memory)
     }

@@ -1,11 +1,14 @@
-//! How far predictions are from measurements: what docs/simulator.md states, in one place. A test compares both.
+//! How far predictions are from measurements: what docs/simulator.md states, in one place. A test
+//! compares both.
 
 use crate::{Machine, StepRow};
 
-/// A stated error of predictions. Two steps whose predictions differ by less than it cannot be told apart.
+/// A stated error of predictions. Two steps whose predictions differ by less than it cannot be told
+/// apart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StatedError {
-    /// The largest relative error of predictions beside the measurements that are the most alike: 0.062 is 6.2 %.
+    /// The largest relative error of predictions beside the measurements that are the most alike:
+    /// 0.062 is 6.2 %.
     pub relative: f64,
     /// The steps for which it is stated, in words.
     pub of: &'static str,

@@ -1,4 +1,5 @@
-//! More work never takes less time, and a faster machine never takes more: for random models, machines, meshes and options.
+//! More work never takes less time, and a faster machine never takes more: for random models,
+//! machines, meshes and options.
 
 use std::sync::Arc;
 
@@ -152,7 +153,8 @@ proptest! {
         prop_assert!(case.time() <= longer.time(), "{} {}", case.time(), longer.time());
     }
 
-    /// The rows of scores that are stored have a score for each token: rows of one alignment are compared.
+    /// The rows of scores that are stored have a score for each token: rows of one alignment are
+    /// compared.
     #[test]
     fn longer_rows_of_scores_never_take_less_time(case in case(Scores::Stored), more in 1usize..4) {
         let mut longer = case.clone();

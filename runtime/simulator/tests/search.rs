@@ -53,7 +53,8 @@ impl Case {
         }
     }
 
-    /// Tokens a second and bytes of each candidate that fits, by its mesh; found by trying all, without the search.
+    /// Tokens a second and bytes of each candidate that fits, by its mesh; found by trying all,
+    /// without the search.
     fn all(&self) -> Vec<(Mesh, f64, u64)> {
         let space = self.space();
         let half = DType::BF16;
@@ -110,7 +111,8 @@ impl Case {
     }
 }
 
-/// On cards and on cores: the fastest is that of all candidates, and the list is that of their definition.
+/// On cards and on cores: the fastest is that of all candidates, and the list is that of their
+/// definition.
 #[test]
 fn the_list_is_that_of_all_candidates() {
     for machine in ["a100-cluster", "two-core-cpu"] {
@@ -121,7 +123,8 @@ fn the_list_is_that_of_all_candidates() {
         assert!(search.unfit.values().sum::<u64>() > 0, "not all fit");
         let fastest = all.iter().map(|(_, speed, _)| *speed).fold(0.0, f64::max);
         assert_eq!(search.fastest, fastest, "{machine}");
-        // Of each mesh, from the best band on: the least memory, as far as a better band has not as little.
+        // Of each mesh, from the best band on: the least memory, as far as a better band has not as
+        // little.
         let mut expected = Vec::new();
         for mesh in [[1, 4], [2, 2], [4, 1]].map(|[r, s]| Mesh::new(r, s).expect("a mesh")) {
             let mut least = u64::MAX;
@@ -175,7 +178,8 @@ fn bands_are_an_order() {
     assert_eq!(error.band(0.0, 1.0), 1000);
 }
 
-/// The page has the errors in the table of results, which is beside measurements, and in that of ties.
+/// The page has the errors in the table of results, which is beside measurements, and in that of
+/// ties.
 #[test]
 fn stated_errors_are_those_of_the_page() {
     let page = include_str!("../../../docs/simulator.md");

@@ -65,7 +65,8 @@ pub(super) fn ties(searched: &Searched<'_>) -> String {
     text
 }
 
-/// How far a step is behind the fastest: whether they tie, or by how many percent of the tokens a second.
+/// How far a step is behind the fastest: whether they tie, or by how many percent of the tokens a
+/// second.
 pub(super) fn behind(found: &Found, fastest: f64) -> String {
     match found.band {
         0 => "tie".to_owned(),

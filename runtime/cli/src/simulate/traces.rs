@@ -10,9 +10,13 @@ use super::{Options, Simulated};
 use crate::output::{self, cannot_write};
 use crate::plan::choices::Choices;
 
-/// The most ranks that get a file each, and actions of a rank in a trace.
+/// The most ranks that get a file each.
 const MAX_FILES: usize = 4096;
+/// The most actions of all kinds of ranks in a timeline: together 0.8 GB, of the file and of
+/// memory.
 const MAX_ACTIONS: u64 = 4_000_000;
+/// The most actions of all ranks in their files: together 4 GB.
+const MAX_NODES: u64 = 50_000_000;
 
 /// The files that are asked for.
 pub(super) struct Outputs {
@@ -35,7 +39,7 @@ impl Outputs {
 
 /// Writes the traces that are asked for.
 pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), Box<dyn Error>> {
-    let Simulated { machine, workload, .. } = simulated;
+    let Simulated { machine, workload, prediction, .. } = simulated;
     if outputs.timeline.is_none() && outputs.chakra.is_none() {
         return Ok(());
     }
@@ -43,11 +47,19 @@ pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), 
     let blocks = orders.of.values().flat_map(|order| &order.blocks);
     let actions = blocks
         .fold(0u64, |sum, it| sum.saturating_add(it.times.saturating_mul(it.actions.len() as u64)));
-    if actions > MAX_ACTIONS {
-        return Err(format!(
-            "a step of {actions} actions of a rank; at most {MAX_ACTIONS} are traced"
-        )
-        .into());
+    let mesh = workload.plan.mesh();
+    let (ranks, kinds) = (mesh.world_size(), prediction.timing.ranks.len());
+    if outputs.timeline.is_some() {
+        at_most("kinds of ranks", actions, kinds, MAX_ACTIONS)?;
+    }
+    if outputs.chakra.is_some() {
+        if ranks > MAX_FILES {
+            return Err(format!(
+                "mesh {mesh} has {ranks} ranks; at most {MAX_FILES} get a trace each"
+            )
+            .into());
+        }
+        at_most("ranks", actions, ranks, MAX_NODES)?;
     }
     let traces = Traces { orders: &orders, spec: workload.plan.spec(), costs: &costs };
     if let Some(file) = &outputs.timeline {
@@ -57,6 +69,21 @@ pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), 
         write_chakra(&traces, folder)?;
     }
     Ok(())
+}
+
+/// Checks the number of actions of all of the ranks, or of all kinds of them, before anything is
+/// written.
+///
+/// # Errors
+/// In one line, with the numbers.
+fn at_most(what: &str, actions: u64, count: usize, most: u64) -> Result<(), String> {
+    let all = actions.saturating_mul(count as u64);
+    match all <= most {
+        true => Ok(()),
+        false => Err(format!(
+            "a step of {actions} actions of a rank and {count} {what}, {all} in all; at most {most} are traced"
+        )),
+    }
 }
 
 fn write_timeline(
@@ -71,10 +98,6 @@ fn write_timeline(
 
 fn write_chakra(traces: &Traces<'_>, folder: &OutputFolder) -> Result<(), String> {
     let mesh = traces.orders.mesh;
-    let ranks = mesh.world_size();
-    if ranks > MAX_FILES {
-        return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_FILES} get a trace each"));
-    }
     let written = folder.write(|folder| {
         replace_with(&folder.join("groups.json"), |mut sink| {
             traces.write_chakra_groups(&mut sink)

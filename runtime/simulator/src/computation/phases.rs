@@ -143,9 +143,10 @@ impl Kernels<'_> {
 impl Product {
     /// Returns the forward's product, or that of a gradient, of so many rows, columns and summands.
     ///
-    /// Activations have a row for each token, of as many elements as one dim of the matrix, and results have that of the other dim. The
-    /// matrix itself has rows of one of both. So tokens are the number of rows of a matrix in memory, and never the length of one: also
-    /// where they are summed over, in the gradient of the matrix.
+    /// Activations have a row for each token, of as many elements as one dim of the matrix, and
+    /// results have that of the other dim. The matrix itself has rows of one of both. So tokens are
+    /// the number of rows of a matrix in memory, and never the length of one: also where they are
+    /// summed over, in the gradient of the matrix.
     const fn with(&self, sizes: [usize; 3]) -> Products {
         Products { count: 1.0, sizes, strides: self.dims }
     }

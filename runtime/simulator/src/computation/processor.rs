@@ -29,8 +29,9 @@ pub(super) struct Products {
     pub(super) count: f64,
     /// `m`, `n` and `k`: each product is of an `m` x `k` with a `k` x `n` matrix.
     pub(super) sizes: [usize; 3],
-    /// Elements from the beginning of a row to that of the next, for each matrix in memory: both inputs and the result. SIMULATOR.md,
-    /// "Computation", lists them. Two of the three are always equal.
+    /// Elements from the beginning of a row to that of the next, for each matrix in memory: both
+    /// inputs and the result. SIMULATOR.md, "Computation", lists them. Two of the three are always
+    /// equal.
     pub(super) strides: [usize; 2],
 }
 

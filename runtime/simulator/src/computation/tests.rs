@@ -93,7 +93,8 @@ fn rows_that_are_no_multiple_of_16_bytes_are_slow() {
     }
 }
 
-/// Forward, gradient of the inputs and gradient of the matrix: each has tokens as the number of rows of a matrix, and never as a stride.
+/// Forward, gradient of the inputs and gradient of the matrix: each has tokens as the number of
+/// rows of a matrix, and never as a stride.
 #[test]
 fn an_odd_number_of_tokens_costs_its_operations_only() {
     let batch = Batch { sequences: 7, context: 2047, ..batch() };

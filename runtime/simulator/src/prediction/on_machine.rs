@@ -13,7 +13,8 @@ use crate::order::{Members, Operation, Work};
 use crate::simulation::{Colors, Costs, OperationCost, WorkCost};
 use crate::{Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost};
 
-/// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share them.
+/// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share
+/// them.
 #[derive(Debug)]
 pub(crate) struct Groups {
     /// Shapes that differ.

@@ -9,7 +9,8 @@ use crate::prediction::{OnMachine, update_cost};
 use crate::simulation::Costs;
 use crate::{Machine, Processor, Workload};
 
-/// Seconds that a part of a step takes at least: of rank 0's thread, of its device, and of its stream of collectives.
+/// Seconds that a part of a step takes at least: of rank 0's thread, of its device, and of its
+/// stream of collectives.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Least {
     host: f64,
@@ -25,7 +26,8 @@ impl Least {
     }
 }
 
-/// What a plan adds to the computation of a step: the costs of its operations, and of its work on gradients and parameters but the update.
+/// What a plan adds to the computation of a step: the costs of its operations, and of its work on
+/// gradients and parameters but the update.
 pub(super) struct PlanCost {
     /// Of every microbatch but the last.
     repeated: Least,
@@ -50,7 +52,8 @@ impl PlanCost {
         cost
     }
 
-    /// The least seconds of a step. Each rank has a thread, a device and a stream that do one thing after the other.
+    /// The least seconds of a step. Each rank has a thread, a device and a stream that do one thing
+    /// after the other.
     pub(super) fn seconds(&self, load: &Load, update: Least) -> f64 {
         let microbatch = Least {
             host: load.microbatch.host.seconds(),

@@ -50,7 +50,8 @@ impl<'a> Fitting<'a> {
     /// Plans all choices, on all cores.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooManyRanks`]; those of a plan and of its computation.
+    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooManyRanks`]; those of a plan
+    /// and of its computation.
     pub(super) fn of(space: &'a Space<'a>) -> Result<Self, Error> {
         let meshes = space.meshes()?;
         let choices = space.plan_choices(&meshes);

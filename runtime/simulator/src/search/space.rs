@@ -38,7 +38,8 @@ pub struct Space<'a> {
     pub context: usize,
     /// The memory that a rank may use.
     pub memory: ByteCount,
-    /// Tokens of a step on all ranks; otherwise several are tried, and steps of different numbers of tokens are compared.
+    /// Tokens of a step on all ranks; otherwise several are tried, and steps of different numbers
+    /// of tokens are compared.
     pub batch_tokens: Option<u64>,
     /// The parts of the model that may be in the host's memory, beside a device's: each is tried.
     pub offloads: &'a [Offload],
@@ -58,7 +59,8 @@ pub(super) struct Load {
 /// The most candidates of a search: it remembers those that fit, by 40 bytes each.
 const MOST_CANDIDATES: u64 = 1 << 21;
 
-/// The most units and parameters that a search plans or computes the time of, over all plans and batches. Two cores take half a minute.
+/// The most units and parameters that a search plans or computes the time of, over all plans and
+/// batches. Two cores take half a minute.
 const MOST_PLANNED: u64 = 45_000_000;
 
 impl Space<'_> {
@@ -165,7 +167,8 @@ impl Space<'_> {
     /// Sequences of a microbatch, and microbatches of a step.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`] if the tokens of a step are no multiple of those of a sequence on each rank.
+    /// [`Error::BatchTokens`] if the tokens of a step are no multiple of those of a sequence on
+    /// each rank.
     pub(super) fn batches(&self) -> Result<Vec<(usize, u64)>, Error> {
         let Some(tokens) = self.batch_tokens else {
             return Ok(iproduct!(BATCHES, MICROBATCHES).collect());
@@ -195,8 +198,8 @@ impl Space<'_> {
         StepMemory::of_plan(plan, offload, placement(self.machine))
     }
 
-    /// The bytes of a candidate that fits, those in the host's memory among them, or the reason for which it does not. `memory` is without
-    /// activations.
+    /// The bytes of a candidate that fits, those in the host's memory among them, or the reason for
+    /// which it does not. `memory` is without activations.
     pub(super) fn fits(&self, memory: StepMemory, load: &Load) -> Result<u64, Unfit> {
         let memory = StepMemory { activations: load.activations, ..memory };
         if memory.total() > self.memory {

@@ -93,7 +93,8 @@ struct Progress {
     issued: Vec<bool>,
     /// How many of [`Block::all_reduces`] were.
     all_reduces: usize,
-    /// How many of these had their reduce-scatters issued when the thread last asked whether they are complete.
+    /// How many of these had their reduce-scatters issued when the thread last asked whether they
+    /// are complete.
     asked: usize,
 }
 
@@ -227,10 +228,12 @@ impl Run<'_> {
         self.meetings.issue(&mut self.ranks.streams, (color, index), ready.max(after));
     }
 
-    /// Issues the all-reduces that are next, as far as the thread has asked for their reduce-scatters before; each begins behind its own.
+    /// Issues the all-reduces that are next, as far as the thread has asked for their
+    /// reduce-scatters before; each begins behind its own.
     ///
-    /// A thread that finds a reduce-scatter incomplete comes back later. If the simulation decided so by times, a faster machine could take more
-    /// time: the thread would come before the end of the reduce-scatter, and not behind it. So it decides by the number of calls.
+    /// A thread that finds a reduce-scatter incomplete comes back later. If the simulation decided
+    /// so by times, a faster machine could take more time: the thread would come before the end of
+    /// the reduce-scatter, and not behind it. So it decides by the number of calls.
     fn issue_ready(
         &mut self,
         color: usize,

@@ -7,7 +7,8 @@ use hsdp_sharding::{Axis, Mesh, Rank};
 
 use crate::order::Members;
 
-/// The number of a group's shape, by its members and the first of them ([`Costs::shape`](super::Costs::shape)).
+/// The number of a group's shape, by its members and the first of them
+/// ([`Costs::shape`](super::Costs::shape)).
 pub(crate) type ShapeOf<'a> = &'a dyn Fn(Members, Rank) -> usize;
 
 /// The colors of ranks, and the groups in which colors meet.
