@@ -4,7 +4,8 @@
 //! hsdp checkpoint ls run/checkpoints                       lists checkpoints; also verify, export, reshard, diff
 //! hsdp plan llama3-8b --mesh 2x8 --param-dtype bf16        computes memory and traffic of a step (PLAN.md)
 //! hsdp simulate llama3-8b --mesh 2x8 --machine a100-node   predicts the time of a step (SIMULATE.md)
-//! hsdp search llama3-8b --ranks 64 --machine h100-cluster  searches the fastest mesh and options (SIMULATE.md)
+//! hsdp search llama3-8b --ranks 64 --machine h100-cluster --batch-tokens 4194304
+//!                                                          searches the fastest mesh and options (SIMULATE.md)
 //! hsdp doctor                                              reports the libraries and programs of this machine
 //! hsdp check schedules.json                                judges whether all operations of all ranks complete (CHECK.md)
 //! hsdp trace run/flight                                    explains the flight records of a failed world

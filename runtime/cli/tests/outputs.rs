@@ -12,8 +12,18 @@ const STEPS: &str = include_str!("../../simulator/tests/a100_node_steps.csv");
 
 const PLAN: [&str; 4] = ["plan", "gpt2-small", "--mesh", "2x2"];
 const SIMULATE: [&str; 6] = ["simulate", "gpt2-small", "--mesh", "2x2", "--machine", "a100-node"];
-const SEARCH: [&str; 8] =
-    ["search", "gpt2-small", "--ranks", "2", "--machine", "a100-node", "--context", "128"];
+const SEARCH: [&str; 10] = [
+    "search",
+    "gpt2-small",
+    "--ranks",
+    "2",
+    "--machine",
+    "a100-node",
+    "--context",
+    "128",
+    "--batch-tokens",
+    "any",
+];
 
 fn hsdp(arguments: &[&str]) -> Command {
     let mut command = bounded(env!("CARGO_BIN_EXE_hsdp"));
@@ -177,7 +187,18 @@ fn names_in_files_do_not_change_the_terminal() {
     let commands: [&[&str]; 3] = [
         &["plan", &model, "--mesh", "1x2"],
         &["simulate", &model, "--mesh", "1x2", "--machine", &machine],
-        &["search", &model, "--ranks", "2", "--machine", &machine, "--context", "128"],
+        &[
+            "search",
+            &model,
+            "--ranks",
+            "2",
+            "--machine",
+            &machine,
+            "--context",
+            "128",
+            "--batch-tokens",
+            "any",
+        ],
     ];
     for command in commands {
         let text = said(&mut hsdp(command));

@@ -329,6 +329,7 @@ table!(SIMULATOR {
     hsdp_simulator::Shares: Send Sync Unpin,
     hsdp_simulator::Space<'static>: Send Sync Unpin,
     hsdp_simulator::Span: Send Sync Unpin,
+    hsdp_simulator::StatedError: Send Sync Unpin,
     hsdp_simulator::Step: Send Sync Unpin,
     hsdp_simulator::StepMemory: Send Sync Unpin,
     hsdp_simulator::StepRow: Send Sync Unpin,
