@@ -327,12 +327,11 @@ impl World {
     }
 
     /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all
-    /// ranks may make. Does nothing if this rank
-    /// has left its last epoch because another rank had announced the same mistake: that rank goes
-    /// on in the present epoch.
+    /// ranks may make. Does nothing if this rank has left its last epoch because another rank had
+    /// announced the same mistake: that rank goes on in the present epoch.
     #[doc(hidden)]
     pub fn announce_mistake(&self, epoch: u64, failure: StepFailure) {
-        let is_new = self.handle.mistakes.lock().make(self.rank(), self.epoch(), &failure.reason);
+        let is_new = self.handle.mistakes.lock().make(self.rank(), epoch, &failure.reason);
         if is_new {
             self.abort_step_of(epoch, failure);
         }

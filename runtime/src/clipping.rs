@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use hsdp_comm::{Reduction, Stage};
+use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use crate::digest;
@@ -230,15 +230,26 @@ impl Gradients {
         if largest == 0.0 {
             return Ok(0.0);
         }
-        // Relative to the largest one no power overflows.
-        let add = |sum: f64, it: f64| sum + (it / largest).powf(power);
+        // Relative to the largest one no power overflows. The usual powers need no `powf`, which
+        // takes ten times as long.
+        let add = |sum: f64, it: f64| {
+            let relative = it / largest;
+            sum + if power == 1.0 {
+                relative
+            } else if power == 2.0 {
+                relative * relative
+            } else {
+                relative.powf(power)
+            }
+        };
         let own = self.fold(fabric, chosen, 0.0, add)?;
         let sum = self.over_shards(fabric, Reduction::Sum, own)?;
         Ok(largest * sum.powf(power.recip()))
     }
 
     fn over_shards(&self, fabric: &Fabric, by: Reduction, own: f64) -> Result<f64, Error> {
-        let tag = fabric.tag(None, Stage::Export, self.step, 0);
+        let part = Part { kind: PartKind::Gradients, number: 0 };
+        let tag = fabric.tag(None, Stage::Export, self.step, 0).part(part);
         Ok(fabric.export.all_reduce(tag, by, vec![own])?.wait()?[0])
     }
 

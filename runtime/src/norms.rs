@@ -6,7 +6,6 @@
 mod histograms;
 mod moved;
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use hsdp_comm::{Part, PartKind, Reduction, Stage};
@@ -15,7 +14,6 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
 use crate::engine::fabric::Fabric;
 use crate::engine::joint;
-use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::ShardedModel;
@@ -90,10 +88,7 @@ impl Gradients {
             }
             let mut sums = vec![T::zeroed(); count * fabric.parameters()];
             for unit in fabric.plan.reductions().iter().copied() {
-                let elements = match &self.grad_shards[unit.index()] {
-                    Sums::Host(values) => Cow::Borrowed(values),
-                    sums => Cow::Owned(sums.to_host(fabric, self.step)?),
-                };
+                let elements = self.grad_shards[unit.index()].to_host(fabric, self.step)?;
                 for (number, range) in pieces(fabric, unit, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }

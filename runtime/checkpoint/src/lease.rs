@@ -100,11 +100,12 @@ impl Lease {
             return Ok(later);
         }
         link_latest(&store, step, nonce())?;
+        // A generation that a later save makes with one of these steps is another one.
+        self.broken.split_off(&(step + 1));
         // The newest first: as long as one is left, it is the one that was saved after all others that are left.
         let hidden = later.iter().rev().map(|step| store.hide(*step));
         let hidden = hidden.collect::<Result<Vec<PathBuf>, _>>()?;
         files.sync_dir(store.root()).map_err(Error::io("sync", store.root()))?;
-        self.broken.split_off(&(step + 1));
         for path in &hidden {
             // No reader looks at it: it only takes space, and the next writer removes it.
             if let Err(error) = files.remove(path) {

@@ -115,8 +115,9 @@ impl Checkpoints {
         }
         let lease = &self.lease;
         let discard = || lease.as_ref().map(|lease| lease.lock().discard_after(step)).transpose();
-        let discarded = together.run(|| Ok(discard()?))?.unwrap_or_default();
+        // Also if it fails: some of the later ones may be gone by then.
         self.made = self.made.take().filter(|made| made.identity.step <= step);
+        let discarded = together.run(|| Ok(discard()?))?.unwrap_or_default();
         together.list_of_first(&discarded)
     }
 

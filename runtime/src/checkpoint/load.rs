@@ -298,8 +298,12 @@ fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(),
     }
 }
 
-/// Compares the parameters that a checkpoint lacks with its digest of frozen ones, where the model takes what fits. The frozen parameters
-/// of the model that was saved are all of these, or those of them that are frozen here. Collective.
+/// Compares the parameters that a checkpoint lacks with its digest of frozen ones, where the model
+/// takes what fits. The frozen parameters of the model that was saved are all of these, or those of
+/// them that are frozen here. Collective.
+///
+/// A trained parameter that the model keeps is one of its last update, so that is compared first: a
+/// load forgets it.
 pub(super) fn compare_lacking(
     together: Together<'_>,
     model: &ShardedModel,
@@ -307,6 +311,12 @@ pub(super) fn compare_lacking(
     fitting: &Fitting,
 ) -> Result<Result<(), Failed>, Error> {
     let fabric = &model.engine.fabric;
+    let mut params = fabric.plan.spec().params();
+    if params.any(|(id, param)| param.role == Role::Trainable && fitting.lacks(id)) {
+        model.engine.check_updated()?;
+        let said = together.tell([model.engine.digest_of_update()])?;
+        model.engine.compare_updates(&said.concat())?;
+    }
     let shards = model.engine.state().shards.clone();
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
@@ -375,7 +385,7 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     let Counts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
     state.loads += 1;
-    // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
+    // All trained parameters are those of the checkpoint, or of an update that was compared.
     (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
     model.engine.fabric.kept.forgive();
 }

@@ -146,10 +146,14 @@ enum Of {
 fn differences(own: &OptimizerHead, saved: &Value, compared: Compared) -> Vec<Difference> {
     let kinds: Vec<&str> = own.kind.split(AND).collect();
     let ours = own.made_with.as_ref().unwrap_or(&own.options);
-    let [ours, saved] = [ours, saved].map(|options| parts(options, kinds.len()));
+    if ours == saved {
+        return Vec::new();
+    }
+    let [ours, saved] = [ours, saved].map(parts);
     let mut wrong = Vec::new();
-    if ours.len() != saved.len() {
-        let text = format!("it has options of {} optimizers, not {}", saved.len(), ours.len());
+    if [ours.len(), saved.len()] != [kinds.len(); 2] {
+        let (there, here, kind) = (saved.len(), ours.len(), &own.kind);
+        let text = format!("{kind} has options of {there} optimizers there, and of {here} here");
         return vec![Difference { of: Of::Groups, text }];
     }
     for ((kind, ours), saved) in kinds.into_iter().zip(ours).zip(saved) {
@@ -158,13 +162,10 @@ fn differences(own: &OptimizerHead, saved: &Value, compared: Compared) -> Vec<Di
     wrong
 }
 
-/// Returns the options of each optimizer of nested pairs.
-fn parts(options: &Value, count: usize) -> Vec<&Value> {
+/// Returns the options of each optimizer of nested pairs, in the order of their kinds.
+fn parts(options: &Value) -> Vec<&Value> {
     match options {
-        Value::Array(two) if count > 1 && two.len() == 2 => {
-            let first = parts(&two[0], count - 1);
-            first.into_iter().chain([&two[1]]).collect()
-        }
+        Value::Array(all) => all.iter().flat_map(parts).collect(),
         options => vec![options],
     }
 }
@@ -268,6 +269,9 @@ mod tests {
             ["adamw eps is 1e-6 there, and 1e-8 here", "ema decay is 0.5 there, and 0.99 here"];
         assert_eq!(texts(own.clone(), saved, Compared::All), expected);
         let torn = texts(own, json!({"eps": 1e-8}), Compared::All);
-        assert_eq!(torn, ["it has options of 1 optimizers, not 3"]);
+        assert_eq!(torn, ["muon+adamw+ema has options of 1 optimizers there, and of 3 here"]);
+        let own = json!([{"momentum": 0.9}, [{"eps": 1e-8}, {"decay": 0.99}]]);
+        let saved = json!([{"momentum": 0.9}, [{"eps": 1e-6}, {"decay": 0.5}]]);
+        assert_eq!(texts(own, saved, Compared::All), expected);
     }
 }

@@ -22,10 +22,12 @@ pub(super) const AND: &str = "+";
 impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let [first, second] = [self.0.head(spec), self.1.head(spec)];
+        // An optimizer that does not say with which options it was made has its present ones.
+        let [one, other] = [&first, &second].map(|it| it.made_with.as_ref().unwrap_or(&it.options));
         OptimizerHead {
-            kind: [first.kind, second.kind].join(AND),
+            made_with: Some(json!([one, other])),
             options: json!([first.options, second.options]),
-            made_with: Some(json!([first.made_with, second.made_with])),
+            kind: [first.kind, second.kind].join(AND),
             updates: first.updates.into_iter().chain(second.updates).collect(),
         }
     }

@@ -1,5 +1,6 @@
 //! A rank's sums of one unit's gradients, wherever its part of the model lies, and their reductions.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Scaling, Tag};
@@ -132,14 +133,14 @@ impl Sums {
         }
     }
 
-    /// A copy on the host.
+    /// Returns the sums on the host: borrowed, or a copy of those of a device.
     ///
     /// # Errors
     /// If they lie on a device that fails.
-    pub(crate) fn to_host(&self, fabric: &Fabric, step: u64) -> Result<Vec<f32>, Error> {
+    pub(crate) fn to_host(&self, fabric: &Fabric, step: u64) -> Result<Cow<'_, [f32]>, Error> {
         match self {
-            Self::Host(values) => Ok(values.clone()),
-            Self::Device(sums) => sums.to_host(fabric, step),
+            Self::Host(values) => Ok(Cow::Borrowed(values)),
+            Self::Device(sums) => sums.to_host(fabric, step).map(Cow::Owned),
         }
     }
 

@@ -207,19 +207,20 @@ impl<O: OptimizerOptions> Groups<O> {
 
     fn take_rates(&mut self, now: &Value) -> Result<(), String> {
         let kind = self.kind;
-        let rate_of = |options: &Value, of: &dyn fmt::Display| {
+        let saved_rate = |options: &Value, of: &dyn fmt::Display| {
             let rate = options[RATE].as_f64();
             rate.ok_or_else(|| format!("{of} {RATE} is {} there, and not a number", options[RATE]))
         };
-        self.set_learning_rate(rate_of(now, &kind)?);
+        self.set_learning_rate(saved_rate(now, &kind)?);
         for (index, group) in self.groups.iter_mut().enumerate() {
             let saved = &now[GROUPS][index];
-            let rate = rate_of(&saved["options"], &format_args!("{kind} group {index}"))?;
+            let rate = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
             // An older format does not say whether a group has a schedule of its own.
             let follows = *group.options.learning_rate() == rate;
-            if saved[OWN_RATE].as_bool().unwrap_or(!follows) {
-                group.schedule = Schedule::Own;
-            }
+            group.schedule = match saved[OWN_RATE].as_bool().unwrap_or(!follows) {
+                true => Schedule::Own,
+                false => schedule([self.made_with, group.made_with].map(rate_of)),
+            };
             *group.options.learning_rate() = rate;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hsdp::checkpoint::{
-    CheckpointOptions, Checkpointed, Checkpoints, Content, OtherParameters, Resumed,
+    CheckpointOptions, Checkpointed, Checkpoints, Content, OtherParameters, Resumed, Weights,
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
@@ -429,4 +429,36 @@ fn another_optimizer_is_refused_also_where_what_fits_is_taken() {
         checkpoints.load_latest(&mut model, &mut adamw)
     }));
     assert!(told.to_string().ends_with("its optimizer is lion, not adamw"), "{told}");
+}
+
+/// A new head keeps the values of the model, so an update of it that differs between ranks counts.
+#[test]
+fn parameters_that_stay_were_updated_alike() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    on_ranks(2, |world| {
+        let mut model = model(world, &spec(&[A]), (2, 1))?;
+        let mut adamw = AdamW::make(&model)?;
+        steps(&mut model, &mut adamw, 0..1)?;
+        let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
+        checkpoints.save(&model, &adamw, &json!(7))
+    });
+    let load = |world: World, second: &ModelSpec, of_weights: bool| {
+        let rank = world.rank().index();
+        let mut model = model(world, second, (2, 1))?;
+        let mut adamw = AdamW::make(&model)?;
+        adamw.set_learning_rate([0.1, 0.2][rank]);
+        steps(&mut model, &mut adamw, 0..1)?;
+        let mut checkpoints = open(&model, folder, Content::All, FITTING)?;
+        match of_weights {
+            true => checkpoints.load_latest_weights(&mut model, Weights::Trained),
+            false => checkpoints.load_latest(&mut model, &mut adamw),
+        }
+    };
+    for of_weights in [false, true] {
+        let error = common_error(outcomes(2, |world| load(world, &spec(&[A, C]), of_weights)));
+        assert!(error.to_string().contains("an option of the optimizer in step 0"), "{error}");
+        // All trained parameters are those of the checkpoint: what was before does not count.
+        common(on_ranks(2, |world| load(world, &spec(&[A]), of_weights)));
+    }
 }

@@ -69,8 +69,9 @@ impl Pass<'_> {
         let reader = Reader { pass: self, own, usage: &usage, input: &input };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
         let output = self.first_output(&first, forward);
-        first.end()?;
+        let ended = first.end();
         let output = output?;
+        ended?;
         usage.reshard()?;
         Ok(output)
     }

@@ -192,6 +192,10 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         true
     }
 
+    fn kind(&self) -> Option<&'static str> {
+        Some(self.state.kind)
+    }
+
     fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
         let state = &mut *self.state;
         updating.check_owner(&state.model)?;
