@@ -55,7 +55,7 @@ pub(crate) struct Reached {
 }
 
 impl Reached {
-    /// Finds the variables to which a backward from `tensor` comes. Variables of integers have no
+    /// Finds the variables that a backward from `tensor` reaches. Variables of integers have no
     /// gradient.
     pub(crate) fn from(tensor: &Tensor) -> Self {
         let mut reached = Self::default();

@@ -39,7 +39,7 @@ impl Generation {
         Ok(generation)
     }
 
-    /// Replaces an error by [`Error::Removed`] if this generation is not in its place any more.
+    /// Replaces an error by [`Error::Removed`] if this generation has left its place.
     fn looked_at_again(&self, error: Error) -> Error {
         if error.is_damage() && !self.is_in_place() {
             return Error::Removed { path: self.path.clone() };

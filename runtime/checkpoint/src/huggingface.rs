@@ -279,8 +279,9 @@ impl Folder {
         Ok(Self { files, tensors: found.tensors, oddities: found.oddities })
     }
 
-    /// What contradicts itself in the folder and changes no tensor, in words: files that are not read since `model.safetensors` is
-    /// there, an index whose `total_size` is not that of its files, or that lacks some of their tensors.
+    /// Returns a text for each contradiction in the folder that changes no tensor: files that are not
+    /// read because `model.safetensors` is there, an index whose `total_size` is not that of its files,
+    /// or an index that lacks some of their tensors.
     #[must_use]
     pub fn oddities(&self) -> &[String] {
         &self.oddities

@@ -126,7 +126,8 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {
     Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) })
 }
 
-/// Appends to a regular file, which is made if it is missing. Nothing waits for the other end of a FIFO.
+/// Appends to a regular file, which is made if it is missing. Does not wait for the other end of a
+/// FIFO.
 pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
     let mut file = open(path, OpenOptions::new().append(true).create(true)).map_err(failed)?;
@@ -134,7 +135,8 @@ pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     file.write_all(bytes).map_err(failed)
 }
 
-/// Makes a file to which lines are written as they come, or empties the one that is there. Nothing waits for the other end of a FIFO.
+/// Makes a file for lines that are written as they come, or empties the one that is there. Does not
+/// wait for the other end of a FIFO.
 ///
 /// # Errors
 /// [`FileError::NotRegular`], [`FileError::Io`].

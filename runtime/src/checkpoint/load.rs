@@ -242,12 +242,7 @@ impl Checkpoints {
         };
         let (read, restored) = read;
         let Read { parameters, frozen_digest, applied, training, user, notes, fitting } = read;
-        let compared = match &fitting {
-            None => self.compare_frozen(model, step, frozen_digest),
-            Some(fitting) => {
-                compare_lacking(self.loading(model, step), model, frozen_digest, fitting)
-            }
-        };
+        let compared = self.compare_left_out(model, step, frozen_digest, fitting.as_ref());
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
@@ -268,7 +263,7 @@ impl Checkpoints {
     }
 
     /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
-    pub(super) fn compare_frozen(
+    fn compare_frozen(
         &mut self,
         model: &ShardedModel,
         step: u64,
@@ -279,6 +274,21 @@ impl Checkpoints {
         let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
         together.agree(same_frozen(saved, [here]))
+    }
+
+    /// Compares the parameters that a checkpoint leaves out, frozen ones or those that do not fit, with
+    /// its digest of frozen ones. Collective if there may be any.
+    pub(super) fn compare_left_out(
+        &mut self,
+        model: &ShardedModel,
+        step: u64,
+        saved: Option<u64>,
+        fitting: Option<&Fitting>,
+    ) -> Result<Result<(), Failed>, Error> {
+        match fitting {
+            None => self.compare_frozen(model, step, saved),
+            Some(fitting) => compare_lacking(self.loading(model, step), model, saved, fitting),
+        }
     }
 
     /// Returns the operation that loads the checkpoint of a step.
@@ -304,7 +314,7 @@ fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(),
 ///
 /// A trained parameter that the model keeps is one of its last update, so that is compared first: a
 /// load forgets it.
-pub(super) fn compare_lacking(
+fn compare_lacking(
     together: Together<'_>,
     model: &ShardedModel,
     saved: Option<u64>,
@@ -381,11 +391,18 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     let Training { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
-    parameters.put(&mut state.shards);
     let Counts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
+    drop(state);
+    take_parameters(model, parameters);
+}
+
+/// Replaces the parameters of a model, and forgets its last update: all trained parameters are those
+/// of the checkpoint, or of an update that was compared.
+pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
+    let mut state = model.engine.state();
+    parameters.put(&mut state.shards);
     state.loads += 1;
-    // All trained parameters are those of the checkpoint, or of an update that was compared.
     (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
     model.engine.fabric.kept.forgive();
 }
@@ -412,7 +429,7 @@ pub(super) enum Parameters {
 
 impl Parameters {
     /// Replaces those of a model.
-    pub(super) fn put(self, into: &mut Vec<Shard>) {
+    fn put(self, into: &mut Vec<Shard>) {
         match self {
             Self::All(shards) => *into = shards,
             Self::Trained(units) => {
@@ -441,49 +458,41 @@ impl Parameters {
 }
 
 fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
-    let SavedState { fabric, generation, .. } = *saved;
+    let generation = saved.generation;
     let Manifest { frozen_digest, training, user, .. } = generation.manifest();
-    let parameters = match saved.is_fitting() {
-        true => Parameters::All(fitting_shards(saved, model)?),
-        false => parameters_of(fabric, generation, str::to_owned)?,
-    };
+    let parameters = parameters_of(model, generation, saved.fitting, str::to_owned)?;
     let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
     let applied = generation.manifest().applied_steps();
     let (notes, fitting) = (Vec::new(), None);
     Ok(Read { parameters, frozen_digest, applied, training, user, notes, fitting })
 }
 
-/// Returns this rank's shards with the parameters of a checkpoint that fit. The others are those of
-/// the model.
-fn fitting_shards(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Vec<Shard>, Problem> {
-    let own = model.engine.state().shards.clone();
-    shards_of(saved.fabric, |unit, portions, parameters| {
-        portions.iter().try_for_each(|portion| {
-            let own = |into: &mut [f32]| {
-                own[unit.index()].copy_to(saved.fabric, portion.range.start, into)
-            };
-            let start = portion.param_range().start;
-            let into = &mut parameters[portion.range.clone()];
-            saved.read_parameter(portion.parameter(), start, own, into)
-        })
-    })
-}
-
-/// The parameters of a checkpoint. `source` maps the name of a parameter to that of the tensor with its values.
+/// Reads the parameters of a checkpoint. With `fitting`, those that it lacks are the model's own.
+/// `source` maps the name of a parameter to that of the tensor with its values.
 pub(super) fn parameters_of(
-    fabric: &Fabric,
+    model: &ShardedModel,
     generation: &Generation,
+    fitting: Option<&Fitting>,
     source: impl Fn(&str) -> String,
 ) -> Result<Parameters, Problem> {
-    Ok(match differences::content_of(generation.manifest()) {
-        Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
-            for Portion { name, offset, range, .. } in portions {
-                generation.read(&source(name), *offset, &mut parameters[range.clone()])?;
+    let fabric = &model.engine.fabric;
+    if fitting.is_none() && differences::content_of(generation.manifest()) == Content::Trainable {
+        return Ok(Parameters::Trained(trained(fabric, generation, source)?));
+    }
+    let fitting = fitting.map(|it| (it, model.engine.state().shards.clone()));
+    let shards = shards_of(fabric, |unit, portions, parameters| {
+        for portion in portions {
+            let into = &mut parameters[portion.range.clone()];
+            match &fitting {
+                Some((fitting, own)) if fitting.lacks(portion.parameter()) => {
+                    own[unit.index()].copy_to(fabric, portion.range.start, into)?;
+                }
+                _ => generation.read(&source(&portion.name), portion.offset, into)?,
             }
-            Ok(())
-        })?),
-        Content::Trainable => Parameters::Trained(trained(fabric, generation, source)?),
-    })
+        }
+        Ok(())
+    })?;
+    Ok(Parameters::All(shards))
 }
 
 /// The trained elements of this rank's shards, by unit.

@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
 use super::checkpointed::Whose;
-use super::fitting::{Fitting, Unmatched};
-use super::load::{Parameters, compare_lacking, parameters_of, shards_of};
+use super::fitting::Unmatched;
+use super::load::{parameters_of, take_parameters};
 use super::together::{Failed, Problem};
 use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
 use crate::engine::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Average;
-use crate::updated::Updated;
 
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as [`load_latest`](Self::load_latest) does, and nothing else:
@@ -107,10 +106,7 @@ impl Checkpoints {
             let fitting = differences::check_weights(saved, self.content, self.other_parameters)?;
             let averages = averages(&generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
-            let parameters = match &fitting {
-                Some(fitting) => fitting_parameters(model, (&generation, fitting), source)?,
-                None => parameters_of(fabric, &generation, source)?,
-            };
+            let parameters = parameters_of(model, &generation, fitting.as_ref(), source)?;
             Ok((parameters, fitting))
         });
         let (parameters, fitting) = match read?.inspect_err(|failed| self.note_broken(step, failed))
@@ -119,16 +115,13 @@ impl Checkpoints {
             Err(failed) => return Ok(Err(failed)),
         };
         let saved = generation.manifest().frozen_digest;
-        let compared = match &fitting {
-            None => self.compare_frozen(model, step, saved),
-            Some(fitting) => compare_lacking(self.loading(model, step), model, saved, fitting),
-        };
+        let compared = self.compare_left_out(model, step, saved, fitting.as_ref());
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
         let placed = self.loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
         Ok(placed.map(|parameters| {
-            take(model, parameters);
+            take_parameters(model, parameters);
             let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
             if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
                 tracing::warn!(step, "{note}");
@@ -139,29 +132,6 @@ impl Checkpoints {
             Resumed { step, user, broken, later, new_parameters, new_states, left_over }
         }))
     }
-}
-
-/// The parameters of a checkpoint that fit; the others are those of the model. `source` maps the name of a parameter to that of the
-/// tensor with its values.
-fn fitting_parameters(
-    model: &ShardedModel,
-    (generation, fitting): (&Generation, &Fitting),
-    source: impl Fn(&str) -> String,
-) -> Result<Parameters, Problem> {
-    let fabric = &model.engine.fabric;
-    let own = model.engine.state().shards.clone();
-    let shards = shards_of(fabric, |unit, portions, parameters| {
-        for portion in portions {
-            let into = &mut parameters[portion.range.clone()];
-            if fitting.lacks(portion.parameter()) {
-                own[unit.index()].copy_to(fabric, portion.range.start, into)?;
-            } else {
-                generation.read(&source(&portion.name), portion.offset, into)?;
-            }
-        }
-        Ok(())
-    })?;
-    Ok(Parameters::All(shards))
 }
 
 /// The names of tensors with the averages of parameters, by parameter.
@@ -187,13 +157,4 @@ fn averages(
         return Err(Problem::lasting(what));
     }
     Ok(averages)
-}
-
-/// Takes parameters alone: an earlier update of other parameters is over.
-fn take(model: &ShardedModel, parameters: Parameters) {
-    let mut state = model.engine.state();
-    parameters.put(&mut state.shards);
-    state.loads += 1;
-    (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
-    model.engine.fabric.kept.forgive();
 }

@@ -166,7 +166,7 @@ impl Metrics {
             file.flush().and_then(|()| fs::rename(&new, path)).map_err(failed)
         };
         begin().inspect_err(|_| {
-            // What could not be written whole is not left behind.
+            // Removes a file that could not be written whole.
             let _ = fs::remove_file(&new);
         })?;
         Ok(Self { path: path.to_owned(), file })

@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn keys_that_change_nothing_are_taken() {
-        // Those of SmolLM, of a Llama of 2023, and of transformers 4.
+        // Keys that SmolLM, a Llama of 2023 and transformers 4 write.
         let harmless = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "bos_token_id": 0,
             "eos_token_id": [0, 2], "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null,

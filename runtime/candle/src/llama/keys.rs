@@ -35,7 +35,7 @@ pub(super) const GENERAL: Table = &[
             "tokenizer_class",
         ],
     ),
-    // Other programs have left them, of which none changes the model.
+    // Keys that other programs have left. They do not change the model.
     (
         Effect::None,
         &["transformers.js_config", "unsloth_fixed", "unsloth_processed", "unsloth_version"],
@@ -76,7 +76,7 @@ pub(super) const GENERAL: Table = &[
             "task_specific_params",
         ],
     ),
-    // What a forward returns beside logits.
+    // Results that a forward returns beside logits.
     (
         Effect::None,
         &[
@@ -114,7 +114,7 @@ pub(super) const GENERAL: Table = &[
 
 /// The keys and values of an object.
 pub(super) struct Keys<'a> {
-    /// What stands before a key in an error: `rope_scaling.`.
+    /// Prefix of a key in an error, such as `rope_scaling.`.
     prefix: &'static str,
     object: &'a Map<String, Value>,
 }

@@ -73,9 +73,10 @@ impl Llama {
         Self { stored: Some(dtype), ..self }
     }
 
-    /// The same model, whose unit of this name [computes in `dtype`](Recorded::compute_in): `root`, for example, which has the last
-    /// norm and the head, in f32 in a bf16 model. (A head that is tied to the embedding needs the dtype of the embedding.)
-    /// [`spec`](Self::spec) fails if there is no such unit.
+    /// Sets the [compute dtype](Recorded::compute_in) of the unit with this name. For example, `root`,
+    /// which has the last norm and the head, may compute in f32 in a bf16 model. A head that is tied
+    /// to the embedding needs the dtype of the embedding. [`spec`](Self::spec) fails if there is no
+    /// such unit.
     #[must_use]
     pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {
         self.computing.push((unit.into(), dtype));

@@ -176,7 +176,7 @@ impl Pretrained {
         !self.unused.contains(tensor)
     }
 
-    /// What transformers warns of in such a folder, in words.
+    /// Returns a text for each oddity of which transformers warns in such a folder.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -301,8 +301,8 @@ fn compare(
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Checks that tensors are floats, and that no digit is lost in the dtype to which transformers converts them: that of
-/// `config.json`, or that of the first tensor.
+/// Checks that tensors are floats, and that a conversion to the dtype of `config.json`, or else to
+/// that of the first tensor, loses no digit. transformers converts all tensors to that dtype.
 fn check_dtypes(
     folder: &Folder,
     dtype: Option<DType>,

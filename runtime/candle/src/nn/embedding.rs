@@ -28,7 +28,7 @@ pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
 /// As [`embedding`], but the row `padding` gets no gradient, as with `padding_idx` in PyTorch.
 ///
 /// # Errors
-/// Those of [`embedding`], and if the weight has no row `padding`.
+/// The errors of [`embedding`], and one if the weight has no row `padding`.
 pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result<Tensor> {
     let count = check(ids, weight)?;
     if padding >= count {

@@ -130,8 +130,8 @@ fn await_gradients(usage: &Usage, reads: &[Read]) {
     }
 }
 
-/// Gives the first run its parameters, and notes which it reads. Like those of the second run, the
-/// trainable ones are variables, each of which has the storage of a parameter while the run lasts.
+/// Gives the first run its parameters, and notes which it reads. As in the second run, each trainable
+/// one is a variable that holds the storage of a parameter while the run lasts.
 struct FirstRun<'a> {
     reader: Reader<'a>,
     reads: Mutex<Vec<Read>>,
@@ -142,7 +142,7 @@ struct FirstRun<'a> {
 struct Leaf {
     id: ParamId,
     leaf: Tensor,
-    /// The tensor to which the storage goes back.
+    /// Tensor that gets the storage back.
     tensor: Tensor,
 }
 

@@ -75,7 +75,7 @@ fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
     assert!(!differing.config().tie_word_embeddings);
     let told = "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight differ: they are not tied";
     assert_eq!(differing.warnings(), [told]);
-    // What is exported has both, and says so.
+    // The export has both, and its config.json says so.
     let exported = differing.config_of_f32();
     assert_eq!(
         (&exported["tie_word_embeddings"], &exported["dtype"]),

@@ -1,5 +1,5 @@
-//! Folders that are no plain ones, against transformers: padding rows, tied pairs of which one is stored or that
-//! differ, wavelengths that are scaled.
+//! Unusual folders, against transformers: padding rows, tied pairs that differ or have only one
+//! tensor in the file, scaled wavelengths.
 
 use hsdp::Mesh;
 use hsdp_candle::llama::Recomputation;

@@ -33,7 +33,7 @@ const DRAINING: Duration = Duration::from_secs(2);
 /// The time between two looks at lines that wait for a reader.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long attendants may take to send the lines of which all are given up.
+/// Time that attendants have to send lines that are all given up.
 const FLUSHING: Duration = Duration::from_secs(5);
 
 /// How long killed processes may take to end.
@@ -121,7 +121,7 @@ impl Attempt<'_> {
                 // A pipe that fails has no more lines.
                 let _ = lines::each(from, |line| {
                     window.take(cost(&line));
-                    terminal.line((name, Source::Starter(Arc::clone(&window))), stream, &line);
+                    terminal.line(name, Source::Starter(Arc::clone(&window)), stream, &line);
                     Ok(())
                 });
                 drop(open);

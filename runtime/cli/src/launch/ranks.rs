@@ -163,7 +163,7 @@ impl Reception {
             match Frame::read_from(&mut from) {
                 Ok(Frame::Line(stream, line)) => {
                     let from = Source::Rank(Arc::clone(&of.credit));
-                    self.terminal.line((&of.who, from), stream, &line);
+                    self.terminal.line(&of.who, from, stream, &line);
                 }
                 Ok(Frame::Ended(end)) => return Some(end),
                 Ok(Frame::Hello { .. } | Frame::Drained) | Err(_) => return None,

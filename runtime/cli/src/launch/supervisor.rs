@@ -173,7 +173,7 @@ impl Supervisor {
             );
             return vec![Action::Say(said)];
         }
-        // Whoever starts the ranks may never do so.
+        // A starter such as mpirun may never start the ranks.
         self.due = self.due.min(now + self.grace);
         let all = self.running().map(|rank| Action::Signal(rank, signal));
         let said = format!("{name} is passed on to all ranks; a second signal kills them");

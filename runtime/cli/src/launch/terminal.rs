@@ -39,7 +39,7 @@ impl Terminal {
     pub(super) fn new(folder: Option<PathBuf>) -> io::Result<Self> {
         let one = files()?;
         let is_one = is_one_file(&one)?;
-        // An error of stdout is told on stderr, by a writer that may not exist yet.
+        // An error of stdout goes to stderr, whose writer may not exist yet.
         let messages = Arc::<OnceLock<Arc<Writer>>>::default();
         let to = Arc::clone(&messages);
         let failed = move |error: io::Error| {
@@ -85,7 +85,7 @@ impl Terminal {
 
     /// Takes a line of a rank, or of the program that starts them: writes it to its log, and has it written to the terminal. Does
     /// not wait for the terminal.
-    pub(super) fn line(&self, (who, from): (&str, Source), stream: Stream, line: &[u8]) {
+    pub(super) fn line(&self, who: &str, from: Source, stream: Stream, line: &[u8]) {
         self.log(who, line);
         let text = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
         self.writer(stream).add(Waiting { stream, text, from, cost: cost(line) });

@@ -12,7 +12,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window of which all is free.
+    /// Returns a window without bytes under way.
     pub(super) fn new() -> Self {
         Self { free: Mutex::new(Some(WINDOW)), changed: Condvar::new() }
     }

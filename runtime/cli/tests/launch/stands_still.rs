@@ -133,7 +133,7 @@ fn a_failure_is_followed_by_the_next_attempt() {
     assert!(told.contains("starting again as attempt 1\n"), "{told}");
 }
 
-/// Nothing can be said, and the exit code is right.
+/// Checks the exit code of a launcher that can print on neither stream.
 #[test]
 fn a_stderr_that_stands_still_does_not_keep_the_job() {
     let notes = Notes::new();

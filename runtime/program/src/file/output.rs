@@ -274,7 +274,7 @@ fn temporary(target: &Path) -> io::Result<NamedTempFile> {
     if matches!(target.components().next_back(), None | Some(Component::ParentDir)) {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // By our own function: the permissions are those of any new file, and errors name no path.
+    // Opens it here, so that it has the permissions of any new file, and errors name no path.
     tempfile::Builder::new()
         .prefix(PREFIX)
         .suffix(".tmp")

@@ -23,7 +23,7 @@ pub(crate) struct Groups {
     of_axis: [Vec<usize>; 2],
     world: usize,
     shard_size: usize,
-    /// Of ranks that all have data.
+    /// Colors of ranks that all have data.
     pub(crate) colors: Colors,
 }
 
@@ -89,7 +89,7 @@ impl<'a> OnMachine<'a> {
     /// The costs of a workload.
     ///
     /// # Errors
-    /// Those of [`Workload::predict`].
+    /// The errors of [`Workload::predict`].
     pub(super) fn new(workload: &Workload, machine: &'a Machine) -> Result<Self, Error> {
         check_update(&workload.plan)?;
         let groups = Groups::new(workload.plan.mesh(), machine)?;

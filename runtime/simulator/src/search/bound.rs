@@ -29,9 +29,9 @@ impl Least {
 /// What a plan adds to the computation of a step: the costs of its operations, and of its work on
 /// gradients and parameters but the update.
 pub(super) struct PlanCost {
-    /// Of every microbatch but the last.
+    /// Costs of every microbatch but the last.
     repeated: Least,
-    /// Of the rest of the step.
+    /// Costs of the rest of the step.
     once: Least,
 }
 
