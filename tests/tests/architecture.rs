@@ -8,24 +8,25 @@ use hsdp_tests::support::modules::Imports;
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-flight"],
     &["hsdp-comm", "hsdp-simulator"],
     &["hsdp"],
     &["hsdp-candle"],
+    &["hsdp-models"],
     &["hsdp-cli"],
     &["hsdp-tests", "hsdp-benches"],
 ];
 
 /// Crates that only some others may depend on, and those others.
 const HOMES: [(&str, &[&str]); 5] = [
-    ("hsdp-program", &["hsdp", "hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+    ("hsdp-program", &["hsdp", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
     ("nccl-sys", &["hsdp-comm"]),
     ("shuttle", &["hsdp-comm", "hsdp-flight"]),
-    ("candle-core", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
-    ("candle-nn", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+    ("candle-core", &["hsdp-candle", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+    ("candle-nn", &["hsdp-candle", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];
 
 /// The features, and the crate that may have a feature where only one may. There are none for tests: those use `cfg`.

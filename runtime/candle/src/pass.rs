@@ -26,7 +26,7 @@ use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
 
 /// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
 const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
-                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_candle::nn has such \
+                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_models::nn has such \
                    layers with gradients";
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are

@@ -36,7 +36,7 @@ fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
             }
         }
         assert!(!error.contains("layer.2"), "{error}");
-        assert!(error.contains("softmax_last_dim") && error.contains("hsdp_candle::nn"), "{error}");
+        assert!(error.contains("softmax_last_dim") && error.contains("hsdp_models::nn"), "{error}");
     }
 }
 

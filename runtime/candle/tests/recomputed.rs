@@ -5,7 +5,6 @@ mod common;
 #[path = "common/llama.rs"]
 mod llama;
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -15,8 +14,7 @@ use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
     Unit, World,
 };
-use hsdp_candle::gpt::{Gpt, GptConfig};
-use hsdp_candle::{Error, Forward, Parameters, Pass, Units, record, var_builder};
+use hsdp_candle::{Error, Parameters, Pass, Units, record, var_builder};
 
 use common::{
     Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded, step,
@@ -173,62 +171,6 @@ fn frozen_parameters_change_no_bit() {
     assert_no_bit_changes(&llama_spec(first), llama, &[all]);
 }
 
-const GPT: GptConfig = GptConfig { vocab: 11, context: 6, width: 8, heads: 2, layers: 3 };
-
-/// Runs one block of a GPT for its [`Gpt::logits`], and nothing else.
-struct OneBlock<'a> {
-    name: &'a str,
-    parameters: &'a dyn Parameters,
-    x: &'a Tensor,
-    output: RefCell<Option<Tensor>>,
-}
-
-impl Units for OneBlock<'_> {
-    fn unit(&self, name: &str, _: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
-        if name == self.name {
-            *self.output.borrow_mut() = Some(forward(self.parameters, self.x)?);
-        }
-        Ok(self.x.clone())
-    }
-}
-
-/// Runs the units of a GPT, and recomputes the blocks that the runner chooses.
-struct GptUnits<'a> {
-    runner: Runner<'a>,
-    tokens: Tensor,
-}
-
-impl Units for GptUnits<'_> {
-    fn unit(&self, name: &str, x: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
-        if name == "root" {
-            return self.runner.units.unit(name, x, forward);
-        }
-        let (block, tokens) = (name.to_owned(), self.tokens.clone());
-        self.runner.run(name, x, move |parameters, x| {
-            let units = OneBlock { name: &block, parameters, x, output: RefCell::default() };
-            Gpt::new(GPT).expect("sizes that fit").logits(&units, &tokens)?;
-            Ok(units.output.into_inner().expect("the GPT runs all its blocks"))
-        })
-    }
-
-    fn output(&self, x: &Tensor) -> Result<Tensor> {
-        self.runner.units.output(x)
-    }
-}
-
-#[test]
-fn the_blocks_of_a_gpt_have_the_same_bits() {
-    fn loss(runner: Runner<'_>, rank: usize) -> Result<Tensor> {
-        let shift = u32::try_from(rank).expect("few ranks");
-        let tokens: Vec<u32> = (0..12).map(|i| (i * 5 + shift) % 11).collect();
-        let tokens = Tensor::from_vec(tokens, (2, 6), &Device::Cpu)?;
-        let units = GptUnits { runner, tokens: tokens.clone() };
-        Gpt::new(GPT).expect("sizes that fit").loss(&units, &tokens, &tokens.flip(&[1])?)
-    }
-    assert_no_bit_changes(&GPT.spec(), loss, &[all, |unit| unit == "h.1"]);
-}
-
-/// `embed`, whose weight the head reads by another name, a layer, and the head.
 fn tied() -> ModelSpec {
     ModelSpec::new()
         .unit(Unit::new("embed").param(Param::new("embed.weight", [7, 4])).keep())

@@ -423,11 +423,11 @@ table!(CANDLE {
 });
 
 table!(GPT {
-    hsdp_candle::gpt::ConfigError: Send Sync Unpin,
-    hsdp_candle::gpt::Draw: Send Sync Unpin,
-    hsdp_candle::gpt::Gpt: Send Sync Unpin,
-    hsdp_candle::gpt::GptConfig: Send Sync Unpin,
-    hsdp_candle::gpt::Kept: Send Sync Unpin,
+    hsdp_models::gpt::ConfigError: Send Sync Unpin,
+    hsdp_models::gpt::Draw: Send Sync Unpin,
+    hsdp_models::gpt::Gpt: Send Sync Unpin,
+    hsdp_models::gpt::GptConfig: Send Sync Unpin,
+    hsdp_models::gpt::Kept: Send Sync Unpin,
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.

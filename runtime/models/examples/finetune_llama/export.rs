@@ -1,0 +1,166 @@
+//! `--export`: the trained model as a folder of Hugging Face.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hsdp_models::llama::LlamaConfig;
+use hsdp_program::file::{self, replace_at, replace_with};
+use hsdp_program::stderr::in_one_line;
+use safetensors::{Dtype, View};
+
+use super::folder::ModelFolder;
+use super::inputs::Inputs;
+use super::shared::failure::Failure;
+use super::shared::output::cannot_write_whole;
+
+const CONFIG: &str = "config.json";
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const ADAPTERS: &str = "adapters.safetensors";
+
+/// Files of the model's folder that are copied if they are there.
+const COPIED: [&str; 6] = [
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+];
+
+/// The most bytes of a file that is copied.
+const MAX_COPIED: u64 = 256 << 20;
+
+/// A folder to write to, and its small files.
+#[derive(Debug)]
+pub(crate) struct Export {
+    folder: PathBuf,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Export {
+    /// Makes the folder, and reads the files that are copied to it: what cannot be written is found before the run.
+    pub(crate) fn prepare(
+        to: &Path,
+        from: Option<&ModelFolder>,
+        config: &LlamaConfig,
+    ) -> Result<Self, Failure> {
+        let refuse = |error: &dyn std::fmt::Display| {
+            Failure::Input(format!("--export {}: {error}", to.display()))
+        };
+        fs::create_dir_all(to).map_err(|error| refuse(&error))?;
+        if from.is_some_and(|from| is_same(from.path(), to)) {
+            return Err(refuse(&"it is the folder of --model"));
+        }
+        if let Some(stale) = stale(to, config).map_err(|error| refuse(&error))? {
+            return Err(refuse(&format_args!("it holds {stale}, of another model")));
+        }
+        let json = from.map_or_else(|| config.to_json(), |from| from.model.config_of_f32());
+        let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
+        let mut files = vec![(CONFIG, config)];
+        for name in from.map_or(&[][..], |_| &COPIED) {
+            if let Some(path) = from.and_then(|from| from.file(name)) {
+                files.push((name, file::read(&path, MAX_COPIED).map_err(Failure::input)?));
+            }
+        }
+        let names = files.iter().map(|(name, _)| *name).chain([MODEL, ADAPTERS]);
+        for name in names {
+            let checked = file::Output::check(&to.join(name), &[]);
+            checked.map_err(|error| Failure::Input(format!("cannot write {error}")))?;
+        }
+        Ok(Self { folder: to.to_owned(), files })
+    }
+
+    /// Writes the files, each as a whole. The weights come last.
+    pub(crate) fn write(
+        &self,
+        inputs: &Inputs,
+        parameters: &BTreeMap<String, Vec<f32>>,
+    ) -> Result<(), Failure> {
+        for (name, bytes) in &self.files {
+            let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
+            written.map_err(cannot_write_whole)?;
+        }
+        let base = inputs.recorded.params().map(|param| (param.name.as_str(), &param.shape));
+        let (adapters, base): (Vec<_>, Vec<_>) =
+            base.partition(|(name, _)| name.contains(".lora_"));
+        for (file, tensors) in [(ADAPTERS, adapters), (MODEL, base)] {
+            if tensors.is_empty() {
+                continue;
+            }
+            let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+            let views = tensors.into_iter().map(|(name, shape)| match parameters.get(name) {
+                Some(values) => Ok((name, Tensor { shape, values })),
+                None => Err(Failure::training(format_args!("parameter {name} was not gathered"))),
+            });
+            let views = views.collect::<Result<Vec<_>, _>>()?;
+            let written = replace_at(&self.folder.join(file), |path| {
+                safetensors::serialize_to_file(views, Some(metadata), path)
+                    .map_err(io::Error::other)
+            });
+            written.map_err(cannot_write_whole)?;
+        }
+        Ok(())
+    }
+
+    /// A sentence for the report.
+    pub(crate) fn in_words(&self, inputs: &Inputs) -> String {
+        let folder = in_one_line(self.folder.display());
+        match inputs.options.lora {
+            None => format!("exported to {folder}"),
+            Some(_) => {
+                format!(
+                    "exported to {folder}: adapters are in {ADAPTERS}, and not merged into {MODEL}"
+                )
+            }
+        }
+    }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}
+
+/// The name of a file in the folder that would be read with the export, or in its place, if there is one.
+fn stale(folder: &Path, config: &LlamaConfig) -> io::Result<Option<String>> {
+    let is_stale = |name: &str| {
+        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
+        let adapters = name == ADAPTERS && config.lora.is_none();
+        name == INDEX || is_part || adapters || name.starts_with("adapter_")
+    };
+    let names =
+        fs::read_dir(folder)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
+    let mut stale = names.collect::<io::Result<Vec<String>>>()?;
+    stale.retain(|name| is_stale(name));
+    Ok(stale.into_iter().min())
+}
+
+/// A tensor whose bytes are made when it is written.
+struct Tensor<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Tensor<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}

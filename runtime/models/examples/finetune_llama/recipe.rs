@@ -1,0 +1,54 @@
+//! How the model is trained.
+
+use hsdp::Placement;
+use hsdp::prelude::*;
+use hsdp_models::llama::{Llama, LlamaConfig, Lora, Recomputation, RopeScaling};
+
+use super::options::Options;
+use super::shared::size;
+
+/// Gradients longer than this are scaled down to it.
+pub(crate) const MAX_NORM: f64 = 1.0;
+
+/// The inner size of the layers behind attention of a model with random weights, in widths.
+const INNER: usize = 3;
+
+/// The model with the options' adapters and recomputation.
+pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
+    let llama = Llama::new(config).recomputing(match options.recompute {
+        true => Recomputation::Blocks,
+        false => Recomputation::Off,
+    });
+    let Some(rank) = options.lora else { return llama };
+    let llama = llama.with_lora(Lora::of_rank(rank));
+    match is_stored(options) {
+        true => llama.storing_frozen_in(options.run.param_dtype),
+        false => llama,
+    }
+}
+
+/// Whether the frozen model is kept in 16 bits alone. An export then has the rounded values, with which its adapters were trained.
+fn is_stored(options: &Options) -> bool {
+    options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
+}
+
+/// The sizes of a model with random weights.
+pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size,
+        hidden_size: size::WIDTH,
+        intermediate_size: INNER * size::WIDTH,
+        num_hidden_layers: size::LAYERS,
+        num_attention_heads: size::HEADS,
+        num_key_value_heads: size::HEADS / 2,
+        head_dim: size::WIDTH / size::HEADS,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::Default,
+        max_position_embeddings: context,
+        tie_word_embeddings: false,
+        pad_token_id: None,
+        initializer_range: 0.02,
+        lora: None,
+    }
+}

@@ -1,0 +1,10 @@
+//! Llama on meshes: against runs of transformers, against stock candle on whole parameters, and with adapters.
+
+mod batches;
+mod dtypes;
+mod folders;
+mod golden;
+mod odd;
+mod run;
+mod stock;
+mod variants;
