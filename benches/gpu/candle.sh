@@ -30,7 +30,7 @@ export CUDA_HOME="$toolkit" CUDA_PATH="$toolkit" CUDA_ROOT="$toolkit" CUDA_TOOLK
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-90}" PATH="$toolkit/bin:$PATH"
 cd "$root"
 for example in train_gpt finetune_llama; do
-    cargo rustc --release --locked -p hsdp-candle --features candle-cuda --example "$example" --target-dir "$target/candle-cuda" -- \
+    cargo rustc --release --locked -p hsdp-models --features candle-cuda --example "$example" --target-dir "$target/candle-cuda" -- \
         -L "$links" -C link-arg=-Wl,--unresolved-symbols=ignore-all -C link-arg=-Wl,--no-as-needed \
         -C link-arg=-lcuda -C link-arg=-lcublas -C link-arg=-lcublasLt
     strip -o "$folder/$example" "$target/candle-cuda/release/examples/$example"

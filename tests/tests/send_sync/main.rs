@@ -475,7 +475,7 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
     every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
-    every_export_has_a_row("runtime/candle/src/gpt.rs", GPT);
+    every_export_has_a_row("runtime/models/src/gpt.rs", GPT);
 }
 
 #[test]

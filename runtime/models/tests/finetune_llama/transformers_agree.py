@@ -2,7 +2,7 @@
 
     python3 -m pip install torch transformers safetensors
     cargo run --release --example finetune_llama -- --model MODEL --batches FILE.safetensors --out RUN --export TUNED
-    python3 runtime/candle/tests/finetune_llama/transformers_agree.py TUNED FILE.safetensors RUN
+    python3 runtime/models/tests/finetune_llama/transformers_agree.py TUNED FILE.safetensors RUN
 
 transformers reads the folder TUNED and computes the mean loss of the held-out sequences in f32; the run has it in
 RUN/summary.json as `eval_loss_after`. It fails if they differ by more than 1e-5 of their value.

@@ -1,8 +1,8 @@
 """Makes the folders `pad`, `pad_tied` and `pad_last`, and repeats the runs of all folders that have an `expected.json`.
 
     python3 -m pip install torch==2.15.0 transformers==5.24.0 safetensors
-    python3 runtime/candle/tests/golden_llama/generate.py            # compares
-    python3 runtime/candle/tests/golden_llama/generate.py --write    # makes the folders anew
+    python3 runtime/models/tests/golden_llama/generate.py            # compares
+    python3 runtime/models/tests/golden_llama/generate.py --write    # makes the folders anew
 
 Without `--write` it fails if a loss or a norm differs from that in `expected.json` by more than 2e-6 of its value.
 """
