@@ -45,7 +45,10 @@ impl Text {
     }
 
     /// Reads the text that the options name. Its tokens are those of the model's tokenizer.
-    pub(crate) fn of_tokenizer(options: &Options, folder: &ModelFolder) -> Result<Self, Failure> {
+    pub(crate) fn of_tokenizer(
+        options: &Options,
+        folder: &mut ModelFolder,
+    ) -> Result<Self, Failure> {
         let (mut tokenizer, bytes) = folder.tokenizer()?;
         let refuse = |error| {
             Failure::Input(format!("the tokenizer of {}: {error}", folder.path().display()))

@@ -176,19 +176,38 @@ fn tensors_of_different_dtypes_need_one_that_is_stated() {
     assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
 }
 
+/// transformers trains the model of `config.json`: nothing in training reads the other file.
 #[test]
-fn files_beside_the_model_that_contradict_it_are_refused() {
+fn another_padding_token_for_generations_is_a_warning() {
     let folder = copy("pad");
-    for token in [json!(5), json!(-43), json!(null)] {
+    let with = |token: Value| {
         reconfigure(folder.path(), "generation_config.json", &json!({ "pad_token_id": token }));
-        Pretrained::open(folder.path()).expect("the same row");
+        Pretrained::open(folder.path()).expect("a model")
+    };
+    for token in [json!(5), json!(-43), json!(null)] {
+        assert!(with(token).warnings().is_empty(), "the same row");
     }
-    reconfigure(folder.path(), "generation_config.json", &json!({ "pad_token_id": 7 }));
-    let told = "generation_config.json: pad_token_id is 7, and that of config.json is 5";
-    assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
+    for token in [json!(7), json!(-42), json!("7")] {
+        let opened = with(token.clone());
+        let told = format!(
+            "pad_token_id is {token} in generation_config.json, and 5 in config.json: 5 is used"
+        );
+        assert_eq!(opened.warnings(), [told]);
+        assert_eq!(opened.config().pad_token_id, Some(5));
+    }
+    fs::write(folder.path().join("generation_config.json"), "{").expect("written");
+    let opened = Pretrained::open(folder.path()).expect("nothing in training reads it");
+    let told =
+        "generation_config.json cannot be read: EOF while parsing an object at line 1 column 1";
+    assert_eq!(opened.warnings(), [told]);
+    fs::write(folder.path().join("generation_config.json"), "{}").expect("written");
     // Without a padding row it is a setting of generation alone.
     reconfigure(folder.path(), "config.json", &json!({ "pad_token_id": null }));
-    Pretrained::open(folder.path()).expect("no padding row");
+    assert!(with(json!(7)).warnings().is_empty(), "no padding row");
+}
+
+#[test]
+fn adapters_beside_the_model_are_refused() {
     for file in ["adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"] {
         let folder = copy("pad");
         fs::write(folder.path().join(file), "{}").expect("written");
