@@ -43,7 +43,7 @@ impl ModelFolder {
     }
 
     /// Reads the tokenizer, and compares it with the model. Returns it with the bytes of its file.
-    /// Another padding token than the model's is a warning.
+    /// Another padding token than the model's is a warning, and so are more tokens.
     pub(crate) fn tokenizer(&mut self) -> Result<(Tokenizer, Vec<u8>), Failure> {
         let path = self.path().join(TOKENIZER);
         if !path.exists() {
@@ -56,7 +56,8 @@ impl ModelFolder {
         let vocabulary = self.config().vocab_size;
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
         if largest as usize >= vocabulary {
-            return Err(refuse(format!("it has token {largest}: the model has {vocabulary}")));
+            let what = format!("{TOKENIZER} has token {largest}, and the model has {vocabulary}");
+            self.warnings.push(what);
         }
         let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
         let named = pad_token(&self.path().join(TOKENIZER_CONFIG))?;

@@ -303,10 +303,9 @@ fn the_average_of_weights_is_evaluated_and_exported() {
     assert!(refused.contains("from 0 to below 1"), "{refused}");
 }
 
-/// transformers trains such a folder by its `config.json`. So does the program, and tells each
-/// once.
+/// transformers trains such a folder, and so does the program. It warns once of each contradiction.
 #[test]
-fn other_padding_tokens_are_warnings_and_change_nothing() {
+fn contradictions_that_change_nothing_are_warnings() {
     let place = Place::new();
     fs::write(place.path("text"), "she sells sea shells by the sea shore ".repeat(40))
         .expect("written");
@@ -331,16 +330,21 @@ fn other_padding_tokens_are_warnings_and_change_nothing() {
         "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
         "pad_id": 5, "pad_type_id": 0, "pad_token": "by"
     });
+    tokenizer["model"]["vocab"]["unseen"] = json!(96);
     write("tokenizer.json", tokenizer);
     write("tokenizer_config.json", json!({ "pad_token": "seen" }));
     write("generation_config.json", json!({ "pad_token_id": 4 }));
+    let part = place.path("model/model-00001-of-00002.safetensors");
+    fs::copy(place.path("model/model.safetensors"), part).expect("copied");
     let (warned, warnings) = trained("warned");
     assert_eq!(warned, losses);
-    assert_eq!(warnings.lines().count(), 3, "{warnings}");
+    assert_eq!(warnings.lines().count(), 5, "{warnings}");
     for told in [
         "pad_token_id is 4 in generation_config.json, and 3 in config.json: 3 is used",
         "tokenizer.json pads with token 5, and pad_token_id is 3 in config.json: 3 is used",
         "tokenizer_config.json pads with token 9, and pad_token_id is 3 in config.json: 3 is used",
+        "tokenizer.json has token 96, and the model has 96",
+        "00001-of-00002.safetensors is not read, since model.safetensors is there",
     ] {
         assert_eq!(warnings.matches(told).count(), 1, "{told}: {warnings}");
     }
