@@ -305,8 +305,8 @@ impl LlamaConfig {
         ConfigFile::parse(text).map(|file| file.config)
     }
 
-    /// Returns the fields of a `config.json` that transformers and candle read. `rope_theta` is at
-    /// both its new and its old place.
+    /// Returns the fields of a `config.json` that transformers and candle read. `rope_theta` and
+    /// the scaling of wavelengths are at both their new and their old places.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let rope = match self.rope_scaling {
@@ -331,6 +331,7 @@ impl LlamaConfig {
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "rope_parameters": rope,
+            "rope_scaling": self.old_rope_scaling(),
             "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tie_word_embeddings,
             "pad_token_id": self.pad_token_id,
@@ -339,6 +340,15 @@ impl LlamaConfig {
             "attention_bias": false,
             "mlp_bias": false,
         })
+    }
+
+    /// Returns the scaling of wavelengths as versions of transformers before 5 read it. Stock candle
+    /// knows no linear scaling: it refuses this one, and would ignore the new one.
+    pub(super) fn old_rope_scaling(&self) -> Option<Value> {
+        match self.rope_scaling {
+            RopeScaling::Default => None,
+            RopeScaling::Linear(factor) => Some(json!({ "type": "linear", "factor": factor })),
+        }
     }
 
     /// Returns the distribution of initial matrices.

@@ -189,15 +189,19 @@ impl Pretrained {
         &self.warnings
     }
 
-    /// Returns the `config.json` of this model with other weights, which are f32. It has all fields
-    /// of the file, with the dtype and the `tie_word_embeddings` of the new weights. Theta is also
-    /// at its old place, the only one that stock candle reads.
+    /// Returns the `config.json` of this model with other weights, which are f32. It has all
+    /// fields of the file, with the dtype and the `tie_word_embeddings` of the new weights. Theta
+    /// and the scaling of wavelengths are also at their old places, the only ones that stock candle
+    /// and old versions of transformers read.
     #[must_use]
     pub fn config_of_f32(&self) -> Value {
         let mut json = self.json.clone();
         json.remove("torch_dtype");
         json.insert("dtype".to_owned(), json!("float32"));
         json.insert("rope_theta".to_owned(), json!(self.config.rope_theta));
+        if let Some(scaling) = self.config.old_rope_scaling() {
+            json.insert("rope_scaling".to_owned(), scaling);
+        }
         json.insert("tie_word_embeddings".to_owned(), json!(self.config.tie_word_embeddings));
         Value::Object(json)
     }

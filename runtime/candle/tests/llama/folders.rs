@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use hsdp_candle::llama::{Llama, LlamaConfig, Pretrained};
+use candle_transformers::models::llama as stock;
+use hsdp_candle::llama::{Llama, LlamaConfig, Pretrained, RopeScaling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -235,5 +236,25 @@ fn a_padding_row_starts_at_zero() {
             5 => assert!(padded.iter().all(|it| *it == 0.0) && plain.iter().all(|it| *it != 0.0)),
             _ => assert_eq!(padded, plain),
         }
+    }
+}
+
+/// Readers of the old place would otherwise train and generate without the scaling.
+#[test]
+fn an_export_has_the_scaling_of_wavelengths_at_both_places() {
+    let folder = copy("rope_linear");
+    let before = Pretrained::open(folder.path()).expect("a model");
+    let RopeScaling::Linear(factor) = before.config().rope_scaling else { panic!("it is linear") };
+    let new = json!({ "rope_type": "linear", "rope_theta": 10_000.0, "factor": factor });
+    let changes = json!({ "rope_parameters": new, "rope_scaling": null, "rope_theta": 10_000.0 });
+    reconfigure(folder.path(), "config.json", &changes);
+    let opened = Pretrained::open(folder.path()).expect("a model");
+    assert_eq!(opened.config(), before.config());
+    for exported in [opened.config_of_f32(), opened.config().to_json()] {
+        assert_eq!(exported["rope_parameters"], new);
+        assert_eq!(exported["rope_scaling"], json!({ "type": "linear", "factor": factor }));
+        let text = exported.to_string();
+        assert_eq!(&LlamaConfig::from_json(&text).expect("a model"), before.config());
+        assert!(serde_json::from_str::<stock::LlamaConfig>(&text).is_err(), "candle has none");
     }
 }
