@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use self::reader::Reader;
 use self::recomputed::FirstRuns;
-use self::start::{Form, Start, is_in_16_bits};
-use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
+use self::start::{Form, Start};
+use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::Identity;
@@ -54,7 +54,7 @@ pub struct Pass<'step> {
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
     wanted: Wanted,
-    /// Variables that first runs of recomputed units had.
+    /// Graphs that first runs of recomputed units had.
     first_runs: FirstRuns,
     watch: Watch,
     kind: Kind,
@@ -263,7 +263,7 @@ impl<'step> Pass<'step> {
         if seed.value() == 0.0 {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
-            let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype()]);
+            let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
             self.differentiate(loss, &reached, start)?;
         }
         self.finish()?;
@@ -288,10 +288,12 @@ impl<'step> Pass<'step> {
         Ok(())
     }
 
-    /// Returns a 16-bit dtype in which some unit computes, or f32 if no unit computes in 16 bits.
-    fn narrowest_dtype(&self) -> DType {
+    /// Returns a 16-bit dtype in which a unit computes or to which a forward casts, or f32 if there
+    /// is none.
+    fn narrowest_dtype(&self, reached: &Reached) -> DType {
         let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
-        dtypes.find(|dtype| is_in_16_bits(*dtype)).unwrap_or(DType::F32)
+        let of_units = dtypes.find(|dtype| is_in_16_bits(*dtype));
+        of_units.or(reached.rounds_to).or_else(|| self.first_runs.rounds_to()).unwrap_or(DType::F32)
     }
 
     fn find(&self, name: &str) -> Result<&Arc<UnitState>, Error> {

@@ -72,7 +72,8 @@ impl Plain {
     }
 }
 
-/// The compute dtype of a unit, in a model that computes in `dtype` unless a unit declares another.
+/// Returns the compute dtype of a unit, in a model that computes in `dtype` unless a unit declares
+/// another.
 fn dtype_of(unit: &Unit, dtype: DType) -> Result<DType> {
     unit.compute_dtype.map_or(Ok(dtype), candle_dtype)
 }
