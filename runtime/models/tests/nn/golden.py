@@ -1,4 +1,4 @@
-"""Writes golden.safetensors: PyTorch's values and gradients, with which golden.rs compares the layers of `hsdp_candle::nn`.
+"""Writes golden.safetensors: PyTorch's values and gradients, with which golden.rs compares the layers of `hsdp_models::nn`.
 
     pip install torch safetensors
     python golden.py
