@@ -1,7 +1,7 @@
 //! Layers and models for [`hsdp_candle`], the candle adapter of [hsdp].
 //!
 //! - [`nn`] has layers of transformers with gradients, which candle-nn's fused layers cut.
-//! - [`llama`] trains folders of transformers as they are.
+//! - [`decoder`] trains folders of transformers as they are: Llama, Qwen, Gemma and others.
 //! - [`gpt`] is a small GPT, for benchmarks and conformance cases.
 //!
 //! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole on
@@ -10,6 +10,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod decoder;
 pub mod gpt;
-pub mod llama;
 pub mod nn;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hsdp_models::llama::LlamaConfig;
+use hsdp_models::decoder::DecoderConfig;
 use hsdp_models::nn::IGNORED;
 use hsdp_program::{Digest, file};
 use safetensors::{Dtype, SafeTensors};
@@ -34,7 +34,7 @@ impl Batches {
     /// Reads a file, and checks that the model can read its tokens and that the mesh can deal its sequences.
     pub(crate) fn read(
         path: &Path,
-        config: &LlamaConfig,
+        config: &DecoderConfig,
         options: &RunOptions,
     ) -> Result<Self, Failure> {
         let bytes = file::read(path, MAX_BYTES).map_err(Failure::input)?;
@@ -43,7 +43,7 @@ impl Batches {
         Ok(batches)
     }
 
-    fn parse(bytes: &[u8], config: &LlamaConfig, options: &RunOptions) -> Result<Self, String> {
+    fn parse(bytes: &[u8], config: &DecoderConfig, options: &RunOptions) -> Result<Self, String> {
         let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
         let mut names = file.names();
         names.sort_unstable();
@@ -112,7 +112,7 @@ impl Batches {
 }
 
 /// The held-out sequences; none if the file has none.
-fn held_out(file: &SafeTensors<'_>, config: &LlamaConfig) -> Result<Sequences, String> {
+fn held_out(file: &SafeTensors<'_>, config: &DecoderConfig) -> Result<Sequences, String> {
     const NAMES: [&str; 2] = ["eval_input_ids", "eval_labels"];
     if NAMES.iter().all(|name| file.tensor(name).is_err()) {
         return Ok(Sequences::default());
@@ -129,7 +129,7 @@ fn held_out(file: &SafeTensors<'_>, config: &LlamaConfig) -> Result<Sequences, S
 fn sequences(
     file: &SafeTensors<'_>,
     [ids, labels]: [&str; 2],
-    config: &LlamaConfig,
+    config: &DecoderConfig,
 ) -> Result<(Sequences, Vec<usize>), String> {
     let (tokens, shape) = elements(file, (ids, Dtype::U32), u32::from_le_bytes)?;
     let (of_labels, other) = elements(file, (labels, Dtype::I64), i64::from_le_bytes)?;

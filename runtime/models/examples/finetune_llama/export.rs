@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hsdp_models::llama::LlamaConfig;
+use hsdp_models::decoder::DecoderConfig;
 use hsdp_program::file::{self, replace_at, replace_with};
 use hsdp_program::stderr::in_one_line;
 use safetensors::{Dtype, View};
@@ -47,7 +47,7 @@ impl Export {
     pub(crate) fn prepare(
         to: &Path,
         from: Option<&ModelFolder>,
-        config: &LlamaConfig,
+        config: &DecoderConfig,
     ) -> Result<Self, Failure> {
         let refuse = |error: &dyn std::fmt::Display| {
             Failure::Input(format!("--export {}: {error}", to.display()))
@@ -59,8 +59,7 @@ impl Export {
         if let Some(stale) = stale(to, config).map_err(|error| refuse(&error))? {
             return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
-        let json = from.map_or_else(|| config.to_json(), |from| from.model.config_of_f32());
-        let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
+        let config = serde_json::to_vec_pretty(&config.to_json()).map_err(Failure::training)?;
         let mut files = vec![(CONFIG, config)];
         for name in from.map_or(&[][..], |_| &COPIED) {
             if let Some(path) = from.and_then(|from| from.file(name)) {
@@ -129,7 +128,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 /// Returns the name of a file in the folder that would be read with the export, or in its place.
-fn stale(folder: &Path, config: &LlamaConfig) -> io::Result<Option<String>> {
+fn stale(folder: &Path, config: &DecoderConfig) -> io::Result<Option<String>> {
     let is_stale = |name: &str| {
         let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
         let adapters = name == ADAPTERS && config.lora.is_none();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hsdp_models::llama::{LlamaConfig, Pretrained};
+use hsdp_models::decoder::{DecoderConfig, Pretrained};
 use hsdp_program::file;
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -38,7 +38,7 @@ impl ModelFolder {
         self.model.path()
     }
 
-    pub(crate) fn config(&self) -> &LlamaConfig {
+    pub(crate) fn config(&self) -> &DecoderConfig {
         self.model.config()
     }
 

@@ -2,7 +2,7 @@
 
 use hsdp::{ModelSpec, Placement, Plan, World};
 use hsdp_candle::Recorded;
-use hsdp_models::llama::Llama;
+use hsdp_models::decoder::Decoder;
 use hsdp_program::memory::{Limit, Need, product};
 
 use super::batches::Batches;
@@ -31,7 +31,7 @@ pub(crate) struct Inputs {
     pub(crate) options: Options,
     pub(crate) steps: usize,
     pub(crate) data: Data,
-    pub(crate) llama: Llama,
+    pub(crate) llama: Decoder,
     pub(crate) recorded: Recorded,
     pub(crate) spec: ModelSpec,
     /// The folder of the model, if its weights are not random.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use hsdp_models::llama::LlamaConfig;
+use hsdp_models::decoder::DecoderConfig;
 use hsdp_program::command_line;
 use hsdp_program::number::{count, learning_rate};
 
@@ -12,7 +12,7 @@ use super::shared::options::{MAX_STEPS, RunOptions};
 use super::shared::size;
 
 /// The largest size of a model, a batch or a context.
-const MAX: usize = LlamaConfig::MAX_SIZE;
+const MAX: usize = DecoderConfig::MAX_SIZE;
 
 /// Trains a Llama on a mesh of replicas x shards whose ranks are threads or processes
 #[derive(Clone, Debug, Parser)]

@@ -2,7 +2,9 @@
 
 use hsdp::Placement;
 use hsdp::prelude::*;
-use hsdp_models::llama::{Llama, LlamaConfig, Lora, Recomputation, RopeScaling};
+use hsdp_models::decoder::{Decoder, DecoderConfig, Lora, Recomputation};
+
+use serde_json::json;
 
 use super::options::Options;
 use super::shared::size;
@@ -14,8 +16,8 @@ pub(crate) const MAX_NORM: f64 = 1.0;
 const INNER: usize = 3;
 
 /// The model with the options' adapters and recomputation.
-pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
-    let llama = Llama::new(config).recomputing(match options.recompute {
+pub(crate) fn llama(config: DecoderConfig, options: &Options) -> Decoder {
+    let llama = Decoder::new(config).recomputing(match options.recompute {
         true => Recomputation::Blocks,
         false => Recomputation::Off,
     });
@@ -32,23 +34,23 @@ fn is_stored(options: &Options) -> bool {
     options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
 }
 
-/// The sizes of a model with random weights.
-pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
-    LlamaConfig {
-        vocab_size,
-        hidden_size: size::WIDTH,
-        intermediate_size: INNER * size::WIDTH,
-        num_hidden_layers: size::LAYERS,
-        num_attention_heads: size::HEADS,
-        num_key_value_heads: size::HEADS / 2,
-        head_dim: size::WIDTH / size::HEADS,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        rope_scaling: RopeScaling::Default,
-        max_position_embeddings: context,
-        tie_word_embeddings: false,
-        pad_token_id: None,
-        initializer_range: 0.02,
-        lora: None,
-    }
+/// Returns the sizes of a Llama with random weights.
+pub(crate) fn small(vocab_size: usize, context: usize) -> DecoderConfig {
+    let config = json!({
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": size::WIDTH,
+        "intermediate_size": INNER * size::WIDTH,
+        "num_hidden_layers": size::LAYERS,
+        "num_attention_heads": size::HEADS,
+        "num_key_value_heads": size::HEADS / 2,
+        "head_dim": size::WIDTH / size::HEADS,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": { "rope_type": "default", "rope_theta": 10_000.0 },
+        "max_position_embeddings": context,
+        "tie_word_embeddings": false,
+        "initializer_range": 0.02,
+    });
+    DecoderConfig::from_json(&config.to_string()).expect("sizes of a model")
 }

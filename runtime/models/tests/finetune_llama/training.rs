@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama as stock;
 use hsdp_candle::{Plain, Units};
-use hsdp_models::llama::{Llama, LlamaConfig};
+use hsdp_models::decoder::{Decoder, DecoderConfig};
 use serde_json::{Value, json};
 
 use crate::place::{Place, TUNE, golden};
@@ -57,7 +57,7 @@ fn same_logits(folder: &Path, loss: f64) {
     let text = fs::read_to_string(folder.join("config.json")).expect("a file");
     let weights =
         safetensors::load(folder.join("model.safetensors"), &Device::Cpu).expect("tensors");
-    let ours = Llama::new(LlamaConfig::from_json(&text).expect("a model"));
+    let ours = Decoder::new(DecoderConfig::from_json(&text).expect("a model"));
     let values = weights.iter().map(|(name, it)| {
         (name.clone(), it.flatten_all().and_then(|it| it.to_vec1()).expect("f32"))
     });
