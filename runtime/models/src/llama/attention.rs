@@ -6,7 +6,7 @@ use candle_nn::{Module, VarBuilder};
 use super::config::LlamaConfig;
 use super::linear::Linear;
 use super::rotary::Rotary;
-use crate::nn::{self, Mask};
+use crate::nn::{self, Mask, Scores};
 
 /// Self-attention.
 #[derive(Clone, Debug)]
@@ -49,7 +49,8 @@ impl Attention {
         let v = split(self.v_proj.forward(x)?)?;
         #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
         let scale = 1.0 / (self.head_dim as f64).sqrt();
-        let mixed = nn::attention([&q, &k, &v], scale, Mask::Causal)?;
+        let scores = Scores { scale, cap: None, mask: Mask::Causal };
+        let mixed = nn::attention([&q, &k, &v], &scores)?;
         self.o_proj.forward(&mixed.flatten_from(2)?)
     }
 }
