@@ -10,9 +10,10 @@
 //! | [`linear`], [`embedding`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
 //! | [`padded_embedding`] | `torch.nn.functional.embedding` with `padding_idx` |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
-//! | [`softmax_of_scores`] | `torch.softmax(scores * scale + mask, dim=-1)` |
-//! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention` |
-//! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Llama; the layout of GPT-J |
+//! | [`softmax_of_scores`] | `torch.softmax(products * scale + mask, dim=-1)`, with a cap before the mask |
+//! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention`; with a window or a cap, `eager_attention_forward` of transformers' Gemma 2 |
+//! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Phi-3, whose rotation may be partial; the layout of GPT-J |
+//! | [`soft_cap`] | `cap * torch.tanh(x / cap)` |
 //! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
 //! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
@@ -45,6 +46,7 @@ mod rms_norm;
 mod rope;
 mod rows;
 mod scores;
+mod soft_cap;
 
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
@@ -56,4 +58,5 @@ pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use rms_norm::rms_norm;
 pub use rope::{rope, rope_interleaved};
-pub use scores::{Mask, softmax, softmax_of_scores};
+pub use scores::{Mask, Scores, softmax, softmax_of_scores};
+pub use soft_cap::soft_cap;

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::nn;
+use crate::nn::{self, Mask, Scores};
 use hsdp_candle::Parameters;
 
 const LAYER_NORM_EPS: f64 = 1e-5;
@@ -27,5 +27,6 @@ pub(super) fn attention(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     let qkv = qkv.reshape((batch, length, 3, heads, ()))?;
     #[expect(clippy::cast_precision_loss, reason = "a head's width is small")]
     let scale = 1.0 / (qkv.dim(4)? as f64).sqrt();
-    nn::attention_packed(&qkv, scale, nn::Mask::Causal)?.flatten_from(2)
+    let scores = Scores { scale, cap: None, mask: Mask::Causal };
+    nn::attention_packed(&qkv, &scores)?.flatten_from(2)
 }

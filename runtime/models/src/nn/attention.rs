@@ -1,7 +1,8 @@
 //! Attention whose scores are never in memory as a whole.
 //!
-//! Blocks of queries are computed one after the other, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135), but each with all the
-//! keys that it may see. The backward computes the scores again.
+//! Blocks of queries are computed one after the other, as in FlashAttention (Dao et al. 2022,
+//! arXiv:2205.14135), but each with all the keys that one of its queries may see. The backward computes
+//! the scores again.
 
 mod group;
 mod place;
@@ -13,50 +14,51 @@ pub(crate) use self::group::BLOCK;
 use self::group::{Gradients, Group};
 use self::place::{Places, Sizes};
 use super::composed;
-use super::element::{
-    Element, Lent, check_dtypes, elements, gradient, narrow, with_element, zeros,
-};
+use super::element::{Element, Lent, check_dtypes, elements, gradient, with_element, zeros};
 use super::parts::in_parallel;
-use super::scores::{Hidden, Mask, Softmax, check_mask};
+use super::scores::{Scores, Softmax};
 
 const NAME: &str = "attention";
 
-/// Attention of queries `q`, `[batch, queries, heads, dim]`, to keys `k` and values `v`, `[batch, keys, key-value heads, dim]`: the
-/// softmax over the keys of `q k^T * scale`, times `v`, in the shape of `q`. Each key-value head serves an equal number of heads, which
-/// follow one another.
+/// Computes the attention of queries `q`, `[batch, queries, heads, dim]`, to keys `k` and values `v`,
+/// `[batch, keys, key-value heads, dim]`: the softmax over the keys of the products `q k^T`, which are
+/// scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each key-value head
+/// serves an equal number of heads, which follow one another.
 ///
-/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no key has the output 0. Threads share the
-/// work by sequence and key-value head. On a GPU this is [`composed::attention`].
+/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no key
+/// has the output 0. Keys that a block of queries cannot see take no time, so an attention with a
+/// [`Mask::Window`](super::Mask::Window) takes as long as the window is wide. Threads share the work by
+/// sequence and key-value head. On a GPU this is [`composed::attention`].
 ///
 /// # Errors
-/// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or the mask does not fit, as for
-/// [`softmax_of_scores`](super::softmax_of_scores).
-pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+/// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or cap or mask do not fit, as
+/// for [`softmax_of_scores`](super::softmax_of_scores).
+pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor> {
     let sizes = Sizes::of([q, k, v])?;
     check_dtypes(NAME, &[q])?;
-    check_mask(NAME, &sizes.scores(), mask)?;
+    scores.check(NAME, &sizes.scores())?;
     if !q.device().is_cpu() {
-        return composed::attention([q, k, v], scale, mask);
+        return composed::attention([q, k, v], scores);
     }
-    let op = Attention::new(Places::of_three(sizes), scale, mask)?;
+    let op = Attention::new(Places::of_three(sizes), scores)?;
     q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
 }
 
-/// As [`attention`], of queries, keys and values in one tensor, `[batch, length, 3, heads, dim]`, such as one linear layer
-/// gives. The output is `[batch, length, heads, dim]`.
+/// As [`attention`], of queries, keys and values in one tensor, `[batch, length, 3, heads, dim]`, such
+/// as one linear layer gives. The output is `[batch, length, heads, dim]`.
 ///
 /// On a GPU this is [`composed::attention_packed`].
 ///
 /// # Errors
 /// As [`attention`].
-pub fn attention_packed(qkv: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     let sizes = Sizes::of_packed(qkv)?;
     check_dtypes(NAME, &[qkv])?;
-    check_mask(NAME, &sizes.scores(), mask)?;
+    scores.check(NAME, &sizes.scores())?;
     if !qkv.device().is_cpu() {
-        return composed::attention_packed(qkv, scale, mask);
+        return composed::attention_packed(qkv, scores);
     }
-    qkv.contiguous()?.apply_op1(Attention::new(Places::of_one(sizes), scale, mask)?)
+    qkv.contiguous()?.apply_op1(Attention::new(Places::of_one(sizes), scores)?)
 }
 
 struct Attention {
@@ -65,9 +67,9 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(places: Places, scale: f64, mask: Mask<'_>) -> Result<Self> {
-        let hidden = Hidden::of(&places.sizes.scores(), mask)?;
-        Ok(Self { places, softmax: Softmax { scale: narrow(scale), hidden } })
+    fn new(places: Places, scores: &Scores<'_>) -> Result<Self> {
+        let softmax = Softmax::new(NAME, &places.sizes.scores(), scores)?;
+        Ok(Self { places, softmax })
     }
 
     fn forward<T: Element>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {

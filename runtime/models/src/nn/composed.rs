@@ -8,9 +8,9 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
 
-use super::Mask;
 use super::cross_entropy::{CrossEntropy, targets};
 use super::embedding::with_width;
+use super::{Mask, Scores};
 
 /// As [`linear`](super::linear()), but all is computed in the dtype of `x`.
 ///
@@ -74,44 +74,53 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
     scaled.broadcast_add(&bias.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
 }
 
-/// As [`softmax_of_scores`](super::softmax_of_scores).
+/// Computes [`softmax_of_scores`](super::softmax_of_scores).
 ///
 /// # Errors
 /// The errors of candle.
-pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
-    let wide = (scores.to_dtype(DType::F32)? * scale)?;
-    let masked = match mask {
+pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
+    let scaled = (products.to_dtype(DType::F32)? * scores.scale)?;
+    let wide = match scores.cap {
+        Some(cap) => soft_cap(&scaled, cap)?,
+        None => scaled,
+    };
+    let masked = match scores.mask {
         Mask::None => wide,
-        Mask::Causal => wide.broadcast_add(&causal_mask(scores)?)?,
+        Mask::Causal => wide.broadcast_add(&causal_mask(products, usize::MAX)?)?,
+        Mask::Window(window) => wide.broadcast_add(&causal_mask(products, window)?)?,
         Mask::Additive(mask) => wide.broadcast_add(&mask.to_dtype(DType::F32)?)?,
     };
     // The maximum only keeps exp in range: the result, and so the gradient, does not depend on it.
     let shifted = masked.broadcast_sub(&masked.detach().max_keepdim(D::Minus1)?)?;
     let exponentials = shifted.exp()?;
     let shares = exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)?;
-    shares.to_dtype(scores.dtype())
+    shares.to_dtype(products.dtype())
 }
 
-/// As [`attention`](super::attention()), but the products are computed in the dtype of `q`. In f16 a power of two of `scale` is taken into
-/// `q`, so that scores are not infinite before they are scaled.
+/// Computes [`attention`](super::attention()), but the products in the dtype of `q`. In f16 a power of
+/// two of the scale is taken into `q`, so that scores are not infinite before they are scaled.
 ///
 /// # Errors
 /// The errors of candle.
-pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor> {
     let (batch, queries, heads, dim) = q.dims4()?;
     let (keys, groups) = (k.dim(1)?, k.dim(2)?);
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
     // The heads of a group stand one below the other in one product, so keys and values are not repeated.
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
     let (q, scale) = match q.dtype() {
-        DType::F16 => ((q * power_of_two(scale))?, scale / power_of_two(scale)),
-        _ => (q.clone(), scale),
+        DType::F16 => {
+            let power = power_of_two(scores.scale);
+            ((q * power)?, scores.scale / power)
+        }
+        _ => (q.clone(), scores.scale),
     };
     let (q, k, v) = (grouped(&q)?, grouped(k)?, grouped(v)?);
-    let scores = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
-    let shares = match mask {
-        Mask::Additive(mask) => shares_or_zeros(&scores, scale, mask)?,
-        mask => softmax_of_scores(&scores, scale, mask)?,
+    let products = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
+    let scores = Scores { scale, ..*scores };
+    let shares = match scores.mask {
+        Mask::Additive(mask) => shares_or_zeros(&products, &scores, mask)?,
+        _ => softmax_of_scores(&products, &scores)?,
     };
     let shares = shares.reshape((batch * groups, (), keys))?;
     by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)
@@ -122,37 +131,48 @@ fn power_of_two(scale: f64) -> f64 {
     scale.abs().log2().floor().exp2().clamp(1.0 / 256.0, 1.0)
 }
 
-/// The shares, 0 in rows of which the mask leaves no key.
-fn shares_or_zeros(scores: &Tensor, scale: f64, mask: &Tensor) -> Result<Tensor> {
+/// Computes the shares, which are 0 in rows where the mask leaves no key.
+fn shares_or_zeros(products: &Tensor, scores: &Scores<'_>, mask: &Tensor) -> Result<Tensor> {
     let is_empty = mask.max_keepdim(D::Minus1)?.eq(f64::NEG_INFINITY)?;
     let all = is_empty.broadcast_as(mask.shape())?;
     // Such a row gets a finite mask, because the gradient of a share that is not a number would not be 0.
     let mask = all.where_cond(&mask.zeros_like()?, mask)?;
-    let shares = softmax_of_scores(scores, scale, Mask::Additive(&mask))?;
+    let shares = softmax_of_scores(products, &Scores { mask: Mask::Additive(&mask), ..*scores })?;
     let shown = is_empty.eq(0_u8)?.to_dtype(shares.dtype())?;
     shares.broadcast_mul(&shown)
 }
 
-/// As [`attention_packed`](super::attention_packed()).
+/// Computes [`attention_packed`](super::attention_packed()) as [`attention`].
 ///
 /// # Errors
 /// The errors of candle.
-pub fn attention_packed(qkv: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     let part = |index| qkv.narrow(2, index, 1)?.squeeze(2);
-    attention([&part(0)?, &part(1)?, &part(2)?], scale, mask)
+    attention([&part(0)?, &part(1)?, &part(2)?], scores)
 }
 
-/// `[queries, keys]`, 0 where a query may attend and minus infinity where it may not.
-fn causal_mask(scores: &Tensor) -> Result<Tensor> {
+/// Returns a mask `[queries, keys]`, 0 where a query may attend and minus infinity where it may not.
+fn causal_mask(scores: &Tensor, window: usize) -> Result<Tensor> {
     let (queries, keys) = (scores.dim(D::Minus2)?, scores.dim(D::Minus1)?);
-    let is_hidden = |index: usize| index % keys + queries > index / keys + keys;
+    let is_visible = |index: usize| {
+        let (end, key) = (index / keys + keys - queries + 1, index % keys);
+        (end.saturating_sub(window)..end).contains(&key)
+    };
     let mask: Vec<f32> = (0..queries * keys)
-        .map(|index| if is_hidden(index) { f32::NEG_INFINITY } else { 0.0 })
+        .map(|index| if is_visible(index) { 0.0 } else { f32::NEG_INFINITY })
         .collect();
     Tensor::from_vec(mask, (queries, keys), &Device::Cpu)?.to_device(scores.device())
 }
 
-/// As [`rope`](super::rope()).
+/// Computes [`soft_cap`](super::soft_cap()).
+///
+/// # Errors
+/// The errors of candle.
+pub fn soft_cap(x: &Tensor, cap: f64) -> Result<Tensor> {
+    ((x.to_dtype(DType::F32)? / cap)?.tanh()? * cap)?.to_dtype(x.dtype())
+}
+
+/// Computes [`rope`](super::rope()).
 ///
 /// # Errors
 /// The errors of candle.
@@ -161,21 +181,31 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F32)?;
     let halves = [wide.narrow(D::Minus1, 0, pairs)?, wide.narrow(D::Minus1, pairs, pairs)?];
     let [first, second] = rotated(halves, [cos, sin])?;
-    Tensor::cat(&[first, second], D::Minus1)?.to_dtype(x.dtype())
+    with_rest(&Tensor::cat(&[first, second], D::Minus1)?, x)
 }
 
-/// As [`rope_interleaved`](super::rope_interleaved).
+/// Computes [`rope_interleaved`](super::rope_interleaved).
 ///
 /// # Errors
 /// The errors of candle.
 pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let pairs = cos.dim(1)?;
     let mut dims = x.dims().to_vec();
     dims.pop();
-    dims.extend([cos.dim(1)?, 2]);
-    let wide = x.to_dtype(DType::F32)?.reshape(dims)?;
+    dims.extend([pairs, 2]);
+    let wide = x.narrow(D::Minus1, 0, 2 * pairs)?.to_dtype(DType::F32)?.reshape(dims)?;
     let part = |index| wide.narrow(D::Minus1, index, 1)?.squeeze(D::Minus1);
     let [first, second] = rotated([part(0)?, part(1)?], [cos, sin])?;
-    Tensor::stack(&[first, second], D::Minus1)?.reshape(x.shape())?.to_dtype(x.dtype())
+    with_rest(&Tensor::stack(&[first, second], D::Minus1)?.flatten_from(D::Minus2)?, x)
+}
+
+/// Appends the elements of `x` behind those that were rotated.
+fn with_rest(rotated: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let (rotated, start) = (rotated.to_dtype(x.dtype())?, rotated.dim(D::Minus1)?);
+    match x.dim(D::Minus1)? - start {
+        0 => Ok(rotated),
+        rest => Tensor::cat(&[rotated, x.narrow(D::Minus1, start, rest)?], D::Minus1),
+    }
 }
 
 /// The first and the second elements of pairs, rotated.

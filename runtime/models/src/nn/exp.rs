@@ -13,6 +13,14 @@ const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 const COEFFICIENTS: [f32; 6] =
     [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
+/// Magnitude below which [`tanh`] is a polynomial, because `1 - e^-2x` would lose digits.
+const SMALL: f32 = 0.625;
+
+/// Coefficients of `(tanh x - x) / x^3` as a polynomial of `x^2` for |x| <= 0.625, highest first, of
+/// the Cephes library.
+const TANH: [f32; 5] =
+    [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1];
+
 /// `e^x` for `x <= 0`, with a relative error below 2e-7. NaN gives NaN.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
@@ -32,6 +40,19 @@ pub(super) fn sigmoid(x: f32) -> (f32, f32) {
     let large = 1.0 / (1.0 + small);
     let value = if x >= 0.0 { large } else { small * large };
     (value, small * large * large)
+}
+
+/// Computes `tanh x` and its derivative, with relative errors below 4e-7.
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> (f32, f32) {
+    let square = x * x;
+    let tail = TANH.iter().fold(0.0, |sum, coefficient| sum * square + coefficient);
+    let of_small = tail * square * x + x;
+    let power = exp(-2.0 * x.abs());
+    let share = 1.0 / (1.0 + power);
+    let of_large = ((1.0 - power) * share).copysign(x);
+    let value = if x.abs() < SMALL { of_small } else { of_large };
+    (value, 4.0 * power * share * share)
 }
 
 #[cfg(test)]
@@ -61,6 +82,23 @@ mod tests {
             let truth = truth / (1.0 + f64::from(x).exp());
             assert!(error(derivative, truth) < 6e-7, "sigmoid'({x}) is not {derivative}");
         }
+    }
+
+    #[test]
+    fn hyperbolic_tangents_are_close_to_the_truth() {
+        for step in 1..200_000_u32 {
+            let x = narrow(1e-4 * f64::from(step));
+            let truth = f64::from(x).tanh();
+            let (value, derivative) = tanh(x);
+            assert!(error(value, truth) < 4e-7, "tanh({x}) is not {value}");
+            let truth = f64::from(x).cosh().powi(-2);
+            assert!(error(derivative, truth) < 4e-7, "tanh'({x}) is not {derivative}");
+            assert_eq!(tanh(-x), (-value, derivative));
+        }
+        assert_eq!([tanh(0.0), tanh(-0.0)], [(0.0, 1.0); 2]);
+        let ends = [f32::INFINITY, f32::NEG_INFINITY, 1e30].map(tanh);
+        assert_eq!(ends, [(1.0, 0.0), (-1.0, 0.0), (1.0, 0.0)]);
+        assert!(tanh(f32::NAN).0.is_nan() && tanh(f32::NAN).1.is_nan());
     }
 
     #[test]

@@ -7,16 +7,19 @@ use super::composed;
 use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with_element};
 use super::rows::Rows;
 
-/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on position and pair. The pairs are of the layout
-/// of Llama and GPT-NeoX: an element of the first half of a row, and the one at the same place of the second half.
+/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on position
+/// and pair. The pairs are of the layout of Llama and GPT-NeoX: of the `2 * pairs` elements that a row
+/// begins with, one of the first half, and the one at the same place of the second half. The rest of a
+/// row, which partial rotary embeddings have, passes unchanged.
 ///
-/// `cos` and `sin` are of the angles, `[positions, dim / 2]`, with at least `length` positions, of which the first are used. They get no
-/// gradient. Read a part of a longer sequence with `narrow` of both.
+/// `cos` and `sin` are of the angles, `[positions, pairs]`, with at least `length` positions, which are
+/// used from the first on. They get no gradient. Read a part of a longer sequence with `narrow` of both.
 ///
 /// On a GPU this is [`composed::rope`].
 ///
 /// # Errors
-/// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of `cos` or `sin`.
+/// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of `cos` or
+/// `sin`.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     apply([x, cos, sin], Rope { name: "rope", pairs: Pairs::Halves, composed: composed::rope })
 }
@@ -61,13 +64,13 @@ fn apply([x, cos, sin]: [&Tensor; 3], op: Rope) -> Result<Tensor> {
 
 fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
     let fit = match (x.dims(), cos.dims()) {
-        ([.., length, _, dim], [positions, pairs]) => length <= positions && *dim == 2 * pairs,
+        ([.., length, _, dim], [positions, pairs]) => length <= positions && *dim >= 2 * pairs,
         _ => false,
     };
     if !fit || cos.dims() != sin.dims() {
         let [x, cos, sin] = [x, cos, sin].map(Tensor::dims);
         bail!(
-            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] and twice [positions, dim / 2]"
+            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] and twice [positions, pairs], where 2 pairs are at most dim"
         )
     }
     Ok(())
@@ -81,10 +84,9 @@ struct Angles<'a> {
 }
 
 impl Rope {
-    /// Rotates the rows of `x`, `[..., length, heads, dim]`.
-    fn rotate<T: Element>(&self, x: &[T], dims: &[usize], angles: &Angles<'_>) -> Vec<T> {
-        let &[.., length, heads, width] = dims else { return Vec::new() };
-        let pairs = width / 2;
+    /// Rotates the rows of `x`. The dims are those of `x` and of the tables.
+    fn rotate<T: Element>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
+        let [&[.., length, heads, width], &[_, pairs]] = dims else { return Vec::new() };
         let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
             let start = row / heads % length * pairs;
             let angles = Angles {
@@ -92,6 +94,9 @@ impl Rope {
                 sin: &angles.sin[start..start + pairs],
                 sign: angles.sign,
             };
+            let (x, x_rest) = x.split_at(2 * pairs);
+            let (y, y_rest) = y.split_at_mut(2 * pairs);
+            y_rest.copy_from_slice(x_rest);
             match self.pairs {
                 Pairs::Halves => rotate_halves(x, y, &angles),
                 Pairs::Neighbours => rotate_neighbours(x, y, &angles),
@@ -138,8 +143,9 @@ impl CustomOp3 for Rope {
     ) -> Result<(CpuStorage, Shape)> {
         let (cos, sin) = (wide(self.name, cos, cos_layout)?, wide(self.name, sin, sin_layout)?);
         let angles = Angles { cos: &cos, sin: &sin, sign: 1.0 };
+        let dims = [x_layout.dims(), cos_layout.dims()];
         with_element!(x.dtype(), self.name, T => {
-            let y = self.rotate(elements::<T>(x, x_layout)?, x_layout.dims(), &angles);
+            let y = self.rotate(elements::<T>(x, x_layout)?, dims, &angles);
             Ok((T::to_cpu_storage_owned(y), x_layout.shape().clone()))
         })
     }
@@ -148,17 +154,18 @@ impl CustomOp3 for Rope {
     fn bwd(
         &self,
         x: &Tensor,
-        cos: &Tensor,
+        tables: &Tensor,
         sin: &Tensor,
         _y: &Tensor,
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent_g, lent_cos, lent_sin) = (Lent::of(&g), Lent::of(cos), Lent::of(sin));
+        let (lent_g, lent_cos, lent_sin) = (Lent::of(&g), Lent::of(tables), Lent::of(sin));
         let (cos, sin) = (lent_cos.wide(self.name)?, lent_sin.wide(self.name)?);
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
+        let dims = [x, tables].map(Tensor::dims);
         with_element!(g.dtype(), self.name, T => {
-            let of_x = self.rotate(lent_g.elements::<T>()?, x.dims(), &angles);
+            let of_x = self.rotate(lent_g.elements::<T>()?, dims, &angles);
             Ok((gradient(x, of_x)?, None, None))
         })
     }

@@ -1,5 +1,7 @@
 //! Softmax over the last dim, of attention scores and of anything else.
 
+use std::ops::Range;
+
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 
@@ -8,65 +10,89 @@ use super::element::{
 };
 use super::exp::exp;
 use super::rows::Rows;
+use super::soft_cap::Cap;
 use super::{composed, lanes};
 
 const NAME: &str = "softmax";
 
-/// The keys that each query may attend to. The last two dims of scores are queries and keys.
+/// Keys that each query may attend to. The last two dims of scores are queries and keys, and the last
+/// query is at the place of the last key.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'a> {
-    /// All.
+    /// All keys.
     None,
-    /// Those that are not after the query, where the last query is at the place of the last key.
+    /// Keys that are not after the query.
     Causal,
-    /// Numbers that are added to the scaled scores, minus infinity where a key is hidden. The last dim is that of the scores, and the dims before
-    /// it are broadcast. They get no gradient.
+    /// As [`Causal`](Self::Causal), and only keys less than this number of places before the query:
+    /// with a window of 1 a query sees the key at its own place alone.
+    Window(usize),
+    /// Numbers that are added to the scaled and capped scores, minus infinity where a key is hidden.
+    /// The last dim is that of the scores, and the dims before it are broadcast. They get no gradient.
     Additive(&'a Tensor),
 }
 
-/// Softmax over the last dim of `x`.
+/// How products of queries and keys become the scores of the softmax.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores<'a> {
+    /// Factor of the products.
+    pub scale: f64,
+    /// Bound of the scaled products, which become `cap * tanh(score / cap)`, as by
+    /// [`soft_cap`](super::soft_cap()).
+    pub cap: Option<f64>,
+    /// Keys that each query may attend to.
+    pub mask: Mask<'a>,
+}
+
+impl Scores<'_> {
+    /// Refuses a cap that is none, and a mask that does not fit scores of these dims.
+    pub(super) fn check(&self, op: &'static str, dims: &[usize]) -> Result<()> {
+        self.cap.map(|cap| Cap::of(op, cap)).transpose()?;
+        match self.mask {
+            Mask::None => Ok(()),
+            Mask::Causal => check_causal(op, "causal mask", dims),
+            Mask::Window(0) => bail!("{op}: a window of 0 keys leaves none: it needs at least one"),
+            Mask::Window(_) => check_causal(op, "window", dims),
+            Mask::Additive(mask) => check_additive(op, dims, mask),
+        }
+    }
+}
+
+/// Computes the softmax over the last dim of `x`.
 ///
 /// On a GPU this is [`composed::softmax_of_scores`].
 ///
 /// # Errors
 /// If `x` is a scalar, or its dtype is not f32, bf16 or f16.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    softmax_of_scores(x, 1.0, Mask::None)
+    softmax_of_scores(x, &Scores { scale: 1.0, cap: None, mask: Mask::None })
 }
 
-/// Softmax over the last dim of `scores * scale`, of the keys that `mask` leaves. The others have the share 0; if it leaves none,
-/// the shares are NaN.
+/// Computes the softmax over the last dim of `products`, which are scaled, capped and masked before. A
+/// hidden key has the share 0; the shares of a row without a visible key are NaN.
 ///
-/// Scaling and masking take no memory of their own. On a GPU this is [`composed::softmax_of_scores`].
+/// Scaling, capping and masking take no memory of their own. On a GPU this is
+/// [`composed::softmax_of_scores`].
 ///
 /// # Errors
-/// If `scores` are a scalar, or a dtype is not f32, bf16 or f16; with [`Mask::Causal`] if they have one dim, or more queries
-/// than keys; with [`Mask::Additive`] if the mask does not fit them, or candle tracks its gradient.
-pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
-    check_dtypes(NAME, &[scores])?;
-    last_dim(NAME, scores)?;
-    check_mask(NAME, scores.dims(), mask)?;
-    if !scores.device().is_cpu() {
-        return composed::softmax_of_scores(scores, scale, mask);
+/// If `products` are a scalar, a dtype is not f32, bf16 or f16, or a cap is not positive and finite in
+/// f32; with [`Mask::Causal`] and [`Mask::Window`] if the products have one dim, or more queries than
+/// keys, or the window is 0; with [`Mask::Additive`] if the mask does not fit them, or candle tracks
+/// its gradient.
+pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
+    check_dtypes(NAME, &[products])?;
+    last_dim(NAME, products)?;
+    scores.check(NAME, products.dims())?;
+    if !products.device().is_cpu() {
+        return composed::softmax_of_scores(products, scores);
     }
-    let hidden = Hidden::of(scores.dims(), mask)?;
-    scores.contiguous()?.apply_op1(Softmax { scale: narrow(scale), hidden })
+    products.contiguous()?.apply_op1(Softmax::new(NAME, products.dims(), scores)?)
 }
 
-/// Refuses a mask that does not fit scores of these dims.
-pub(super) fn check_mask(op: &'static str, scores: &[usize], mask: Mask<'_>) -> Result<()> {
-    match mask {
-        Mask::None => Ok(()),
-        Mask::Causal => check_causal(op, scores),
-        Mask::Additive(mask) => check_additive(op, scores, mask),
-    }
-}
-
-fn check_causal(op: &str, scores: &[usize]) -> Result<()> {
+fn check_causal(op: &str, mask: &str, scores: &[usize]) -> Result<()> {
     match scores {
         [.., queries, keys] if queries <= keys => Ok(()),
         _ => bail!(
-            "{op}: scores {scores:?} have no causal mask: it needs at most as many queries as keys"
+            "{op}: scores {scores:?} have no {mask}: it needs at most as many queries as keys"
         ),
     }
 }
@@ -84,39 +110,55 @@ fn check_additive(op: &'static str, scores: &[usize], mask: &Tensor) -> Result<(
 }
 
 /// A mask as the op keeps it.
-pub(super) enum Hidden {
+enum Hidden {
     None,
-    /// Of so many queries, which come after `before` keys.
-    Future {
+    /// Keys after a query, and those outside its window. The first query comes after `before` keys.
+    Causal {
         queries: usize,
         before: usize,
+        window: usize,
     },
-    /// In f32, with the shape of the scores.
+    /// Numbers in f32, with the shape of the scores.
     Added(Tensor),
 }
 
 impl Hidden {
-    /// The mask for scores of these dims, which it fits.
-    pub(super) fn of(scores: &[usize], mask: Mask<'_>) -> Result<Self> {
-        Ok(match (mask, scores) {
-            (Mask::Causal, [.., queries, keys]) => {
-                Self::Future { queries: *queries, before: keys - queries }
+    /// Returns the mask for scores of these dims, which it fits.
+    fn of(scores: &[usize], mask: Mask<'_>) -> Result<Self> {
+        let causal = |window| match scores {
+            [.., queries, keys] => {
+                Self::Causal { queries: *queries, before: keys - queries, window }
             }
-            (Mask::Additive(mask), _) => {
+            _ => Self::None,
+        };
+        Ok(match mask {
+            Mask::None => Self::None,
+            Mask::Causal => causal(usize::MAX),
+            Mask::Window(window) => causal(window),
+            Mask::Additive(mask) => {
                 let mask = mask.to_dtype(DType::F32)?.contiguous()?;
                 Self::Added(mask.broadcast_as(scores)?)
             }
-            _ => Self::None,
         })
     }
 }
 
 pub(super) struct Softmax {
-    pub(super) scale: f32,
-    pub(super) hidden: Hidden,
+    scale: f32,
+    cap: Option<Cap>,
+    hidden: Hidden,
 }
 
 impl Softmax {
+    /// Returns the op `op` for scores of these dims, which the mask fits.
+    pub(super) fn new(op: &'static str, dims: &[usize], scores: &Scores<'_>) -> Result<Self> {
+        Ok(Self {
+            scale: narrow(scores.scale),
+            cap: scores.cap.map(|cap| Cap::of(op, cap)).transpose()?,
+            hidden: Hidden::of(dims, scores.mask)?,
+        })
+    }
+
     /// Runs a kernel for rows of `width` scores while it may read the mask.
     pub(super) fn run<R>(&self, width: usize, kernel: impl FnOnce(&Kernel<'_>) -> R) -> Result<R> {
         let lent = match &self.hidden {
@@ -137,44 +179,53 @@ pub(super) struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    fn forward<T: Element>(&self, scores: &[T]) -> Vec<T> {
-        let rows = Rows { inputs: [scores], width: self.width };
-        let [shares] = rows.map(|row, [scores], [shares]| {
-            let (shares, hidden) = shares.split_at_mut(self.visible(row));
-            shares.copy_from_slice(&scores[..shares.len()]);
+    fn forward<T: Element>(&self, products: &[T]) -> Vec<T> {
+        let rows = Rows { inputs: [products], width: self.width };
+        let [shares] = rows.map(|row, [products], [shares]| {
+            let visible = self.visible(row);
+            let shares = shown(shares, visible.clone());
+            shares.copy_from_slice(&products[visible]);
             self.shares(row, shares);
-            hidden.fill(0.0);
         });
         shares
     }
 
-    /// The gradient of the scores, from the scores and the gradient of the shares. The shares are computed again, because those that the
-    /// forward returned are rounded.
+    /// Returns the gradient of the products, from the products and the gradient of the shares. The
+    /// shares are computed again, because those that the forward returned are rounded.
     fn backward<T: Element>(&self, inputs: [&[T]; 2]) -> Vec<T> {
         let rows = Rows { inputs, width: self.width };
-        let [of_scores] = rows.map(|row, [scores, g], [of_scores]| {
-            let (shares, hidden) = of_scores.split_at_mut(self.visible(row));
-            shares.copy_from_slice(&scores[..shares.len()]);
+        let [of_products] = rows.map(|row, [products, g], [of_products]| {
+            let visible = self.visible(row);
+            let shares = shown(of_products, visible.clone());
+            let (products, g) = (&products[visible.clone()], &g[visible]);
+            shares.copy_from_slice(products);
             self.shares(row, shares);
-            let g = &g[..shares.len()];
             let mean = lanes::sum_of_pairs(shares, g, |share, g| share * g);
             for (share, g) in shares.iter_mut().zip(g) {
                 *share = *share * (g - mean) * self.op.scale;
             }
-            hidden.fill(0.0);
+            self.through_cap(products, shares);
         });
-        of_scores
+        of_products
     }
 
-    /// The number of keys that a row begins with and that may be visible.
-    pub(super) fn visible(&self, row: usize) -> usize {
+    /// Returns the keys of a row that may be visible. An additive mask hides none of them here.
+    pub(super) fn visible(&self, row: usize) -> Range<usize> {
         match self.op.hidden {
-            Hidden::Future { queries, before } => before + row % queries + 1,
-            _ => self.width,
+            Hidden::Causal { queries, before, window } => {
+                let end = before + row % queries + 1;
+                end.saturating_sub(window)..end
+            }
+            _ => 0..self.width,
         }
     }
 
-    /// Replaces the gradients of a row's shares by those of its scores.
+    /// Whether scores have a cap, so that a backward needs the products.
+    pub(super) fn is_capped(&self) -> bool {
+        self.op.cap.is_some()
+    }
+
+    /// Replaces the gradients of a row's shares by those of its products, but for the cap.
     #[inline(always)]
     pub(super) fn to_gradients(&self, shares: &[f32], gradients: &mut [f32]) {
         let mean = lanes::sum_of_pairs(shares, gradients, |share, g| share * g);
@@ -183,31 +234,52 @@ impl Kernel<'_> {
         }
     }
 
-    /// Replaces the scores of the keys at the beginning of a row by the shares.
+    /// Multiplies gradients by the derivatives of the cap, if there is one.
     #[inline(always)]
-    pub(super) fn shares(&self, row: usize, shares: &mut [f32]) {
-        self.mask(row, shares);
+    pub(super) fn through_cap(&self, products: &[f32], gradients: &mut [f32]) {
+        if let Some(cap) = self.op.cap {
+            for (g, product) in gradients.iter_mut().zip(products) {
+                *g *= cap.derivative(product * self.op.scale);
+            }
+        }
+    }
+
+    /// Replaces the products of the visible keys of a row by the shares.
+    #[inline(always)]
+    fn shares(&self, row: usize, shares: &mut [f32]) {
+        self.to_scores(row, shares);
         to_shares(shares);
     }
 
     /// As [`shares`](Self::shares), but the shares of a row without a visible key are 0.
     #[inline(always)]
     pub(super) fn shares_or_zeros(&self, row: usize, shares: &mut [f32]) {
-        self.mask(row, shares);
+        self.to_scores(row, shares);
         match self.added {
             Some(_) if shares.iter().all(|score| *score == f32::NEG_INFINITY) => shares.fill(0.0),
             _ => to_shares(shares),
         }
     }
 
+    /// Scales, caps and masks the products of the visible keys of a row.
     #[inline(always)]
-    fn mask(&self, row: usize, scores: &mut [f32]) {
-        scores.iter_mut().for_each(|score| *score *= self.op.scale);
+    fn to_scores(&self, row: usize, products: &mut [f32]) {
+        products.iter_mut().for_each(|score| *score *= self.op.scale);
+        if let Some(cap) = self.op.cap {
+            products.iter_mut().for_each(|score| *score = cap.value(*score));
+        }
         if let Some((mask, layout)) = self.added {
             let mask = &mask[start_of_row(layout, row)..];
-            scores.iter_mut().zip(mask).for_each(|(score, mask)| *score += mask);
+            products.iter_mut().zip(mask).for_each(|(score, mask)| *score += mask);
         }
     }
+}
+
+/// Zeros a row but for the visible keys, and returns these.
+pub(super) fn shown(row: &mut [f32], visible: Range<usize>) -> &mut [f32] {
+    row[..visible.start].fill(0.0);
+    row[visible.end..].fill(0.0);
+    &mut row[visible]
 }
 
 /// Replaces numbers by their exponentials, divided by the sum of these.
