@@ -496,6 +496,7 @@ fn unsupported<T>(name: &str, value: String, supported: &str) -> Result<T, Confi
 
 #[cfg(test)]
 mod tests {
+    use super::rope::RopeScaling;
     use super::*;
 
     /// Reads a small model's file, with changes.
@@ -514,16 +515,75 @@ mod tests {
     fn defaults_are_those_of_transformers() {
         let config = read(json!({})).expect("a model");
         assert_eq!((config.num_key_value_heads, config.head_dim), (4, 16));
-        assert_eq!((config.rope_theta, config.rms_norm_eps), (10_000.0, 1e-6));
+        assert_eq!((config.rope.theta, config.rms_norm_eps), (10_000.0, 1e-6));
         assert_eq!((config.max_position_embeddings, config.initializer_range), (2048, 0.02));
         assert_eq!((config.tie_word_embeddings, config.pad_token_id), (false, None));
-        assert_eq!(config.rope_scaling, RopeScaling::Default);
+        assert_eq!(config.rope.scaling, RopeScaling::Default);
         let all = DecoderConfig::from_json("{}").expect("Llama 2 7B");
         assert_eq!(
             (all.vocab_size, all.hidden_size, all.intermediate_size),
             (32_000, 4096, 11_008)
         );
         assert_eq!((all.num_hidden_layers, all.num_attention_heads, all.head_dim), (32, 32, 128));
+    }
+
+    /// Reads the windows of a model, by layer.
+    fn windows(mut changes: Value) -> Vec<Option<usize>> {
+        changes["num_key_value_heads"] = json!(4);
+        let config = read(changes).expect("a model");
+        config.layers.iter().map(|layer| layer.window).collect()
+    }
+
+    #[test]
+    fn windows_are_those_of_transformers() {
+        assert_eq!(windows(json!({})), [None, None]);
+        assert_eq!(windows(json!({ "model_type": "mistral" })), [Some(4096), Some(4096)]);
+        assert_eq!(windows(json!({ "model_type": "mistral", "sliding_window": null })), [None; 2]);
+        let phi3 =
+            |window| json!({ "model_type": "phi3", "pad_token_id": 0, "sliding_window": window });
+        assert_eq!(windows(phi3(7)), [Some(7), Some(7)]);
+        let qwen2 = |used, first| {
+            json!({ "model_type": "qwen2", "use_sliding_window": used, "sliding_window": 8,
+                "max_window_layers": first })
+        };
+        assert_eq!(windows(qwen2(true, 1)), [None, Some(8)]);
+        assert_eq!(windows(qwen2(true, 28)), [None, None]);
+        assert_eq!(windows(qwen2(false, 0)), [None, None]);
+        assert_eq!(windows(json!({ "model_type": "gemma2" })), [Some(4096), None]);
+        let types = json!(["full_attention", "sliding_attention"]);
+        let gemma2 = json!({ "model_type": "gemma2", "layer_types": types, "sliding_window": 3 });
+        assert_eq!(windows(gemma2), [None, Some(3)]);
+    }
+
+    #[test]
+    fn defaults_are_those_of_each_family() {
+        let sizes = |model_type: &str| {
+            let text = json!({ "model_type": model_type }).to_string();
+            let config = DecoderConfig::from_json(&text).expect("a model");
+            let heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim];
+            (config.vocab_size, config.intermediate_size, heads, config.pad_token_id)
+        };
+        assert_eq!(sizes("mistral"), (32_000, 14_336, [32, 8, 128], None));
+        assert_eq!(sizes("qwen2"), (151_936, 22_016, [32, 32, 128], None));
+        assert_eq!(sizes("qwen3"), (151_936, 22_016, [32, 32, 128], None));
+        assert_eq!(sizes("gemma2"), (256_000, 9216, [8, 4, 256], Some(0)));
+        assert_eq!(sizes("phi3"), (32_064, 8192, [32, 32, 96], Some(32_000)));
+        assert_eq!(sizes("olmo2"), (50_304, 11_008, [32, 32, 128], Some(1)));
+    }
+
+    /// As in transformers, an odd number of elements is rounded up to pairs.
+    #[test]
+    fn a_part_of_a_head_is_rotated_in_phi3() {
+        for (part, rotated, pairs) in [(1.0, 16, 8), (0.5, 8, 4), (0.35, 5, 3)] {
+            let config = read(json!({
+                "model_type": "phi3", "pad_token_id": 0, "rope_parameters": { "partial_rotary_factor": part }
+            }));
+            let config = config.expect("a model");
+            assert_eq!((config.rope.rotated, config.rope.pairs()), (rotated, pairs));
+            let written = config.to_json();
+            assert_eq!(written["partial_rotary_factor"], json!(part));
+            assert_eq!(DecoderConfig::from_json(&written.to_string()).expect("a model"), config);
+        }
     }
 
     #[test]
@@ -546,7 +606,7 @@ mod tests {
     fn wavelengths_may_be_scaled_under_either_name() {
         let linear = read(json!({ "rope_parameters": { "rope_type": "linear", "factor": 2 } }));
         let linear = linear.expect("a model");
-        assert_eq!(linear.rope_scaling, RopeScaling::Linear(2.0));
+        assert_eq!(linear.rope.scaling, RopeScaling::Linear(2.0));
         for other in [
             json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } }),
             json!({ "rope_scaling": { "type": "linear", "rope_type": "linear", "factor": 2.0 } }),
@@ -597,20 +657,54 @@ mod tests {
     fn other_models_are_refused_by_name() {
         for (changes, said) in [
             (
-                json!({ "rope_parameters": { "rope_type": "llama3", "low_freq_factor": 1 } }),
-                "rope_type is llama3: only default or linear is supported",
+                json!({ "rope_parameters": { "rope_type": "yarn", "factor": 2 } }),
+                "rope_type is yarn: only default, linear or llama3 is supported",
             ),
             (
                 json!({ "rope_scaling": { "type": "dynamic", "factor": 2 } }),
-                "rope_type is dynamic: only default or linear is supported",
+                "rope_type is dynamic: only default, linear or llama3 is supported",
             ),
-            (json!({ "attention_bias": true }), "attention_bias is true: only false is supported"),
-            (json!({ "attention_dropout": 0.1 }), "attention_dropout is 0.1: only 0 is supported"),
-            (json!({ "mlp_bias": true }), "mlp_bias is true: only false is supported"),
-            (json!({ "hidden_act": "gelu" }), "hidden_act is gelu: only silu is supported"),
             (
-                json!({ "model_type": "mistral", "sliding_window": 4096 }),
-                "model_type is mistral: only llama is supported",
+                json!({ "model_type": "phi3", "pad_token_id": 0,
+                    "rope_scaling": { "type": "longrope", "short_factor": [1], "long_factor": [1] } }),
+                "rope_type is longrope: only default is supported",
+            ),
+            (json!({ "attention_dropout": 0.1 }), "attention_dropout is 0.1: only 0 is supported"),
+            (
+                json!({ "hidden_act": "gelu" }),
+                "hidden_act is gelu: only silu or gelu_pytorch_tanh is supported",
+            ),
+            (
+                json!({ "model_type": "mixtral" }),
+                "model_type is mixtral: only llama, mistral, qwen2, qwen3, gemma2, phi3, olmo2 is supported",
+            ),
+            (
+                json!({ "model_type": "gemma2", "use_bidirectional_attention": true }),
+                "use_bidirectional_attention is true: only false is supported",
+            ),
+            (
+                json!({ "model_type": "gemma2", "final_logit_softcapping": 0 }),
+                "final_logit_softcapping is 0: it must be above 0",
+            ),
+            (
+                json!({ "model_type": "phi3", "pad_token_id": 0, "resid_pdrop": 0.1 }),
+                "resid_pdrop is 0.1: only 0 is supported",
+            ),
+            (
+                json!({ "model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 1.5 }),
+                "partial_rotary_factor is 1.5: it must be above 0 and at most 1",
+            ),
+            (
+                json!({ "model_type": "phi3" }),
+                "pad_token_id is 32000: it must be from -96 to below 96, the vocab_size",
+            ),
+            (
+                json!({ "model_type": "mistral", "sliding_window": 0 }),
+                "sliding_window is 0: it must be from 1 to 16777216",
+            ),
+            (
+                json!({ "model_type": "qwen2", "layer_types": ["full_attention", "chunked_attention"] }),
+                "layer_types is chunked_attention: only full_attention or sliding_attention is supported",
             ),
             (
                 json!({ "architectures": ["LlamaForSequenceClassification"] }),
@@ -712,6 +806,23 @@ mod tests {
             (
                 json!({ "rope_scaling": { "type": "linear" } }),
                 "rope_scaling.rope_type is linear, and rope_scaling.factor is missing",
+            ),
+            (
+                json!({ "rope_scaling": { "type": "llama3", "factor": 2, "low_freq_factor": 1 } }),
+                "rope_scaling.rope_type is llama3, and rope_scaling.high_freq_factor is missing",
+            ),
+            (
+                json!({ "model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 0.5,
+                    "rope_parameters": { "partial_rotary_factor": 1.0 } }),
+                "rope_parameters.partial_rotary_factor is 1, and partial_rotary_factor is 0.5",
+            ),
+            (
+                json!({ "model_type": "qwen3", "layer_types": ["full_attention"] }),
+                "num_hidden_layers is 2, and layer_types has 1 entries",
+            ),
+            (
+                json!({ "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"] }),
+                "layer 1 has sliding_attention, and there is no sliding_window, or use_sliding_window is false",
             ),
             (
                 json!({ "dtype": "float32", "torch_dtype": "bfloat16" }),

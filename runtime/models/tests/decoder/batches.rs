@@ -10,9 +10,24 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden_llama").join(name)
 }
 
-/// Returns a folder of `tests/golden_decoders`.
-pub(crate) fn family(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden_decoders").join(name)
+/// Returns the folders of `tests/golden_decoders`, one for each family.
+pub(crate) fn families() -> Vec<PathBuf> {
+    folders("tests/golden_decoders")
+}
+
+/// Returns the folders of families with other settings.
+pub(crate) fn odd_families() -> Vec<PathBuf> {
+    folders("tests/golden_decoders/odd")
+}
+
+/// Returns the folders in a folder that have a model.
+fn folders(path: &str) -> Vec<PathBuf> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let entries = std::fs::read_dir(all).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut folders: Vec<_> = paths.filter(|path| path.join("model").is_dir()).collect();
+    folders.sort();
+    folders
 }
 
 /// Tokens and labels, `[steps, sequences, length]`, and those that are held out, `[sequences, length]`.

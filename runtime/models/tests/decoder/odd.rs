@@ -1,11 +1,13 @@
 //! Unusual folders, against transformers: padding rows, tied pairs that differ or have only one
-//! tensor in the file, scaled wavelengths.
+//! tensor in the file, scaled wavelengths, and settings of families that the golden runs lack.
+
+use std::path::Path;
 
 use hsdp::Mesh;
 use hsdp_models::decoder::Recomputation;
 use serde::Deserialize;
 
-use crate::batches::{Batches, golden};
+use crate::batches::{Batches, golden, odd_families};
 use crate::run::{Numbers, Recipe, Run, decoder};
 
 #[derive(Deserialize)]
@@ -17,8 +19,8 @@ struct Expected {
     parameters: Vec<String>,
 }
 
-fn run(folder: &str, (mesh, microbatches): (&str, usize)) -> Numbers {
-    let model = golden(folder).join("model");
+fn run(folder: &Path, (mesh, microbatches): (&str, usize)) -> Numbers {
+    let model = folder.join("model");
     let mesh: Mesh = mesh.parse().expect("a mesh");
     let decoder = decoder(&model);
     let run = |decoder| Run {
@@ -29,7 +31,7 @@ fn run(folder: &str, (mesh, microbatches): (&str, usize)) -> Numbers {
         steps: 6,
         recipe: Recipe::AdamW,
     };
-    let batches = Batches::read(&golden(folder));
+    let batches = Batches::read(folder);
     let kept = run(decoder.clone()).numbers(&batches);
     if mesh.world_size() == 4 {
         assert_eq!(run(decoder.recomputing(Recomputation::Blocks)).numbers(&batches), kept);
@@ -37,10 +39,10 @@ fn run(folder: &str, (mesh, microbatches): (&str, usize)) -> Numbers {
     kept
 }
 
-fn check(folder: &str, mesh: (&str, usize)) {
-    let text = std::fs::read_to_string(golden(folder).join("expected.json")).expect("there");
+fn check(folder: &Path, mesh: (&str, usize)) {
+    let text = std::fs::read_to_string(folder.join("expected.json")).expect("there");
     let want: Expected = serde_json::from_str(&text).expect("numbers");
-    let got = run(folder, mesh);
+    let (got, folder) = (run(folder, mesh), folder.display());
     let names: Vec<_> = got.first.keys().cloned().collect();
     let mut parameters = want.parameters;
     parameters.sort();
@@ -60,7 +62,7 @@ fn check(folder: &str, mesh: (&str, usize)) {
 const MESHES: [(&str, usize); 4] = [("1x1", 2), ("1x2", 1), ("2x1", 1), ("2x2", 2)];
 
 fn check_all(folder: &str) {
-    MESHES.iter().for_each(|mesh| check(folder, *mesh));
+    MESHES.iter().for_each(|mesh| check(&golden(folder), *mesh));
 }
 
 #[test]
@@ -96,4 +98,12 @@ fn a_padding_row_of_a_tied_pair_gets_that_of_the_head() {
 #[test]
 fn a_padding_token_below_0_is_a_row_from_the_end() {
     check_all("pad_last");
+}
+
+/// Biases, windows, caps, parts of heads, untied and tied pairs, bf16 in several files.
+#[test]
+fn settings_of_families_are_those_of_transformers() {
+    for folder in odd_families() {
+        MESHES.iter().for_each(|mesh| check(&folder, *mesh));
+    }
 }
