@@ -14,6 +14,7 @@
 //! | `gemma2` | four norms a block, which scale by 1 + w; GELU in the gate; a scaled embedding; caps of scores and logits; a window in every other layer |
 //! | `phi3` | packed weights; a window in all layers; a part of a head rotated |
 //! | `olmo2` | norms behind attention and MLP, and norms of queries and keys over all heads |
+//! | `smollm3` | layers without position embeddings, which may have a window |
 //!
 //! The model runs unit by unit on [`Units`](hsdp_candle::Units): sharded on a
 //! [`Pass`](hsdp_candle::Pass), or whole on [`Plain`](hsdp_candle::Plain). Each unit makes its

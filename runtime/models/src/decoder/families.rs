@@ -8,6 +8,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 
 use super::config::keys::{Keys, Table};
 use super::config::rope::{Rotation, THETA};
@@ -22,6 +23,7 @@ const FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &phi3::FAMILY,
     &olmo2::FAMILY,
+    &smollm3::FAMILY,
 ];
 
 /// A family of decoders.
