@@ -1,5 +1,7 @@
-//! Llama on meshes: against runs of transformers, against stock candle on whole parameters, and with adapters.
+//! Decoders on meshes: against runs of transformers, against stock candle on whole parameters, and with
+//! adapters.
 
+mod adapters;
 mod batches;
 mod dtypes;
 mod folders;

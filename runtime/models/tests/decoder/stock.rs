@@ -1,4 +1,4 @@
-//! Llama in stock candle, made of candle's own ops, on whole parameters that train without the runtime.
+//! Whole parameters that train without the runtime, by a Llama of candle's own ops, or by a decoder.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,6 +8,7 @@ use candle_nn::rotary_emb::rope_slow;
 use hsdp::checkpoint::Folder;
 use hsdp::checkpoint::format::LinkedDisk;
 use hsdp::kernels::{self, AdamWStep};
+use hsdp_candle::Plain;
 use hsdp_models::decoder::{Decoder, DecoderConfig};
 use hsdp_models::nn::{CrossEntropy, IGNORED, composed};
 
@@ -16,23 +17,33 @@ use crate::run::{Numbers, norms};
 
 type Values = BTreeMap<String, Vec<f32>>;
 
+/// The arithmetic of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arithmetic {
+    /// A Llama of candle's own ops.
+    Stock,
+    /// The decoder itself.
+    Decoder,
+}
+
 /// Whole parameters, and the state of AdamW for them.
 pub(crate) struct Stock {
-    config: DecoderConfig,
+    arithmetic: Arithmetic,
+    decoder: Decoder,
     shapes: BTreeMap<String, Vec<usize>>,
     trained: Vec<String>,
-    values: Values,
+    pub(crate) values: Values,
     moments: [Values; 2],
 }
 
 impl Stock {
-    /// The model of a folder; parameters that it does not have begin as `llama` says.
-    pub(crate) fn read(llama: &Decoder, folder: &Path) -> Self {
+    /// Reads the model of a folder. Parameters that it does not have begin as `decoder` says.
+    pub(crate) fn read(decoder: &Decoder, folder: &Path, arithmetic: Arithmetic) -> Self {
         let files = std::sync::Arc::new(LinkedDisk);
         let folder = Folder::open(files, folder).expect("a folder of a model");
         let there: Vec<String> = folder.tensors().map(|(name, _)| name.to_owned()).collect();
-        let init = llama.recorded().expect("a model").init(crate::run::SEED);
-        let spec = llama.spec().expect("a model");
+        let init = decoder.recorded().expect("a model").init(crate::run::SEED);
+        let spec = decoder.spec().expect("a model");
         let params = || spec.params().map(|(_, param)| param);
         let value = |param: &hsdp::Param| match there.contains(&param.name) {
             true => folder.read_whole(&param.name, &param.shape).expect("a tensor"),
@@ -44,7 +55,8 @@ impl Stock {
         let zeros = || named(params().map(|param| vec![0.0; param.numel()]).collect());
         let is_trained = |param: &&hsdp::Param| param.role == hsdp::sharding::Role::Trainable;
         Self {
-            config: llama.config().clone(),
+            arithmetic,
+            decoder: decoder.clone(),
             shapes: params().map(|param| (param.name.clone(), param.shape.clone())).collect(),
             trained: params().filter(is_trained).map(|param| param.name.clone()).collect(),
             values: named(params().map(value).collect()),
@@ -76,8 +88,29 @@ impl Stock {
 
     fn held_out(&self, batches: &Batches) -> f64 {
         let [tokens, labels] = &batches.held_out;
-        let loss = self.loss(&self.vars(), tokens, labels).and_then(|loss| loss.mean());
+        let loss = self.forward(tokens, labels).and_then(|(_, loss)| loss.mean());
         f64::from(loss.and_then(|loss| loss.to_scalar::<f32>()).expect("plain candle"))
+    }
+
+    /// Computes the loss. Returns the parameters with it.
+    fn forward(
+        &self,
+        tokens: &Tensor,
+        labels: &Tensor,
+    ) -> Result<(BTreeMap<String, Var>, CrossEntropy)> {
+        match self.arithmetic {
+            Arithmetic::Stock => {
+                let vars = self.vars();
+                let loss = self.loss(&vars, tokens, labels)?;
+                Ok((vars, loss))
+            }
+            Arithmetic::Decoder => {
+                let spec = self.decoder.spec().expect("a model");
+                let plain = Plain::new(spec, &self.values, hsdp::Precision::default())?;
+                let loss = self.decoder.loss(&plain, tokens, labels)?;
+                Ok((plain.parameters().clone(), loss))
+            }
+        }
     }
 
     fn vars(&self) -> BTreeMap<String, Var> {
@@ -88,9 +121,10 @@ impl Stock {
         self.values.iter().map(var).collect()
     }
 
-    fn gradients(&self, tokens: &Tensor, labels: &Tensor) -> Result<(f64, Values)> {
-        let vars = self.vars();
-        let loss = self.loss(&vars, tokens, labels)?.mean()?;
+    /// Computes the loss, and the gradients of trainable parameters.
+    pub(crate) fn gradients(&self, tokens: &Tensor, labels: &Tensor) -> Result<(f64, Values)> {
+        let (vars, loss) = self.forward(tokens, labels)?;
+        let loss = loss.mean()?;
         let gradients = loss.backward()?;
         let of = |name: &String| {
             let gradient = gradients.get(&vars[name]).expect("a gradient");
@@ -130,7 +164,7 @@ impl Stock {
         tokens: &Tensor,
         labels: &Tensor,
     ) -> Result<CrossEntropy> {
-        let config = &self.config;
+        let config = self.decoder.config();
         let get = |name: &str| vars[name].as_tensor();
         let embedding = get("model.embed_tokens.weight");
         let shape = (tokens.dims()[0], tokens.dims()[1], config.hidden_size);

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::batches::{Batches, golden};
 use crate::run::{Numbers, Recipe, Run, decoder};
-use crate::stock::Stock;
+use crate::stock::{Arithmetic, Stock};
 
 const STEPS: usize = 4;
 
@@ -71,7 +71,7 @@ fn spread(folder: &Path, tensors: Vec<(String, Tensor)>) {
 }
 
 #[track_caller]
-fn close(got: &Numbers, want: &Numbers) {
+pub(crate) fn close(got: &Numbers, want: &Numbers) {
     let within = |what: &str, got: &[f64], want: &[f64], relative: f64| {
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(want) {
@@ -97,7 +97,7 @@ fn compare_on(
     model: Decoder,
     (folder, mesh): (&Path, (&str, usize)),
 ) -> Numbers {
-    let want = Stock::read(&model, folder).train(batches, STEPS);
+    let want = Stock::read(&model, folder, Arithmetic::Stock).train(batches, STEPS);
     let run = |decoder: Decoder| Run {
         decoder,
         model: folder.to_owned(),
