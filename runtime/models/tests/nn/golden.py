@@ -44,14 +44,17 @@ def rope_interleaved(x, cos, sin):
 
 
 def is_visible(queries, keys, window):
-    """As transformers' masking_utils.py has it, `sliding_window_overlay` and `causal_mask_function`."""
+    """As `sliding_window_overlay` and `causal_mask_function` of transformers' masking_utils.py."""
     place = torch.arange(queries)[:, None] + keys - queries
     key = torch.arange(keys)[None]
     return (key <= place) & (key > place - window)
 
 
 def softmax_of_scores(x, window, cap=None):
-    """As `eager_attention_forward` of transformers' models/gemma2/modeling_gemma2.py; a window as long as the keys is causal."""
+    """As `eager_attention_forward` of transformers' models/gemma2/modeling_gemma2.py.
+
+    A window as long as the keys is a causal mask.
+    """
     x = x * 0.25
     if cap is not None:
         x = soft_cap(x, cap)
@@ -75,7 +78,8 @@ def attention(q, k, v):
 def attention_window(q, k, v, window=3):
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mask = is_visible(q.shape[2], k.shape[2], window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.25, enable_gqa=True).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.25, enable_gqa=True)
+    return mixed.transpose(1, 2)
 
 
 def attention_capped(q, k, v, window=None):
@@ -137,14 +141,17 @@ LAYERS = {
     ),
     "attention_capped": (
         attention_capped,
-        {"q": normal(2, 5, 4, 8, scale=2.0), "k": normal(2, 6, 2, 8, scale=2.0), "v": normal(2, 6, 2, 8)},
+        {"q": 2 * normal(2, 5, 4, 8), "k": 2 * normal(2, 6, 2, 8), "v": normal(2, 6, 2, 8)},
     ),
     "attention_packed_capped_window": (
         lambda x: attention_capped(*x.unbind(2), window=2),
         {"x": normal(2, 7, 3, 2, 8, scale=2.0)},
     ),
     "softmax_window": (lambda x: softmax_of_scores(x, 3), {"x": normal(3, 7, 9, scale=4.0)}),
-    "softmax_capped_window": (lambda x: softmax_of_scores(x, 2, CAP), {"x": normal(3, 7, 9, scale=8.0)}),
+    "softmax_capped_window": (
+        lambda x: softmax_of_scores(x, 2, CAP),
+        {"x": normal(3, 7, 9, scale=8.0)},
+    ),
     "soft_cap": (lambda x: soft_cap(x, CAP), X),
     "rope_partial": (rope_partial, {"x": normal(2, 5, 3, 13)}),
     "rope_interleaved_partial": (rope_interleaved_partial, {"x": normal(2, 5, 3, 13)}),

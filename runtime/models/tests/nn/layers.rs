@@ -209,8 +209,8 @@ impl Layer {
         std::iter::once(output).chain(vars.iter().map(of)).collect()
     }
 
-    /// Returns inputs of a size for which threads share the work, and the gradient of the output. All
-    /// are pseudorandom.
+    /// Returns inputs of a size for which threads share the work, and the gradient of the output.
+    /// All are pseudorandom.
     pub(crate) fn large(&self, dtype: DType) -> (Vec<Tensor>, Tensor) {
         let shape = |name: &str| match (self.name, name) {
             ("softmax_causal" | "softmax_window" | "softmax_capped_window", _) => {

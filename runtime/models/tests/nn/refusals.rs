@@ -176,7 +176,8 @@ fn activations() {
 #[test]
 fn rope() {
     let (x, table, short) = (zeros(&[4, 2, 6]), zeros(&[4, 3]), zeros(&[3, 3]));
-    let fits = "do not fit [..., length, heads, dim] and twice [positions, pairs], where 2 pairs are at most dim";
+    let fits = "do not fit [..., length, heads, dim] and twice [positions, pairs], \
+                where 2 pairs are at most dim";
     says(
         nn::rope(&x, &short, &short),
         &format!("rope: x [4, 2, 6], cos [3, 3] and sin [3, 3] {fits}"),

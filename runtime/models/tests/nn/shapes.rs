@@ -256,7 +256,8 @@ fn long_inputs() -> [Var; 3] {
     [0, 1, 2].map(|seed| Var::from_tensor(&input(seed)).expect("a variable"))
 }
 
-/// Returns the output of attention, and the gradients of `q`, `k` and `v` from those of its squares.
+/// Returns the output of attention, and the gradients of `q`, `k` and `v` from those of its
+/// squares.
 fn attended(vars: &[Var; 3], scores: &Scores<'_>) -> Vec<Tensor> {
     let output = nn::attention(vars.each_ref().map(Var::as_tensor), scores).expect("a forward");
     let gradients = gradients_of_squares(&output, &vars.each_ref());
