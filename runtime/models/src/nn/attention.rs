@@ -1,8 +1,8 @@
 //! Attention whose scores are never in memory as a whole.
 //!
 //! Blocks of queries are computed one after the other, as in FlashAttention (Dao et al. 2022,
-//! arXiv:2205.14135), but each with all the keys that one of its queries may see. The backward computes
-//! the scores again.
+//! arXiv:2205.14135), but each with all the keys that one of its queries may see. The backward
+//! computes the scores again.
 
 mod group;
 mod place;
@@ -20,19 +20,19 @@ use super::scores::{Scores, Softmax};
 
 const NAME: &str = "attention";
 
-/// Computes the attention of queries `q`, `[batch, queries, heads, dim]`, to keys `k` and values `v`,
-/// `[batch, keys, key-value heads, dim]`: the softmax over the keys of the products `q k^T`, which are
-/// scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each key-value head
-/// serves an equal number of heads, which follow one another.
+/// Computes the attention of queries `q`, `[batch, queries, heads, dim]`, to keys `k` and values
+/// `v`, `[batch, keys, key-value heads, dim]`: the softmax over the keys of the products `q k^T`,
+/// which are scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each
+/// key-value head serves an equal number of heads, which follow one another.
 ///
-/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no key
-/// has the output 0. Keys that a block of queries cannot see take no time, so an attention with a
-/// [`Mask::Window`](super::Mask::Window) takes as long as the window is wide. Threads share the work by
-/// sequence and key-value head. On a GPU this is [`composed::attention`].
+/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no
+/// key has the output 0. With a [`Mask::Window`](super::Mask::Window) time and memory grow with the
+/// window, and not with the number of keys. Threads share the work by sequence and key-value head.
+/// On a GPU this is [`composed::attention`].
 ///
 /// # Errors
-/// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or cap or mask do not fit, as
-/// for [`softmax_of_scores`](super::softmax_of_scores).
+/// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or cap or mask do not fit,
+/// as for [`softmax_of_scores`](super::softmax_of_scores).
 pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor> {
     let sizes = Sizes::of([q, k, v])?;
     check_dtypes(NAME, &[q])?;
@@ -44,8 +44,8 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
     q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
 }
 
-/// As [`attention`], of queries, keys and values in one tensor, `[batch, length, 3, heads, dim]`, such
-/// as one linear layer gives. The output is `[batch, length, heads, dim]`.
+/// As [`attention`], of queries, keys and values in one tensor, `[batch, length, 3, heads, dim]`,
+/// such as one linear layer gives. The output is `[batch, length, heads, dim]`.
 ///
 /// On a GPU this is [`composed::attention_packed`].
 ///

@@ -1,9 +1,10 @@
 //! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and to compare with.
 //!
-//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end, but products of matrices are computed in
-//! the dtype of their input. The arguments are the same. They
-//! take more time and memory, because each op reads and writes whole tensors and keeps them for the backward. They do not check
-//! their arguments: an error is candle's, of the op that did not take them.
+//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end,
+//! but products of matrices are computed in the dtype of their input. The arguments are the same.
+//! These functions take more time and memory, because each op reads and writes whole tensors and
+//! keeps them for the backward: a window saves none of it. They do not check their arguments: an
+//! error is candle's, of the op that did not take them.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
@@ -97,8 +98,8 @@ pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tenso
     shares.to_dtype(products.dtype())
 }
 
-/// Computes [`attention`](super::attention()), but the products in the dtype of `q`. In f16 a power of
-/// two of the scale is taken into `q`, so that scores are not infinite before they are scaled.
+/// Computes [`attention`](super::attention()), but the products in the dtype of `q`. In f16 a power
+/// of two of the scale is taken into `q`, so that scores are not infinite before they are scaled.
 ///
 /// # Errors
 /// The errors of candle.
@@ -151,7 +152,8 @@ pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     attention([&part(0)?, &part(1)?, &part(2)?], scores)
 }
 
-/// Returns a mask `[queries, keys]`, 0 where a query may attend and minus infinity where it may not.
+/// Returns a mask `[queries, keys]`, 0 where a query may attend and minus infinity where it may
+/// not.
 fn causal_mask(scores: &Tensor, window: usize) -> Result<Tensor> {
     let (queries, keys) = (scores.dim(D::Minus2)?, scores.dim(D::Minus1)?);
     let is_visible = |index: usize| {

@@ -7,19 +7,20 @@ use super::composed;
 use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with_element};
 use super::rows::Rows;
 
-/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on position
-/// and pair. The pairs are of the layout of Llama and GPT-NeoX: of the `2 * pairs` elements that a row
-/// begins with, one of the first half, and the one at the same place of the second half. The rest of a
-/// row, which partial rotary embeddings have, passes unchanged.
+/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
+/// position and pair. The pairs are of the layout of Llama and GPT-NeoX: of the `2 * pairs`
+/// elements that a row begins with, one of the first half, and the one at the same place of the
+/// second half. The rest of a row, which partial rotary embeddings have, passes unchanged.
 ///
-/// `cos` and `sin` are of the angles, `[positions, pairs]`, with at least `length` positions, which are
-/// used from the first on. They get no gradient. Read a part of a longer sequence with `narrow` of both.
+/// `cos` and `sin` are of the angles, `[positions, pairs]`, with at least `length` positions, which
+/// are used from the first on. They get no gradient. Read a part of a longer sequence with `narrow`
+/// of both.
 ///
 /// On a GPU this is [`composed::rope`].
 ///
 /// # Errors
-/// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of `cos` or
-/// `sin`.
+/// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of
+/// `cos` or `sin`.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     apply([x, cos, sin], Rope { name: "rope", pairs: Pairs::Halves, composed: composed::rope })
 }
@@ -70,7 +71,8 @@ fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
     if !fit || cos.dims() != sin.dims() {
         let [x, cos, sin] = [x, cos, sin].map(Tensor::dims);
         bail!(
-            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] and twice [positions, pairs], where 2 pairs are at most dim"
+            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] \
+             and twice [positions, pairs], where 2 pairs are at most dim"
         )
     }
     Ok(())

@@ -15,8 +15,8 @@ use super::{composed, lanes};
 
 const NAME: &str = "softmax";
 
-/// Keys that each query may attend to. The last two dims of scores are queries and keys, and the last
-/// query is at the place of the last key.
+/// Keys that each query may attend to. The last two dims of scores are queries and keys, and the
+/// last query is at the place of the last key.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'a> {
     /// All keys.
@@ -26,8 +26,9 @@ pub enum Mask<'a> {
     /// As [`Causal`](Self::Causal), and only keys less than this number of places before the query:
     /// with a window of 1 a query sees the key at its own place alone.
     Window(usize),
-    /// Numbers that are added to the scaled and capped scores, minus infinity where a key is hidden.
-    /// The last dim is that of the scores, and the dims before it are broadcast. They get no gradient.
+    /// Numbers that are added to the scaled and capped scores, minus infinity where a key is
+    /// hidden. The last dim is that of the scores, and the dims before it are broadcast. They get
+    /// no gradient.
     Additive(&'a Tensor),
 }
 
@@ -67,17 +68,17 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
     softmax_of_scores(x, &Scores { scale: 1.0, cap: None, mask: Mask::None })
 }
 
-/// Computes the softmax over the last dim of `products`, which are scaled, capped and masked before. A
-/// hidden key has the share 0; the shares of a row without a visible key are NaN.
+/// Computes the softmax over the last dim of `products`, which are scaled, capped and masked
+/// before. A hidden key has the share 0; the shares of a row without a visible key are NaN.
 ///
 /// Scaling, capping and masking take no memory of their own. On a GPU this is
 /// [`composed::softmax_of_scores`].
 ///
 /// # Errors
-/// If `products` are a scalar, a dtype is not f32, bf16 or f16, or a cap is not positive and finite in
-/// f32; with [`Mask::Causal`] and [`Mask::Window`] if the products have one dim, or more queries than
-/// keys, or the window is 0; with [`Mask::Additive`] if the mask does not fit them, or candle tracks
-/// its gradient.
+/// If `products` are a scalar, a dtype is not f32, bf16 or f16, or a cap is not positive and finite
+/// in f32; with [`Mask::Causal`] and [`Mask::Window`] if the products have one dim, or more queries
+/// than keys, or the window is 0; with [`Mask::Additive`] if the mask does not fit them, or candle
+/// tracks its gradient.
 pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     check_dtypes(NAME, &[products])?;
     last_dim(NAME, products)?;

@@ -35,7 +35,7 @@ impl Cap {
     pub(super) fn of(op: &'static str, cap: f64) -> Result<Self> {
         let narrow = narrow(cap);
         if !(narrow.is_normal() && narrow > 0.0) {
-            bail!("{op}: the cap is {cap}: it must be positive and finite in f32")
+            bail!("{op}: the cap is {cap:?}: it must be positive and finite in f32")
         }
         Ok(Self(narrow))
     }

@@ -1,7 +1,7 @@
 //! The fused layers are those made of candle's ops, on more elements than the golden file has.
 
 use candle_core::{DType, Device, Tensor};
-use hsdp_models::nn::{Mask, composed};
+use hsdp_models::nn::{Mask, Scores, composed};
 
 use crate::layers::{DTYPES, LAYERS, flat, largest, rounding};
 
@@ -38,8 +38,11 @@ fn scores_that_are_finite_when_they_are_scaled_are_not_infinite_in_f16() {
     let all = Tensor::full(24.0_f32, (1, 2, 1, 128), &Device::Cpu).expect("a tensor");
     let all = all.to_dtype(DType::F16).expect("f16");
     let scale = 1.0 / 128_f64.sqrt();
-    let got = composed::attention([&all, &all, &all], scale, Mask::Causal).expect("attended");
-    assert_eq!(flat(&got), flat(&all));
+    for cap in [None, Some(50.0)] {
+        let scores = Scores { scale, cap, mask: Mask::Causal };
+        let got = composed::attention([&all, &all, &all], &scores).expect("attended");
+        assert_eq!(flat(&got), flat(&all));
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 ROWS, WIDTH = 5, 23
 EPS = 1e-5
+CAP = 1.5
 
 
 def rotate_half(x):
@@ -42,9 +43,26 @@ def rope_interleaved(x, cos, sin):
     return x * cos.repeat_interleave(2, -1).unsqueeze(1) + rotated * sin.repeat_interleave(2, -1).unsqueeze(1)
 
 
-def causal(x):
-    hidden = torch.ones(x.shape[-2:]).triu(1).bool()
-    return F.softmax((x * 0.25).masked_fill(hidden, float("-inf")), dim=-1)
+def is_visible(queries, keys, window):
+    """As `sliding_window_overlay` and `causal_mask_function` of transformers' masking_utils.py."""
+    place = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)[None]
+    return (key <= place) & (key > place - window)
+
+
+def softmax_of_scores(x, window, cap=None):
+    """As `eager_attention_forward` of transformers' models/gemma2/modeling_gemma2.py.
+
+    A window as long as the keys is a causal mask.
+    """
+    x = x * 0.25
+    if cap is not None:
+        x = soft_cap(x, cap)
+    return F.softmax(x.masked_fill(~is_visible(*x.shape[-2:], window), float("-inf")), dim=-1)
+
+
+def soft_cap(x, cap):
+    return torch.tanh(x / cap) * cap
 
 
 def cross_entropy(logits):
@@ -55,6 +73,29 @@ def attention(q, k, v):
     """Positions come before heads, and each key-value head serves the same number of heads."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25, enable_gqa=True).transpose(1, 2)
+
+
+def attention_window(q, k, v, window=3):
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    mask = is_visible(q.shape[2], k.shape[2], window)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.25, enable_gqa=True)
+    return mixed.transpose(1, 2)
+
+
+def attention_capped(q, k, v, window=None):
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    return (softmax_of_scores(q @ k.mT, window or k.shape[2], CAP) @ v).transpose(1, 2)
+
+
+def rope_partial(x, cos, sin):
+    """As models/phi3/modeling_phi3.py: the rest of a head passes through."""
+    return torch.cat((rope(x[..., :8], cos, sin), x[..., 8:]), dim=-1)
+
+
+def rope_interleaved_partial(x, cos, sin):
+    """As models/gptj/modeling_gptj.py with `rotary_dim`."""
+    return torch.cat((rope_interleaved(x[..., :8], cos, sin), x[..., 8:]), dim=-1)
 
 
 def attention_packed(x):
@@ -87,13 +128,33 @@ LAYERS = {
     "attention": (attention, {"q": normal(2, 5, 4, 8), "k": normal(2, 5, 2, 8), "v": normal(2, 5, 2, 8)}),
     "attention_packed": (attention_packed, {"x": normal(2, 5, 3, 2, 8)}),
     "softmax": (lambda x: F.softmax(x, dim=-1), X),
-    "softmax_causal": (causal, {"x": normal(3, 7, 7, scale=4.0)}),
+    "softmax_causal": (lambda x: softmax_of_scores(x, 7), {"x": normal(3, 7, 7, scale=4.0)}),
     "cross_entropy": (cross_entropy, {"logits": normal(ROWS, WIDTH, scale=4.0)}),
     "gelu": (lambda x: F.gelu(x, approximate="tanh"), X),
     "silu_mul": (lambda gate, up: F.silu(gate) * up, GATED),
     "gelu_mul": (lambda gate, up: F.gelu(gate, approximate="tanh") * up, GATED),
     "rope": (rope, ROTATED),
     "rope_interleaved": (rope_interleaved, ROTATED),
+    "attention_window": (
+        attention_window,
+        {"q": normal(2, 7, 4, 8), "k": normal(2, 9, 2, 8), "v": normal(2, 9, 2, 8)},
+    ),
+    "attention_capped": (
+        attention_capped,
+        {"q": 2 * normal(2, 5, 4, 8), "k": 2 * normal(2, 6, 2, 8), "v": normal(2, 6, 2, 8)},
+    ),
+    "attention_packed_capped_window": (
+        lambda x: attention_capped(*x.unbind(2), window=2),
+        {"x": normal(2, 7, 3, 2, 8, scale=2.0)},
+    ),
+    "softmax_window": (lambda x: softmax_of_scores(x, 3), {"x": normal(3, 7, 9, scale=4.0)}),
+    "softmax_capped_window": (
+        lambda x: softmax_of_scores(x, 2, CAP),
+        {"x": normal(3, 7, 9, scale=8.0)},
+    ),
+    "soft_cap": (lambda x: soft_cap(x, CAP), X),
+    "rope_partial": (rope_partial, {"x": normal(2, 5, 3, 13)}),
+    "rope_interleaved_partial": (rope_interleaved_partial, {"x": normal(2, 5, 3, 13)}),
 }
 
 

@@ -1,12 +1,19 @@
 //! The layers as functions of a list of tensors, to run them all in one way; and comparisons.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use hsdp_models::nn::{self, IGNORED, Mask, composed};
+use hsdp_models::nn::{self, IGNORED, Mask, Scores, composed};
 
 pub(crate) const DTYPES: [(&str, DType); 3] =
     [("f32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)];
 
 pub(crate) const EPS: f64 = 1e-5;
+
+/// Scores of the layers.
+pub(crate) const ALL: Scores<'static> = Scores { scale: 1.0, cap: None, mask: Mask::None };
+const CAUSAL: Scores<'static> = Scores { scale: 0.25, cap: None, mask: Mask::Causal };
+const CAPPED: Scores<'static> = Scores { cap: Some(1.5), ..CAUSAL };
+const WINDOW: Scores<'static> = Scores { mask: Mask::Window(3), ..CAUSAL };
+const CAPPED_WINDOW: Scores<'static> = Scores { mask: Mask::Window(2), ..CAPPED };
 
 type Function = fn(&[Tensor]) -> Result<Tensor>;
 
@@ -20,7 +27,7 @@ pub(crate) struct Layer {
 }
 
 /// The layers, with the names of the golden file.
-pub(crate) const LAYERS: [Layer; 14] = [
+pub(crate) const LAYERS: [Layer; 22] = [
     Layer {
         name: "linear",
         inputs: &["x", "weight", "bias"],
@@ -39,17 +46,36 @@ pub(crate) const LAYERS: [Layer; 14] = [
         name: "attention",
         inputs: &["q", "k", "v"],
         tracked: 3,
-        fused: |i| nn::attention([&i[0], &i[1], &i[2]], 0.25, Mask::Causal),
-        composed: |i| {
-            products_in_f32(i, |i| composed::attention([&i[0], &i[1], &i[2]], 0.25, Mask::Causal))
-        },
+        fused: |i| nn::attention([&i[0], &i[1], &i[2]], &CAUSAL),
+        composed: |i| products_in_f32(i, |i| composed_attention(i, &CAUSAL)),
+    },
+    Layer {
+        name: "attention_window",
+        inputs: &["q", "k", "v"],
+        tracked: 3,
+        fused: |i| nn::attention([&i[0], &i[1], &i[2]], &WINDOW),
+        composed: |i| products_in_f32(i, |i| composed_attention(i, &WINDOW)),
+    },
+    Layer {
+        name: "attention_capped",
+        inputs: &["q", "k", "v"],
+        tracked: 3,
+        fused: |i| nn::attention([&i[0], &i[1], &i[2]], &CAPPED),
+        composed: |i| products_in_f32(i, |i| composed_attention(i, &CAPPED)),
     },
     Layer {
         name: "attention_packed",
         inputs: &["x"],
         tracked: 1,
-        fused: |i| nn::attention_packed(&i[0], 0.25, Mask::Causal),
-        composed: |i| products_in_f32(i, |i| composed::attention_packed(&i[0], 0.25, Mask::Causal)),
+        fused: |i| nn::attention_packed(&i[0], &CAUSAL),
+        composed: |i| products_in_f32(i, |i| composed::attention_packed(&i[0], &CAUSAL)),
+    },
+    Layer {
+        name: "attention_packed_capped_window",
+        inputs: &["x"],
+        tracked: 1,
+        fused: |i| nn::attention_packed(&i[0], &CAPPED_WINDOW),
+        composed: |i| products_in_f32(i, |i| composed::attention_packed(&i[0], &CAPPED_WINDOW)),
     },
     Layer {
         name: "rms_norm",
@@ -70,14 +96,28 @@ pub(crate) const LAYERS: [Layer; 14] = [
         inputs: &["x"],
         tracked: 1,
         fused: |i| nn::softmax(&i[0]),
-        composed: |i| composed::softmax_of_scores(&i[0], 1.0, Mask::None),
+        composed: |i| composed::softmax_of_scores(&i[0], &ALL),
     },
     Layer {
         name: "softmax_causal",
         inputs: &["x"],
         tracked: 1,
-        fused: |i| nn::softmax_of_scores(&i[0], 0.25, Mask::Causal),
-        composed: |i| composed::softmax_of_scores(&i[0], 0.25, Mask::Causal),
+        fused: |i| nn::softmax_of_scores(&i[0], &CAUSAL),
+        composed: |i| composed::softmax_of_scores(&i[0], &CAUSAL),
+    },
+    Layer {
+        name: "softmax_window",
+        inputs: &["x"],
+        tracked: 1,
+        fused: |i| nn::softmax_of_scores(&i[0], &WINDOW),
+        composed: |i| composed::softmax_of_scores(&i[0], &WINDOW),
+    },
+    Layer {
+        name: "softmax_capped_window",
+        inputs: &["x"],
+        tracked: 1,
+        fused: |i| nn::softmax_of_scores(&i[0], &CAPPED_WINDOW),
+        composed: |i| composed::softmax_of_scores(&i[0], &CAPPED_WINDOW),
     },
     Layer {
         name: "cross_entropy",
@@ -92,6 +132,13 @@ pub(crate) const LAYERS: [Layer; 14] = [
         tracked: 1,
         fused: |i| nn::gelu(&i[0]),
         composed: |i| composed::gelu(&i[0]),
+    },
+    Layer {
+        name: "soft_cap",
+        inputs: &["x"],
+        tracked: 1,
+        fused: |i| nn::soft_cap(&i[0], 1.5),
+        composed: |i| composed::soft_cap(&i[0], 1.5),
     },
     Layer {
         name: "silu_mul",
@@ -115,13 +162,31 @@ pub(crate) const LAYERS: [Layer; 14] = [
         composed: |i| composed::rope(&i[0], &i[1], &i[2]),
     },
     Layer {
+        name: "rope_partial",
+        inputs: &["x", "cos", "sin"],
+        tracked: 1,
+        fused: |i| nn::rope(&i[0], &i[1], &i[2]),
+        composed: |i| composed::rope(&i[0], &i[1], &i[2]),
+    },
+    Layer {
         name: "rope_interleaved",
         inputs: &["x", "cos", "sin"],
         tracked: 1,
         fused: |i| nn::rope_interleaved(&i[0], &i[1], &i[2]),
         composed: |i| composed::rope_interleaved(&i[0], &i[1], &i[2]),
     },
+    Layer {
+        name: "rope_interleaved_partial",
+        inputs: &["x", "cos", "sin"],
+        tracked: 1,
+        fused: |i| nn::rope_interleaved(&i[0], &i[1], &i[2]),
+        composed: |i| composed::rope_interleaved(&i[0], &i[1], &i[2]),
+    },
 ];
+
+fn composed_attention(inputs: &[Tensor], scores: &Scores<'_>) -> Result<Tensor> {
+    composed::attention([&inputs[0], &inputs[1], &inputs[2]], scores)
+}
 
 /// The composed layers multiply matrices in the dtype that they get, and candle has no such product of bf16 on the CPU.
 fn products_in_f32(inputs: &[Tensor], layer: Function) -> Result<Tensor> {
@@ -144,18 +209,22 @@ impl Layer {
         std::iter::once(output).chain(vars.iter().map(of)).collect()
     }
 
-    /// Inputs of a size for which threads share the work, and the gradient of the output. All are pseudorandom.
+    /// Returns inputs of a size for which threads share the work, and the gradient of the output.
+    /// All are pseudorandom.
     pub(crate) fn large(&self, dtype: DType) -> (Vec<Tensor>, Tensor) {
         let shape = |name: &str| match (self.name, name) {
-            ("softmax_causal", _) => vec![3, 5, 67, 71],
-            ("attention", "q") => vec![2, 131, 6, 24],
-            ("attention", _) => vec![2, 135, 2, 24],
-            ("attention_packed", _) => vec![2, 131, 3, 4, 24],
+            ("softmax_causal" | "softmax_window" | "softmax_capped_window", _) => {
+                vec![3, 5, 67, 71]
+            }
+            (_, "q") => vec![2, 131, 6, 24],
+            (_, "k" | "v") => vec![2, 135, 2, 24],
+            ("attention_packed" | "attention_packed_capped_window", _) => vec![2, 131, 3, 4, 24],
             ("linear" | "linear_alone", "weight") => vec![140, 131],
             ("linear", "bias") => vec![140],
             (_, "weight" | "bias") => vec![131],
             (_, "cos" | "sin") => vec![131, 19],
             ("rope" | "rope_interleaved", _) => vec![2, 129, 7, 38],
+            ("rope_partial" | "rope_interleaved_partial", _) => vec![2, 129, 7, 43],
             (_, "labels") => vec![521],
             _ => vec![521, 131],
         };
@@ -167,7 +236,9 @@ impl Layer {
         let g = match self.name {
             "cross_entropy" => Tensor::new(0.5_f32, &Device::Cpu).expect("a scalar"),
             "linear" | "linear_alone" => noise(7, &[521, 140], dtype),
-            "attention_packed" => noise(7, &[2, 131, 4, 24], dtype),
+            "attention_packed" | "attention_packed_capped_window" => {
+                noise(7, &[2, 131, 4, 24], dtype)
+            }
             _ => noise(7, inputs[0].dims(), dtype),
         };
         (inputs, g)

@@ -1,9 +1,9 @@
 //! Inputs that a layer does not take are errors that name the layer and the shapes.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use hsdp_models::nn::{self, IGNORED, Mask};
+use hsdp_models::nn::{self, IGNORED, Mask, Scores};
 
-use crate::layers::{EPS, noise};
+use crate::layers::{ALL, EPS, noise};
 
 fn zeros(shape: &[usize]) -> Tensor {
     noise(0, shape, DType::F32)
@@ -65,7 +65,8 @@ fn linear() {
 
 #[test]
 fn attention() {
-    let of = |q: &Tensor, k: &Tensor, v: &Tensor| nn::attention([q, k, v], 1.0, Mask::Causal);
+    let causal = Scores { mask: Mask::Causal, ..ALL };
+    let of = |q: &Tensor, k: &Tensor, v: &Tensor| nn::attention([q, k, v], &causal);
     let (q, k) = (zeros(&[2, 5, 4, 8]), zeros(&[2, 5, 2, 8]));
     let needs = "they need one dtype, [batch, queries, heads, dim], and twice [batch, keys, key-value heads, dim], where the number of key-value heads divides that of heads";
     for dims in [[2, 5, 3, 8], [1, 5, 2, 8], [2, 5, 2, 7], [2, 5, 0, 8]] {
@@ -94,17 +95,17 @@ fn attention() {
     );
     let mask = zeros(&[5, 4]);
     says(
-        nn::attention([&q, &k, &k], 1.0, Mask::Additive(&mask)),
+        nn::attention([&q, &k, &k], &Scores { mask: Mask::Additive(&mask), ..ALL }),
         "attention: a mask [5, 4] does not fit scores [2, 4, 5, 5]",
     );
     says(
-        nn::attention([&q, &k, &k], 1.0, Mask::Additive(&doubles(&[5, 5]))),
+        nn::attention([&q, &k, &k], &Scores { mask: Mask::Additive(&doubles(&[5, 5])), ..ALL }),
         "unsupported dtype F64 for op attention",
     );
     let wide = doubles(&[2, 5, 2, 8]);
     says(of(&wide, &wide, &wide), "unsupported dtype F64 for op attention");
     says(
-        nn::attention_packed(&zeros(&[2, 5, 4, 2, 8]), 1.0, Mask::None),
+        nn::attention_packed(&zeros(&[2, 5, 4, 2, 8]), &ALL),
         "attention: qkv has the shape [2, 5, 4, 2, 8], not [batch, length, 3, heads, dim]",
     );
 }
@@ -113,11 +114,13 @@ fn attention() {
 fn softmax() {
     says(nn::softmax(&zeros(&[])), "softmax: a scalar has no last dim");
     says(nn::softmax(&doubles(&[2])), "unsupported dtype F64 for op softmax");
-    let causal = |scores: &Tensor| nn::softmax_of_scores(scores, 1.0, Mask::Causal);
+    let causal = |x: &Tensor| nn::softmax_of_scores(x, &Scores { mask: Mask::Causal, ..ALL });
     let needs = "have no causal mask: it needs at most as many queries as keys";
     says(causal(&zeros(&[5])), &format!("softmax: scores [5] {needs}"));
     says(causal(&zeros(&[2, 5, 4])), &format!("softmax: scores [2, 5, 4] {needs}"));
-    let masked = |mask: &Tensor| nn::softmax_of_scores(&zeros(&[2, 4]), 1.0, Mask::Additive(mask));
+    let masked = |mask: &Tensor| {
+        nn::softmax_of_scores(&zeros(&[2, 4]), &Scores { mask: Mask::Additive(mask), ..ALL })
+    };
     says(masked(&zeros(&[3, 4])), "softmax: a mask [3, 4] does not fit scores [2, 4]");
     says(masked(&zeros(&[2, 1])), "softmax: a mask [2, 1] does not fit scores [2, 4]");
     says(masked(&zeros(&[])), "softmax: a mask [] does not fit scores [2, 4]");
@@ -126,6 +129,35 @@ fn softmax() {
         masked(&learned),
         "softmax: candle tracks the gradient of the mask, which has none: detach it",
     );
+}
+
+#[test]
+fn windows_and_caps() {
+    let (q, few) = (zeros(&[2, 5, 4, 8]), zeros(&[2, 4, 2, 8]));
+    let (qkv, square) = (zeros(&[2, 5, 3, 2, 8]), zeros(&[2, 5, 5]));
+    let refused = |scores: Scores<'_>, message: &str| {
+        says(nn::attention([&q, &q, &q], &scores), &format!("attention: {message}"));
+        says(nn::attention_packed(&qkv, &scores), &format!("attention: {message}"));
+        says(nn::softmax_of_scores(&square, &scores), &format!("softmax: {message}"));
+    };
+    let empty = Scores { mask: Mask::Window(0), ..ALL };
+    refused(empty, "a window of 0 keys leaves none: it needs at least one");
+    for cap in [0.0, -50.0, f64::NAN, f64::INFINITY, 1e39, 1e-42] {
+        let message = format!("the cap is {cap:?}: it must be positive and finite in f32");
+        refused(Scores { cap: Some(cap), ..ALL }, &message);
+        says(nn::soft_cap(&q, cap), &format!("soft_cap: {message}"));
+    }
+    let needs = "have no window: it needs at most as many queries as keys";
+    let window = Scores { mask: Mask::Window(2), ..ALL };
+    says(
+        nn::attention([&q, &few, &few], &window),
+        &format!("attention: scores [2, 4, 5, 4] {needs}"),
+    );
+    for dims in [&[5][..], &[2, 5, 4]] {
+        let message = format!("softmax: scores {dims:?} {needs}");
+        says(nn::softmax_of_scores(&zeros(dims), &window), &message);
+    }
+    says(nn::soft_cap(&doubles(&[2]), 1.0), "unsupported dtype F64 for op soft_cap");
 }
 
 #[test]
@@ -144,7 +176,8 @@ fn activations() {
 #[test]
 fn rope() {
     let (x, table, short) = (zeros(&[4, 2, 6]), zeros(&[4, 3]), zeros(&[3, 3]));
-    let fits = "do not fit [..., length, heads, dim] and twice [positions, dim / 2]";
+    let fits = "do not fit [..., length, heads, dim] and twice [positions, pairs], \
+                where 2 pairs are at most dim";
     says(
         nn::rope(&x, &short, &short),
         &format!("rope: x [4, 2, 6], cos [3, 3] and sin [3, 3] {fits}"),
@@ -158,8 +191,8 @@ fn rope() {
         &format!("rope_interleaved: x [4, 6], cos [4, 3] and sin [4, 3] {fits}"),
     );
     says(
-        nn::rope(&zeros(&[4, 2, 7]), &table, &table),
-        &format!("rope: x [4, 2, 7], cos [4, 3] and sin [4, 3] {fits}"),
+        nn::rope(&zeros(&[4, 2, 5]), &table, &table),
+        &format!("rope: x [4, 2, 5], cos [4, 3] and sin [4, 3] {fits}"),
     );
     let learned = Var::from_tensor(&table).expect("a variable");
     says(

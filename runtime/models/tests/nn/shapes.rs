@@ -1,9 +1,9 @@
 //! Shapes of all kinds: one to four dims, rows of one element, views, tensors without elements; and labels.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use hsdp_models::nn::{self, IGNORED, Mask, composed};
+use hsdp_models::nn::{self, IGNORED, Mask, Scores, composed};
 
-use crate::layers::{DTYPES, EPS, LAYERS, flat, labels, noise};
+use crate::layers::{ALL, DTYPES, EPS, LAYERS, flat, labels, noise};
 
 const SHAPES: [&[usize]; 9] =
     [&[1], &[17], &[3, 1], &[1, 16], &[5, 33], &[2, 3, 7], &[1, 1, 1, 1], &[2, 1, 3, 40], &[0, 4]];
@@ -16,15 +16,19 @@ fn weight(x: &Tensor) -> Tensor {
     noise(3, &[last], x.dtype())
 }
 
-const OF_ONE: [(&str, OfOne, OfOne); 6] = [
+/// Scores with half of the products.
+const HALF: Scores<'static> = Scores { scale: 0.5, ..ALL };
+
+const OF_ONE: [(&str, OfOne, OfOne); 7] = [
     ("rms_norm", |x| nn::rms_norm(x, &weight(x), EPS), |x| composed::rms_norm(x, &weight(x), EPS)),
     (
         "layer_norm",
         |x| nn::layer_norm(x, &weight(x), &weight(x), EPS),
         |x| composed::layer_norm(x, &weight(x), &weight(x), EPS),
     ),
-    ("softmax", nn::softmax, |x| composed::softmax_of_scores(x, 1.0, Mask::None)),
+    ("softmax", nn::softmax, |x| composed::softmax_of_scores(x, &ALL)),
     ("gelu", nn::gelu, composed::gelu),
+    ("soft_cap", |x| nn::soft_cap(x, 2.0), |x| composed::soft_cap(x, 2.0)),
     ("silu_mul", |x| nn::silu_mul(x, x), |x| composed::silu_mul(x, x)),
     ("gelu_mul", |x| nn::gelu_mul(x, x), |x| composed::gelu_mul(x, x)),
 ];
@@ -97,9 +101,12 @@ fn masks_of_all_kinds() {
         let mask = hide(&mask).and_then(|hidden| hidden * -1e30).expect("a mask");
         for (_, dtype) in DTYPES.iter().take(2) {
             let mask = &mask.to_dtype(*dtype).expect("a cast");
-            let got = nn::softmax_of_scores(&scores, 0.5, Mask::Additive(mask)).expect("shares");
-            let want = composed::softmax_of_scores(&scores, 0.5, Mask::Additive(mask));
-            assert_near(&got, &want.expect("shares"), &format!("a mask {shape:?}"));
+            for cap in [None, Some(1.5)] {
+                let how = Scores { cap, mask: Mask::Additive(mask), ..HALF };
+                let got = nn::softmax_of_scores(&scores, &how).expect("shares");
+                let want = composed::softmax_of_scores(&scores, &how).expect("shares");
+                assert_near(&got, &want, &format!("a mask {shape:?} and a cap {cap:?}"));
+            }
         }
     }
 }
@@ -109,10 +116,11 @@ fn an_additive_mask_takes_part_in_the_backward() {
     for shape in [&[9][..], &[4, 9], &[3, 1, 9], &[2, 1, 1, 9]] {
         let mask = noise(2, shape, DType::F32);
         let weights = noise(3, &[2, 3, 4, 9], DType::F32);
-        let gradient = |softmax: fn(&Tensor, f64, Mask<'_>) -> candle_core::Result<Tensor>| {
+        let gradient = |softmax: fn(&Tensor, &Scores<'_>) -> Result<Tensor>| {
             let scores =
                 Var::from_tensor(&noise(1, &[2, 3, 4, 9], DType::F32)).expect("a variable");
-            let shares = softmax(&scores, 0.5, Mask::Additive(&mask)).expect("shares");
+            let how = Scores { cap: Some(1.5), mask: Mask::Additive(&mask), ..HALF };
+            let shares = softmax(&scores, &how).expect("shares");
             let loss = (shares * &weights).and_then(|weighted| weighted.sum_all());
             let gradients = loss.and_then(|loss| loss.backward()).expect("a backward");
             gradients.get(&scores).expect("a gradient").clone()
@@ -127,9 +135,9 @@ fn a_causal_mask_is_the_additive_one_and_later_queries_see_earlier_keys() {
     let scores = noise(1, &[2, 2, 5], DType::F32);
     let no = f32::NEG_INFINITY;
     let mask = Tensor::new(&[[0.0, 0.0, 0.0, 0.0, no], [0.0; 5]], &Device::Cpu).expect("a mask");
-    let added = nn::softmax_of_scores(&scores, 0.5, Mask::Additive(&mask)).expect("shares");
-    let causal = nn::softmax_of_scores(&scores, 0.5, Mask::Causal).expect("shares");
-    assert_eq!(flat(&added), flat(&causal));
+    let shares = |mask| nn::softmax_of_scores(&scores, &Scores { mask, ..HALF }).expect("shares");
+    let causal = shares(Mask::Causal);
+    assert_eq!(flat(&shares(Mask::Additive(&mask))), flat(&causal));
     assert_eq!(flat(&causal)[4], 0.0, "the first query does not see the last key");
 }
 
@@ -215,16 +223,20 @@ fn a_weight_may_have_another_dtype() {
 #[test]
 fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     let dims = |length, heads| [2, length, heads, 8];
+    let windows = [1, 2, 7, 64, 65, 100, 139, 1000].map(Mask::Window);
     for (queries, keys) in [(1, 1), (1, 9), (70, 70), (65, 130), (130, 140)] {
         let q = noise(1, &dims(queries, 6), DType::F32);
         let [k, v] = [2, 3].map(|seed| noise(seed, &dims(keys, 3), DType::F32));
         let added = noise(4, &[6, 1, keys], DType::F32);
-        for mask in [Mask::None, Mask::Causal, Mask::Additive(&added)] {
+        let masks = [Mask::None, Mask::Causal, Mask::Additive(&added)].into_iter().chain(windows);
+        for scores in
+            masks.flat_map(|mask| [None, Some(3.0)].map(|cap| Scores { scale: 0.3, cap, mask }))
+        {
             let vars = [&q, &k, &v].map(|x| Var::from_tensor(x).expect("a variable"));
             let inputs = vars.each_ref().map(Var::as_tensor);
-            let fused = nn::attention(inputs, 0.3, mask).expect("a forward");
-            let composed = composed::attention(inputs, 0.3, mask).expect("a forward");
-            let what = format!("{queries} queries, {keys} keys, {mask:?}");
+            let fused = nn::attention(inputs, &scores).expect("a forward");
+            let composed = composed::attention(inputs, &scores).expect("a forward");
+            let what = format!("{queries} queries, {keys} keys, {scores:?}");
             assert_near(&fused, &composed, &what);
             let gradients = [&fused, &composed].map(|output| {
                 (output.sqr().and_then(|squares| squares.backward())).expect("a backward")
@@ -237,7 +249,87 @@ fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     }
 }
 
-/// The sum of the squares of a result, and the gradients of variables.
+/// Queries of which the first block alone sees the first keys, then keys and values.
+fn long_inputs() -> [Var; 3] {
+    let dims = [(130, 6), (140, 3), (140, 3)].map(|(length, heads)| [2, length, heads, 8]);
+    let input = |seed| noise(seed, &dims[seed], DType::F32);
+    [0, 1, 2].map(|seed| Var::from_tensor(&input(seed)).expect("a variable"))
+}
+
+/// Returns the output of attention, and the gradients of `q`, `k` and `v` from those of its
+/// squares.
+fn attended(vars: &[Var; 3], scores: &Scores<'_>) -> Vec<Tensor> {
+    let output = nn::attention(vars.each_ref().map(Var::as_tensor), scores).expect("a forward");
+    let gradients = gradients_of_squares(&output, &vars.each_ref());
+    std::iter::once(output).chain(gradients).collect()
+}
+
+fn bits(tensors: &[Tensor]) -> Vec<Vec<u32>> {
+    let of = |tensor: &Tensor| flat(tensor).into_iter().map(f32::to_bits).collect();
+    tensors.iter().map(of).collect()
+}
+
+#[test]
+fn a_window_as_long_as_the_keys_is_a_causal_mask_bit_by_bit() {
+    let (vars, products) = (long_inputs(), noise(1, &[2, 70, 75], DType::F32));
+    for cap in [None, Some(2.0)] {
+        let with = |mask| Scores { cap, mask, ..HALF };
+        let causal = bits(&attended(&vars, &with(Mask::Causal)));
+        let shares = |mask| flat(&nn::softmax_of_scores(&products, &with(mask)).expect("shares"));
+        for window in [140, 141, usize::MAX] {
+            assert_eq!(bits(&attended(&vars, &with(Mask::Window(window)))), causal);
+            assert_eq!(shares(Mask::Window(window)), shares(Mask::Causal));
+        }
+        assert_ne!(bits(&attended(&vars, &with(Mask::Window(139)))), causal);
+        assert_ne!(shares(Mask::Window(74)), shares(Mask::Causal));
+    }
+}
+
+#[test]
+fn with_a_window_of_one_a_query_sees_its_own_place() {
+    let vars = long_inputs();
+    let attended = attended(&vars, &Scores { mask: Mask::Window(1), ..HALF });
+    let own = vars[2].narrow(1, 10, 130).and_then(|v| {
+        let repeated = v.unsqueeze(3)?.broadcast_as((2, 130, 3, 2, 8))?;
+        repeated.reshape((2, 130, 6, 8))
+    });
+    assert_eq!(flat(&attended[0]), flat(&own.expect("values")));
+    for of_products in &attended[1..3] {
+        assert!(flat(of_products).iter().all(|g| *g == 0.0), "one key has the share 1");
+    }
+    // Each value is the output of two heads.
+    let of_v = flat(&attended[3].narrow(1, 10, 130).expect("seen values"));
+    let v = flat(&vars[2].narrow(1, 10, 130).expect("seen values"));
+    assert_eq!(of_v, v.iter().map(|v| 4.0 * v).collect::<Vec<_>>());
+    let unseen = flat(&attended[3].narrow(1, 0, 10).expect("the first values"));
+    assert!(unseen.iter().all(|g| *g == 0.0));
+}
+
+/// A product with a key that is not a number would spoil a whole block, even with the share 0.
+#[test]
+fn keys_before_the_window_of_a_block_are_not_read() {
+    let [q, k, v] = long_inputs();
+    let spoiled = [k, v].map(|input| {
+        let rest = input.narrow(1, 60, 80).expect("later keys");
+        let first = (input.narrow(1, 0, 60)).and_then(|first| first * f64::NAN);
+        let whole = Tensor::cat(&[first.expect("no numbers"), rest], 1).expect("joined");
+        Var::from_tensor(&whole).expect("a variable")
+    });
+    let [k, v] = spoiled;
+    for cap in [None, Some(2.0)] {
+        // The first query of the second block is at place 74.
+        let scores = Scores { cap, mask: Mask::Window(15), ..HALF };
+        let attended = attended(&[q.clone(), k.clone(), v.clone()], &scores);
+        for of_queries in &attended[..2] {
+            let later = flat(&of_queries.narrow(1, 64, 66).expect("later blocks"));
+            assert!(later.iter().all(|x| x.is_finite()));
+            let first = flat(&of_queries.narrow(1, 0, 64).expect("the first block"));
+            assert!(first.iter().any(|x| x.is_nan()));
+        }
+    }
+}
+
+/// Returns the gradients of variables, from the sum of the squares of a result.
 fn gradients_of_squares(result: &Tensor, vars: &[&Var]) -> Vec<Tensor> {
     let gradients = result.sqr().and_then(|squares| squares.backward()).expect("a backward");
     vars.iter().map(|var| gradients.get(var).expect("a gradient").clone()).collect()
@@ -257,15 +349,18 @@ fn products_of_nothing_are_zeros() {
         [([0, 5, 2, 8], [0, 5, 2, 8]), ([2, 0, 2, 8], [2, 0, 2, 8]), ([2, 5, 2, 8], [2, 0, 2, 8])]
     {
         let (q, kv) = (var(&queries), var(&keys));
-        let mixed = nn::attention([&q, &kv, &kv], 1.0, Mask::None).expect("a forward");
+        let mixed = nn::attention([&q, &kv, &kv], &ALL).expect("a forward");
         assert_eq!(mixed.dims(), queries);
         assert!(flat(&mixed).iter().all(|x| *x == 0.0));
         let gradients = gradients_of_squares(&mixed, &[&q, &kv]);
         assert!(gradients.iter().all(|gradient| flat(gradient).iter().all(|g| *g == 0.0)));
     }
     let nothing = noise(1, &[2, 0, 3, 2, 8], DType::F32);
-    let mixed = nn::attention_packed(&nothing, 1.0, Mask::Causal).expect("a forward");
-    assert_eq!(mixed.dims(), [2, 0, 2, 8]);
+    for mask in [Mask::Causal, Mask::Window(3)] {
+        let scores = Scores { cap: Some(1.0), mask, ..ALL };
+        let mixed = nn::attention_packed(&nothing, &scores).expect("a forward");
+        assert_eq!(mixed.dims(), [2, 0, 2, 8]);
+    }
 }
 
 /// Padding, for which PyTorch's attention gives 0, too.
@@ -275,7 +370,8 @@ fn a_query_without_keys_has_the_output_zero_and_spoils_no_gradient() {
     let mask = mask.expect("a mask");
     let x = Var::from_tensor(&noise(3, &[1, 2, 1, 4], DType::F32)).expect("a variable");
     for attention in [nn::attention, composed::attention] {
-        let mixed = attention([&x, &x, &x], 0.5, Mask::Additive(&mask)).expect("a forward");
+        let how = Scores { cap: Some(1.5), mask: Mask::Additive(&mask), ..HALF };
+        let mixed = attention([&x, &x, &x], &how).expect("a forward");
         let values = flat(&x);
         assert_eq!(flat(&mixed), [&values[..4], &[0.0; 4]].concat());
         let gradient = flat(&gradients_of_squares(&mixed, &[&x])[0]);
@@ -293,8 +389,9 @@ fn views_are_read_and_one_tensor_may_be_all_inputs() {
     let base = Var::from_tensor(&noise(5, &[2, 2, 9, 4], DType::F32)).expect("a variable");
     let view = base.transpose(1, 2).expect("a view");
     let three = [&view, &view, &view];
-    let fused = nn::attention(three, 0.5, Mask::Causal).expect("a forward");
-    let composed = composed::attention(three, 0.5, Mask::Causal).expect("a forward");
+    let causal = Scores { mask: Mask::Causal, ..HALF };
+    let fused = nn::attention(three, &causal).expect("a forward");
+    let composed = composed::attention(three, &causal).expect("a forward");
     assert_near(&fused, &composed, "attention");
     let of = |y: &Tensor| gradients_of_squares(y, &[&base]).remove(0);
     assert_near(&of(&fused), &of(&composed), "attention");
