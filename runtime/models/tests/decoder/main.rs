@@ -4,6 +4,7 @@
 mod adapters;
 mod batches;
 mod dtypes;
+mod exports;
 mod folders;
 mod golden;
 mod odd;

@@ -110,9 +110,9 @@ fn bad_models_are_one_line() {
         (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),
-            "rope_type is yarn: only default or linear is supported",
+            "rope_type is yarn: only default, linear or llama3 is supported",
         ),
-        ("attention_bias", json!(true), "attention_bias is true: only false"),
+        ("attention_bias", json!(true), "no tensor model.layers.0.self_attn.q_proj.bias"),
         ("hidden_act", json!("gelu"), "hidden_act is gelu: only silu"),
         ("sliding_window", json!(8), "sliding_window is a key whose effect is not known"),
         ("torch_dtype", json!("bfloat16"), "dtype is float32, and torch_dtype is bfloat16"),
