@@ -223,7 +223,7 @@ fn a_weight_may_have_another_dtype() {
 #[test]
 fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     let dims = |length, heads| [2, length, heads, 8];
-    let windows = [1, 2, 7, 64, 65, 100, 139, 1000].map(Mask::Window);
+    let windows = [1, 7, 65, 100].map(Mask::Window);
     for (queries, keys) in [(1, 1), (1, 9), (70, 70), (65, 130), (130, 140)] {
         let q = noise(1, &dims(queries, 6), DType::F32);
         let [k, v] = [2, 3].map(|seed| noise(seed, &dims(keys, 3), DType::F32));
