@@ -19,7 +19,7 @@ const SMALL: f32 = 0.625;
 /// Coefficients of `(tanh x - x) / x^3` as a polynomial of `x^2` for |x| <= 0.625, highest first,
 /// of the Cephes library.
 const TANH: [f32; 5] =
-    [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1];
+    [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
 
 /// `e^x` for `x <= 0`, with a relative error below 2e-7. NaN gives NaN.
 #[inline(always)]

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use hsdp_models::nn::{self, IGNORED, Mask, Scores, composed};
 
 use crate::layers::{ALL, DTYPES, EPS, LAYERS, flat, labels, noise};
+use crate::threads::bits;
 
 const SHAPES: [&[usize]; 9] =
     [&[1], &[17], &[3, 1], &[1, 16], &[5, 33], &[2, 3, 7], &[1, 1, 1, 1], &[2, 1, 3, 40], &[0, 4]];
@@ -223,7 +224,7 @@ fn a_weight_may_have_another_dtype() {
 #[test]
 fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     let dims = |length, heads| [2, length, heads, 8];
-    let windows = [1, 2, 7, 64, 65, 100, 139, 1000].map(Mask::Window);
+    let windows = [1, 7, 65, 100].map(Mask::Window);
     for (queries, keys) in [(1, 1), (1, 9), (70, 70), (65, 130), (130, 140)] {
         let q = noise(1, &dims(queries, 6), DType::F32);
         let [k, v] = [2, 3].map(|seed| noise(seed, &dims(keys, 3), DType::F32));
@@ -249,7 +250,7 @@ fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     }
 }
 
-/// Queries of which the first block alone sees the first keys, then keys and values.
+/// Returns queries, keys and values of more than one block.
 fn long_inputs() -> [Var; 3] {
     let dims = [(130, 6), (140, 3), (140, 3)].map(|(length, heads)| [2, length, heads, 8]);
     let input = |seed| noise(seed, &dims[seed], DType::F32);
@@ -262,11 +263,6 @@ fn attended(vars: &[Var; 3], scores: &Scores<'_>) -> Vec<Tensor> {
     let output = nn::attention(vars.each_ref().map(Var::as_tensor), scores).expect("a forward");
     let gradients = gradients_of_squares(&output, &vars.each_ref());
     std::iter::once(output).chain(gradients).collect()
-}
-
-fn bits(tensors: &[Tensor]) -> Vec<Vec<u32>> {
-    let of = |tensor: &Tensor| flat(tensor).into_iter().map(f32::to_bits).collect();
-    tensors.iter().map(of).collect()
 }
 
 #[test]

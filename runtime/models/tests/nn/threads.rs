@@ -9,7 +9,7 @@ fn with_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool").install(work)
 }
 
-fn bits(tensors: &[Tensor]) -> Vec<Vec<u32>> {
+pub(crate) fn bits(tensors: &[Tensor]) -> Vec<Vec<u32>> {
     let of = |tensor: &Tensor| flat(tensor).into_iter().map(f32::to_bits).collect();
     tensors.iter().map(of).collect()
 }
