@@ -386,7 +386,8 @@ impl DecoderConfig {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             let is_sliding = match types.as_ref().map(|types| &*types[index]) {
                 None => by_default(index, layer),
-                Some("full_attention") => false,
+                // transformers takes both names.
+                Some("full_attention" | "attention") => false,
                 Some("sliding_attention") => true,
                 Some(other) => {
                     let supported = "full_attention or sliding_attention";
@@ -550,7 +551,7 @@ mod tests {
         assert_eq!(windows(qwen2(true, 28)), [None, None]);
         assert_eq!(windows(qwen2(false, 0)), [None, None]);
         assert_eq!(windows(json!({ "model_type": "gemma2" })), [Some(4096), None]);
-        let types = json!(["full_attention", "sliding_attention"]);
+        let types = json!(["attention", "sliding_attention"]);
         let gemma2 = json!({ "model_type": "gemma2", "layer_types": types, "sliding_window": 3 });
         assert_eq!(windows(gemma2), [None, Some(3)]);
     }
