@@ -21,7 +21,6 @@ struct Field {
 }
 
 /// Differences about which [`in_detail`] can say more.
-const NAME: &str = "the digest of the model's name";
 const OPTIONS: &str = "the digest of the model's options";
 const PLAN: &str = "the fingerprint of the plan";
 pub(crate) const MODEL: &str = "the digest of the model's options and plan";
@@ -34,6 +33,7 @@ pub(crate) struct LastUpdate<'a> {
     pub(crate) finished: u64,
 }
 
+const NAME: &str = "the digest of the model's name";
 const VALUES: &str = "the initial value of a parameter";
 const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
 const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
@@ -57,7 +57,8 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
     Some([odd, place_of(usual)?])
 }
 
-/// Digests of the full values that a program gave to parameters, rounded where a parameter is stored so.
+/// Digests of the full values that a program gave to parameters. The values of a parameter that is
+/// stored in 16 bits are rounded first.
 #[derive(Debug, Default)]
 pub(crate) struct InitialValues(Vec<String>);
 
@@ -70,8 +71,8 @@ impl InitialValues {
     }
 }
 
-/// Compares name, options, plan, the program's initial values and initial shards with the other ranks, and returns the model's number
-/// and name. Collective over the world.
+/// Compares name, options, plan, the program's initial values and initial shards with the other
+/// ranks, and returns the model's number and name. Collective over the world.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
@@ -184,7 +185,8 @@ pub(crate) fn in_detail(fabric: &Fabric, last: LastUpdate<'_>, error: Error) -> 
     error
 }
 
-/// The disagreement of two ranks about a text, with the first line that differs; `None` if no line differs.
+/// Returns the disagreement of two ranks about a text, with the first line that differs. `None` if
+/// no line differs.
 fn by_lines(
     fabric: &Fabric,
     (what, lines): (Cow<'static, str>, &[String]),
@@ -216,7 +218,8 @@ fn texts_behind(
     }
 }
 
-/// The first line that differs between two ranks: the line of each. Collective over the world.
+/// Returns the first line that differs between two ranks, as each of them has it. Collective over
+/// the world.
 pub(crate) fn first_difference(
     fabric: &Fabric,
     ranks: [Rank; 2],

@@ -82,7 +82,8 @@ impl ModelOptions {
         {
             let most = ModelName::MOST_BYTES;
             let what = format!(
-                "name {name:?}: the name of a model has 1 to {most} bytes, and no control character or backquote; this one has {}",
+                "name {name:?}: the name of a model has 1 to {most} bytes, and no control \
+                 character or backquote; this one has {} bytes",
                 name.len()
             );
             return Err(Error::Options { what });

@@ -6,9 +6,10 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update` are the maximum over all ranks; the
 /// others are the same on every rank.
 ///
-/// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
-/// trainable, `numel` the number of elements of a unit's parameters without padding, and `size` the bytes of an element in the
-/// unit's [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
+/// In these formulas `shard_len` is the number of elements of a unit's shard, and n the number of
+/// trainable ones among them. `numel` is the number of elements of a unit's parameters without
+/// padding, and `size` the bytes of an element in the unit's
+/// [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
 /// frozen parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all others:
 ///
 /// | category | bytes |
@@ -170,7 +171,8 @@ fn flat(plan: &Plan) -> MemoryPlan {
     with(plan, &flat_of(plan), sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
 }
 
-/// The formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients that accumulate unsharded.
+/// Computes the formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients
+/// that accumulate unsharded.
 fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);

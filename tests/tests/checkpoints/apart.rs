@@ -205,6 +205,7 @@ fn values_in_place_of_missing_tensors_are_compared() {
         import(world, (1, 2), &from)
     }));
     let told = error.to_string();
-    let expected = "the initial value of a parameter differs between ranks: rank 1 has `rows.weight` with digest 0x";
+    let expected = "the initial value of a parameter differs between ranks: rank 1 has \
+                    `rows.weight` with digest 0x";
     assert!(told.starts_with(expected), "{told}");
 }

@@ -164,8 +164,8 @@ impl Three {
     }
 }
 
-/// Saves after two steps of three optimizers, of which one has another rate than at first; the bits
-/// after two more.
+/// Saves after two steps of three optimizers, after the rate of one was changed. Returns the bits
+/// after two more steps.
 fn saved_three(folder: &Path) -> Bits {
     common(on_ranks(2, |world| {
         let mut model = model(world, (1, 2))?;
@@ -220,10 +220,10 @@ fn options_that_differ_are_listed_or_taken_or_kept() {
     assert_eq!(
         told.to_string(),
         format!(
-            "loading at step 2, on rank 0: {path}/step-00000002: its optimizer was made with other options: \
-             muon rate_scale is \"MatchRmsAdamW\" there, and \"Original\" here; adamw eps is 1e-6 there, and 1e-8 here; \
-             ema decay is 0.5 there, and 0.9 here; give the optimizer these options, or choose with \
-             CheckpointOptions::other_options which count"
+            "loading at step 2, on rank 0: {path}/step-00000002: its optimizer was made with other \
+             options: muon rate_scale is \"MatchRmsAdamW\" there, and \"Original\" here; adamw \
+             eps is 1e-6 there, and 1e-8 here; ema decay is 0.5 there, and 0.9 here; give the \
+             optimizer these options, or choose with CheckpointOptions::other_options which count"
         )
     );
     assert!(common(resumed(other, OtherOptions::TakeSaved)) == whole);
@@ -395,6 +395,7 @@ fn ranks_that_choose_differently_are_named() {
         let other = if is_first { OtherOptions::KeepOwn } else { OtherOptions::Refuse };
         open(&model(world, (1, 3))?, folder.path(), other).map(drop)
     }));
-    let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is another than on rank 1";
+    let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is \
+                    another than on rank 1";
     assert_eq!(told.to_string(), expected);
 }

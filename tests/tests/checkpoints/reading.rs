@@ -1,4 +1,5 @@
-//! Checkpoints that are opened for reading alone, parameters that are loaded alone, and a run that goes back to an earlier one.
+//! Checkpoints that are opened for reading alone, parameters that are loaded alone, and a run that
+//! goes back to an earlier checkpoint.
 
 use std::fmt;
 use std::fs;
@@ -21,7 +22,7 @@ use serde_json::json;
 
 use super::training::{Training, cursor, spec};
 
-/// The disk, of which nothing can be written, and with something that happens before a file is opened.
+/// A disk that refuses writes, and calls a function before a file is opened.
 struct ReadOnly(Box<dyn Fn(&Path) + Send + Sync>);
 
 impl fmt::Debug for ReadOnly {
@@ -172,11 +173,13 @@ fn ranks_that_open_checkpoints_in_different_ways_are_named() {
         }
         .map(drop)
     }));
-    let expected = "opening checkpoints at step 0, on rank 1: the checkpoints are opened for reading alone, and on rank 0 to save";
+    let expected = "opening checkpoints at step 0, on rank 1: the checkpoints are opened for \
+                    reading alone, and on rank 0 to save";
     assert_eq!(told.to_string(), expected);
 }
 
-/// Of any mesh and any optimizer; the steps and the optimizer stay as they were.
+/// The checkpoint may be of any mesh and any optimizer. The numbers of steps and the optimizer stay
+/// as they were.
 #[test]
 fn parameters_are_loaded_alone() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -348,7 +351,8 @@ fn a_load_of_a_step_that_the_job_removes_says_so() {
     }));
     let told = told.to_string();
     assert!(told.starts_with("loading at step 2, on rank "), "{told}");
-    let expected = "step-00000002 was removed while it was read: the job that writes there keeps its newest checkpoints only";
+    let expected = "step-00000002 was removed while it was read: the job that writes there keeps \
+                    its newest checkpoints only";
     assert!(told.ends_with(expected) || told.contains("has no generation of step 2"), "{told}");
 }
 
@@ -419,8 +423,9 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
         let checkpoints = Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
         let before = model.full_parameters()?;
         let told = update(&mut model).expect_err("no checkpoint keeps both").to_string();
-        let expected = "two optimizers of the update are adamw, and checkpoints of the model are open: a checkpoint keeps the state of one of each \
-                        kind, which may have groups";
+        let expected = "two optimizers of the update are adamw, and checkpoints of the model are \
+                        open: a checkpoint keeps the state of one of each kind, which may have \
+                        groups";
         assert!(told.starts_with("optimizer step on rank ") && told.ends_with(expected), "{told}");
         assert!(model.full_parameters()? == before);
         drop((checkpoints, reading));

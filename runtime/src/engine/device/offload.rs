@@ -20,8 +20,8 @@ use crate::error::Error;
 pub(super) struct Scratch {
     gradient: Vec<f32>,
     master: Vec<f32>,
-    /// The rounded copies, for the device, of masters that stay on the host: one for each dtype in which units compute, except
-    /// f32.
+    /// Rounded copies, for the device, of masters that stay on the host: one for each dtype except
+    /// f32 in which units compute.
     rounded: Vec<HostBuffer>,
 }
 
@@ -45,7 +45,8 @@ impl Scratch {
     }
 }
 
-/// A buffer as long as the longest shard in each dtype in which units compute, except f32.
+/// Makes a buffer for each dtype except f32 in which units compute, as long as the longest shard of
+/// these units.
 fn rounded_copies(plan: &Plan) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
     let longest = |dtype: DType| {
         let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
