@@ -113,7 +113,8 @@ impl Gradients {
     ///
     /// # Errors
     /// [`Error::Options`] if `max_norm` is NaN, below 0, or above 0 and 0 in f32, the power of the
-    /// norm is not finite and above 0, or `has` selects no trainable parameter; [`Error::Misuse`]
+    /// norm is not finite and above 0, or so small that the norm overflows f64, or `has` selects no
+    /// trainable parameter; [`Error::Misuse`]
     /// if these are the gradients of another model; [`Error::Comm`] if an all-reduce fails;
     /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn clip_norm(
@@ -137,6 +138,10 @@ impl Gradients {
                 Verdict::Apply => self.norm_of(fabric, &chosen, norm)?,
                 Verdict::Skip(_) => self.norm,
             };
+            if self.verdict == Verdict::Apply && !found.is_finite() {
+                let what = format!("gradients cannot be clipped by norm {norm}: it overflows f64");
+                return Err(Error::Options { what });
+            }
             Ok((chosen, found))
         })?;
         if self.verdict == Verdict::Apply {

@@ -287,6 +287,9 @@ fn clipping_that_means_nothing_is_refused_on_all_ranks() {
             refused(&|model, it| it.clip_norm(model, |_| true, Norm::P(power), 1.0).map(drop));
         assert_eq!(told, format!("gradients cannot be clipped by a norm of power {power:?}"));
     }
+    // The number of elements, to the power of 1000, is beyond f64.
+    let told = refused(&|model, it| it.clip_norm(model, |_| true, Norm::P(1e-3), 1.0).map(drop));
+    assert_eq!(told, "gradients cannot be clipped by norm 0.001: it overflows f64");
     let told = refused(&|model, it| it.clip_value(model, |_| false, 1.0).map(drop));
     assert_eq!(told, "gradients cannot be clipped: no trainable parameter is selected");
     let other = crate::model();
