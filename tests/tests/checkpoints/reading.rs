@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::training::{Training, cursor, spec};
 
-/// A disk that refuses writes, and calls a function before a file is opened.
+/// The disk, of which nothing can be written, and with something that happens before a file is opened.
 struct ReadOnly(Box<dyn Fn(&Path) + Send + Sync>);
 
 impl fmt::Debug for ReadOnly {
