@@ -15,7 +15,7 @@
 //! | a reduced gradient | `sharded_param.grad` | [`Gradients`] |
 //! | norms of each parameter | `get_total_norm` of a DTensor | [`Norms`], [`Histograms`] |
 //! | averages | divide factors | [`Objective`], [`divide`] |
-//! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`LossScaling`] |
+//! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`Unit::compute_in`], [`LossScaling`] |
 //! | optimizers | `torch.optim` on DTensors | [`AdamW`], [`Sgd`] |
 //! | checkpoints | `torch.distributed.checkpoint` | [`checkpoint`] |
 //!
