@@ -49,8 +49,8 @@ const ROUNDS: usize = 60;
 /// Fits the numbers called `names` of `machine` to measurements, so that the squares of the logarithms of `predicted / measured` are least. All other
 /// numbers stay. `predict` has the time of a row on a machine.
 ///
-/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on its arguments alone. Of more than 1,000 rows it
-/// begins with some of them.
+/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on
+/// its arguments alone. With more than 1,000 rows it begins with a sample of them.
 ///
 /// # Errors
 /// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer than two measurements for each number differ (rows
@@ -91,7 +91,8 @@ struct Fitting<'a, R, P> {
 }
 
 impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
-    /// The best minimum that is found. Of many rows, a sample leads near to it, and all rows lead on from there.
+    /// Returns the best minimum found. In a large table a sample leads near to it, and the fit goes
+    /// on from there with all rows.
     fn best(
         &self,
         squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
@@ -111,13 +112,13 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         Ok(squares.descend((point, residuals), ROUNDS))
     }
 
-    /// The places of the machine's own numbers.
+    /// Returns the places of the machine's own numbers.
     fn own(&self) -> Vec<f64> {
         let places = self.ranges.iter().zip(&self.numbers);
         places.map(|(range, number)| range.place(number.value)).collect()
     }
 
-    /// The best minimum that is found from many points.
+    /// Returns the best minimum found from many points.
     fn best_of_many(
         &self,
         squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
@@ -134,7 +135,7 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         squares.lowest(ended, 1).pop().ok_or_else(|| problem("there is no start".into()))
     }
 
-    /// The logarithms of predictions by measurements, of the rows at these indices.
+    /// Returns the logarithms of predictions by measurements, for the rows at these indices.
     fn residuals(&self, point: &[f64], rows: &[usize]) -> Result<Vec<f64>, Error> {
         let machine = self.at(point)?;
         let logarithm =
