@@ -24,7 +24,7 @@ pub fn print(text: impl Display) -> Result<(), PrintError> {
 /// Prints JSON to stdout. All control characters in its texts are escapes of JSON.
 ///
 /// # Errors
-/// As [`print()`].
+/// The errors of [`print()`].
 pub fn print_json(value: &Value) -> Result<(), PrintError> {
     // JSON itself leaves those above ASCII as they are.
     let text = escaped(&value.to_string(), |text, control| {

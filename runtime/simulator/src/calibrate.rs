@@ -66,8 +66,8 @@ const ROWS_OF_THREAD: usize = 64;
 /// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer
 /// than two measurements for each number differ (rows with the same prediction on `machine` count
 /// once), if a time is 0, if no prediction depends on a number, if the relative standard error of a
-/// number is above 1, if others can replace it, or if the best value is at the end of the physically
-/// possible range. The errors of `predict` for the machine itself.
+/// number is above 1, if others can replace it, or if the best value is at an end of the possible
+/// range. The errors of `predict` for the machine itself.
 pub fn fit<R: Sync>(
     machine: &Machine,
     names: &[&str],

@@ -230,11 +230,10 @@ impl<'a> Searching<'a> {
                 for (_, index) in tied {
                     if listed.found.len() < top.get()
                         && !listed.has_as_good(self.fitting, self.fit(index))
+                        && let Some(found) = self.found(index, band)?
                     {
-                        if let Some(found) = self.found(index, band)? {
-                            listed.found.push(found);
-                            listed.put(self.fitting, self.fit(index));
-                        }
+                        listed.found.push(found);
+                        listed.put(self.fitting, self.fit(index));
                     }
                 }
                 if listed.found.len() == top.get() {
