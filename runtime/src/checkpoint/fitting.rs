@@ -9,7 +9,7 @@ use hsdp_sharding::{Param, ParamId, Role};
 use super::{Expected, SavedState, StateTensor};
 use crate::optimizer::Average;
 
-/// What a load does where the checkpoint has other parameters than the model, or other parameters
+/// Rule of a load where the checkpoint has other parameters than the model, or other parameters
 /// are frozen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherParameters {
@@ -29,12 +29,12 @@ pub enum OtherParameters {
     TakeFitting,
 }
 
-/// What of a checkpoint fits a model.
+/// Parts of a checkpoint that fit a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fitting {
     /// Parameters whose state is taken.
     states: BTreeSet<ParamId>,
-    /// Parameters of which the checkpoint has no values that fit.
+    /// Parameters without a fitting value in the checkpoint.
     lacking: BTreeSet<ParamId>,
     pub(super) lists: Unmatched,
 }
@@ -98,18 +98,18 @@ impl Fitting {
         fitting
     }
 
-    /// Whether the state of a parameter is taken.
+    /// Returns whether the state of a parameter is taken.
     pub(super) fn takes_state(&self, parameter: ParamId) -> bool {
         self.states.contains(&parameter)
     }
 
-    /// Whether the checkpoint lacks values of a parameter.
+    /// Returns whether the checkpoint lacks values of a parameter.
     pub(super) fn lacks(&self, parameter: ParamId) -> bool {
         self.lacking.contains(&parameter)
     }
 }
 
-/// Whether a checkpoint has values of a parameter, with its shape.
+/// Returns whether a checkpoint has values of a parameter, with its shape.
 fn has_value(manifest: &Manifest, param: &Param) -> bool {
     let shape = param.shape.iter().map(|size| *size as u64);
     manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
@@ -135,7 +135,7 @@ impl<'a> Stateful<'a> {
         !self.with_state.is_empty() || !self.counted.is_empty()
     }
 
-    /// Whether there is state of others, and none of this parameter.
+    /// Returns whether there is state of others, and none of this parameter.
     fn lacks(&self, name: &str) -> bool {
         self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
     }

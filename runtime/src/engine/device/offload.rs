@@ -105,7 +105,7 @@ impl DeviceShard {
                 };
                 update(master, gradient);
                 let gather_input = make_mut((device, Category::GatherInput), gather_input)?;
-                upload(device, (master, rounded), gather_input)
+                upload(device, master, rounded, gather_input)
             }
         }
     }
@@ -116,7 +116,7 @@ impl DeviceShard {
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, CudaError> {
         let mut gather_input = device.buffer(Category::GatherInput, compute, master.len())?;
-        upload(device, (&master, &mut device.scratch.lock().rounded), &mut gather_input)?;
+        upload(device, &master, &mut device.scratch.lock().rounded, &mut gather_input)?;
         Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
     }
 }
@@ -125,7 +125,8 @@ impl DeviceShard {
 /// copied.
 fn upload(
     device: &ModelDevice,
-    (master, rounded): (&[f32], &mut [HostBuffer]),
+    master: &[f32],
+    rounded: &mut [HostBuffer],
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
     if gather_input.dtype() == DType::F32 {
