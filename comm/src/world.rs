@@ -276,8 +276,8 @@ impl World {
         self.handle.models.load(Ordering::Relaxed)
     }
 
-    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on
-    /// it.
+    /// For hsdp: notes the number of models that were made in this world, after all ranks have
+    /// agreed on it.
     #[doc(hidden)]
     pub fn count_models(&self, models: u32) {
         self.handle.models.fetch_max(models, Ordering::Relaxed);

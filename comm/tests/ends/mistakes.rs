@@ -79,8 +79,8 @@ fn a_mistake_is_announced_after_any_operation_with_the_rank_that_was_ahead() {
     }
 }
 
-/// Operations without the rank that is ahead say nothing about it: the mistake of the others ends no
-/// other epoch, in which that rank goes on.
+/// Operations without the rank that is ahead show nothing about it: the others make its mistake,
+/// and the epoch in which it goes on does not end.
 #[test]
 fn a_mistake_is_not_announced_twice_after_operations_without_the_rank_that_is_ahead() {
     for between in BETWEEN {
