@@ -104,7 +104,7 @@ impl DeviceShard {
                 };
                 update(master, gradient);
                 let gather_input = make_mut((device, Category::GatherInput), gather_input)?;
-                upload(device, (master, rounded), gather_input)
+                upload(device, master, rounded, gather_input)
             }
         }
     }
@@ -115,16 +115,17 @@ impl DeviceShard {
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, CudaError> {
         let mut gather_input = device.buffer(Category::GatherInput, compute, master.len())?;
-        upload(device, (&master, &mut device.scratch.lock().rounded), &mut gather_input)?;
+        upload(device, &master, &mut device.scratch.lock().rounded, &mut gather_input)?;
         Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
     }
 }
 
-/// Copies parameters to the device, in the dtype of the buffer there: rounded on the host, so that fewer bytes are
-/// copied.
+/// Copies a master to the device, in the dtype of the buffer there. It is rounded on the host, in
+/// the buffer of `rounded` with that dtype, so that fewer bytes are copied.
 fn upload(
     device: &ModelDevice,
-    (master, rounded): (&[f32], &mut [HostBuffer]),
+    master: &[f32],
+    rounded: &mut [HostBuffer],
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
     if gather_input.dtype() == DType::F32 {
