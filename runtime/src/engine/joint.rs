@@ -1,5 +1,5 @@
-//! Work of all ranks between steps. A rank that fails in it has no step to drop: it tells the other ranks here. PROTOCOL.md,
-//! "Failures between steps".
+//! Work of all ranks between steps. A rank that fails in it has no step to drop: it notifies the
+//! other ranks here. PROTOCOL.md, "Failures between steps".
 
 use std::fmt::Display;
 use std::mem;
@@ -30,9 +30,9 @@ impl Failure for CommError {
     }
 }
 
-/// Runs a part of the work. If it fails, the other ranks get its error, unless they have one already, and this rank leaves the
-/// epoch, unless it has left that for the same mistake of a rank that was ahead. Never waits for
-/// another rank.
+/// Runs a part of the work. If it fails, the other ranks get its error, unless they have one
+/// already, and this rank leaves the epoch. Where this rank has left an epoch by the same mistake
+/// of a rank that was ahead, the others get no error. Never waits for another rank.
 pub(crate) fn run<T, E: Failure>(
     world: &World,
     step: u64,
