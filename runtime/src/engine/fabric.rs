@@ -105,12 +105,10 @@ impl Fabric {
         })
     }
 
-    /// Takes the number and the name on which all ranks have agreed. From now on the model's
-    /// gathers and reductions are sequences of
-    /// their own, so that steps of several models may be open at a time: the moment at which an
-    /// all-reduce is issued depends on time.
-    /// Where operations go by NCCL they are issued in one order, and models share its
-    /// communicators.
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers
+    /// and reductions are sequences of their own, so that steps of several models may be open at a
+    /// time: the moment at which an all-reduce is issued varies. Where NCCL carries operations, they
+    /// are issued in one order, and models share its communicators.
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
         if !self.issues_in_one_order() {

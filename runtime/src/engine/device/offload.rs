@@ -121,8 +121,8 @@ impl DeviceShard {
     }
 }
 
-/// Copies parameters to the device, in the dtype of the buffer there: rounded on the host, so that fewer bytes are
-/// copied.
+/// Copies a master to the device, in the dtype of the buffer there. It is rounded on the host, in
+/// the buffer of `rounded` with that dtype, so that fewer bytes are copied.
 fn upload(
     device: &ModelDevice,
     master: &[f32],
