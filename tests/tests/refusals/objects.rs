@@ -298,12 +298,19 @@ fn averages_that_ranks_evaluate_in_different_orders_are_named() {
     }
 }
 
+/// Ranks drop an average at different times, between two updates.
 #[test]
-fn an_average_that_was_dropped_leaves_its_number_to_the_next() {
+fn an_average_keeps_its_number_whatever_a_rank_has_dropped() {
     let run = |world: World, on: &ModelOptions| {
+        let rank = world.rank().index();
         let mut model = one(world, on)?;
-        let first = Ema::new(&model, 0.5)?;
+        let mut first = Some(Ema::new(&model, 0.5)?);
         let second = Ema::new(&model, 0.25)?;
+        step(&mut model)?;
+        first.take_if(|_| rank == 1);
+        model.with_shards(&second, |model| model.full_parameters())?;
+        let third = Ema::new(&model, 0.125)?;
+        model.with_shards(&third, |model| model.full_parameters())?;
         drop(first);
         step(&mut model)?;
         model.with_shards(&second, |model| model.full_parameters())?;
