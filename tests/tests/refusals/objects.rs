@@ -388,6 +388,21 @@ fn optimizers_that_ranks_call_in_different_orders_are_named() {
 }
 
 #[test]
+fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
+    let update = |model: &mut ShardedModel, crosses: bool| {
+        let make = || Muon::new(model, MuonOptions::default());
+        let (mut idle, mut only) = (make(), make());
+        let gradients = gradients(model)?;
+        let of_none: Selected<'_> = (&mut idle, |_| false);
+        let of_all: Selected<'_> = (&mut only, |_| true);
+        let both = if crosses { [of_all, of_none] } else { [of_none, of_all] };
+        model.update_by(gradients, both).map(drop)
+    };
+    let named = ["optimizer of parameter 0, ", "optimizer of parameter 4, "];
+    errors_of_meshes(&SHARDED, one, update, named);
+}
+
+#[test]
 fn an_explanation_of_flight_records_names_the_models() {
     let on = ModelOptions::on(mesh(1, 2));
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
