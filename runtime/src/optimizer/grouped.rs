@@ -83,6 +83,15 @@ impl<O: OptimizerOptions> Grouped<O> {
         }
     }
 
+    /// Returns the parameters whose state a checkpoint has, or whose number of updates if there is
+    /// no state.
+    fn covered_in(&self, saved: &SavedState<'_>, options: &O) -> Vec<ParamId> {
+        match self.method.kinds(options) {
+            [] if self.method.traits().counts => saved.counted_without_state(),
+            kinds => saved.parameters_with(kinds),
+        }
+    }
+
     /// Makes the state of the parameters that are updated: zeros, or the earlier state where there
     /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
@@ -177,7 +186,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
         let groups = self.groups.following(saved.options).unwrap_or_else(|_| self.groups.clone());
-        let parameters = saved.parameters_with(self.method.kinds(&groups.options));
+        let parameters = self.covered_in(saved, &groups.options);
         let of = |id: &ParamId| self.method.tensors(&groups.options, *id, saved.parameter(*id));
         let tensors = parameters.iter().flat_map(of).collect();
         Expected {
@@ -212,8 +221,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
-        let kinds = self.method.kinds(&groups.options);
-        let has: BTreeSet<ParamId> = saved.parameters_with(kinds).into_iter().collect();
+        let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
         let fabric = &model.engine.fabric;
         let read = || {
             let of = ("loading", model.committed_steps());
