@@ -109,11 +109,10 @@ impl Gradients {
         Ok(())
     }
 
-    /// The factor by which an optimizer multiplies the divided gradients first: that of
-    /// [`clip`](Self::clip) and of
-    /// [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1 also if parameters are
-    /// clipped in different ways, or by value: then the optimizer gets gradients that are clipped
-    /// already.
+    /// Returns the factor by which an optimizer multiplies the divided gradients first: that of
+    /// [`clip`](Self::clip) and of [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1
+    /// also if parameters are clipped in different ways, or by value: then the optimizer gets
+    /// gradients that are clipped already.
     #[must_use]
     pub fn clip_factor(&self) -> f32 {
         if self.is_clipped_apart() { 1.0 } else { self.clip }

@@ -59,9 +59,8 @@
 //! and [`checkpoint::format`].
 //!
 //! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the
-//! types that a user holds); `objective`,
-//! [`divide`], `precision`, `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
-//! ranks exchange in a step).
+//! types that a user holds); `objective`, [`divide`], `precision`, `placement`, `options`; `engine`
+//! (the schedule of a step); `header`, `agreement` (the messages that ranks exchange in a step).
 
 mod agreement;
 pub mod checkpoint;

@@ -1,20 +1,18 @@
 //! The state that an optimizer gives to a checkpoint, and takes from one.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
-use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Generation, OptimizerHead, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
-use super::fitting::Fitting;
+use super::fitting::{Fitting, Stateful};
 use super::options::SavedOptions;
 use super::together::Problem;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
-use crate::optimizer::Average;
 
 /// An optimizer whose state goes into checkpoints.
 ///
@@ -171,38 +169,38 @@ impl SavedState<'_> {
         Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
 
-    /// Returns the parameters with such state, in the order of the model: all trainable ones,
-    /// if one optimizer updates them all, and there is any.
+    /// Returns the parameters that have such state which is [taken](Self::takes_state), in the order
+    /// of the model: all trainable ones, if one optimizer updates them all, and there is any.
     #[must_use]
     pub fn parameters_with(&self, kinds: &[&str]) -> Vec<ParamId> {
         let tensors = &self.generation.manifest().tensors;
-        let has =
-            |name: &str| kinds.iter().any(|kind| tensors.contains_key(&state_tensor(kind, name)));
-        let params = self.fabric.plan.spec().params();
-        let trainable = params.filter(|(_, param)| param.role == Role::Trainable);
+        let has = |id, name: &str| {
+            let mut kinds = kinds.iter();
+            self.takes_state(id)
+                && kinds.any(|kind| tensors.contains_key(&state_tensor(kind, name)))
+        };
         let (all, with): (Vec<_>, Vec<_>) =
-            trainable.map(|(id, param)| (id, has(&param.name).then_some(id))).unzip();
+            self.trainable().map(|(id, param)| (id, has(id, &param.name).then_some(id))).unzip();
         match self.whose {
             Whose::One if with.iter().any(Option::is_some) => all,
             _ => with.into_iter().flatten().collect(),
         }
     }
 
-    /// Returns the parameters whose updates are counted and that have no state but averages, in
-    /// the order of the model.
+    /// Returns the parameters whose updates are counted, and [taken](Self::takes_state), and that
+    /// have no state but averages, in the order of the model.
     #[must_use]
     pub fn counted_without_state(&self) -> Vec<ParamId> {
-        let tensors = self.generation.manifest().tensors.keys();
-        let states = tensors.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
-        let with: BTreeSet<&str> =
-            states.filter(|(kind, _)| *kind != Average::KIND).map(|(_, name)| name).collect();
-        let head = self.generation.manifest().optimizer.as_ref();
-        let is_counted = |name: &String| head.is_some_and(|head| head.updates.contains_key(name));
-        let params = self.fabric.plan.spec().params();
-        let without = params.filter(|(_, param)| {
-            param.role == Role::Trainable && is_counted(&param.name) && !with.contains(&*param.name)
-        });
+        let stateful = Stateful::of(self.generation.manifest());
+        let without = self
+            .trainable()
+            .filter(|(id, param)| self.takes_state(*id) && stateful.only_counts(&param.name));
         without.map(|(id, _)| id).collect()
+    }
+
+    fn trainable(&self) -> impl Iterator<Item = (ParamId, &Param)> {
+        let params = self.fabric.plan.spec().params();
+        params.filter(|(_, param)| param.role == Role::Trainable)
     }
 
     /// A parameter of the model.
@@ -221,9 +219,12 @@ impl SavedState<'_> {
         self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
     }
 
-    /// Returns whether only what fits is taken.
-    pub(crate) fn is_fitting(&self) -> bool {
-        self.fitting.is_some()
+    /// Returns whether the next update decides which optimizer gets the parameters without state. It
+    /// does if only the part that fits is taken, and if the checkpoint was saved after such a load
+    /// and before any update.
+    pub(crate) fn is_open(&self) -> bool {
+        let stateful = Stateful::of(self.generation.manifest());
+        self.fitting.is_some() || self.trainable().any(|(_, param)| stateful.lacks(&param.name))
     }
 
     /// Reads elements of a parameter as it is after the load, which are `own` in the model before.
@@ -274,19 +275,12 @@ impl SavedState<'_> {
 
 /// State of optimizers, from which an optimizer reads its own.
 pub(crate) trait Source {
-    /// Returns the number of updates of a parameter.
-    fn updates(&self, parameter: ParamId) -> u64;
-
     /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
     /// `into` as it is if the source has no such state.
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
 }
 
 impl Source for SavedState<'_> {
-    fn updates(&self, parameter: ParamId) -> u64 {
-        self.updates(parameter)
-    }
-
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
         self.read(of, start, into)
     }

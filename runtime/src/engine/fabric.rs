@@ -265,10 +265,12 @@ impl Fabric {
         self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
     }
 
-    /// Tag of an exchange of the optimizer that updates `first` and later parameters. No two
-    /// optimizers of an update have the same first one.
-    pub(crate) fn tag_of_update(&self, first: ParamId, step: u64) -> Tag {
-        let number = u32::try_from(self.number_of(first)).unwrap_or(u32::MAX);
+    /// Returns the tag of an exchange of the optimizer that updates `first` and later parameters. No
+    /// two optimizers of an update have the same first one. One without parameters has the number
+    /// after the last parameter.
+    pub(crate) fn tag_of_update(&self, first: Option<ParamId>, step: u64) -> Tag {
+        let number = first.map_or_else(|| self.parameters(), |first| self.number_of(first));
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
         self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })
     }
 }

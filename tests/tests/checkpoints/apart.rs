@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
-use hsdp::{Error, ModelOptions, ModelSpec, ShardedModel, World};
+use hsdp::{Ema, Error, ModelOptions, ModelSpec, ShardedModel, World};
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
@@ -99,6 +99,45 @@ fn the_same_checkpoint_may_lie_in_different_folders() {
         let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         assert_eq!(training.load_latest(folders[rank].path())?.map(|it| it.step), Some(3));
         Ok(())
+    });
+}
+
+/// Rank 1 cannot read the average, and rank 0 has read it when it learns that.
+#[test]
+fn an_average_keeps_its_number_where_a_load_fails_on_one_rank() {
+    let folders = folders(2);
+    let with_average = |world: World| {
+        let training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
+        let average = Ema::new(&training.model, 0.5)?;
+        Ok::<_, Error>((training.model, (training.optimizer, average)))
+    };
+    on_ranks(2, |world| {
+        let (model, both) = with_average(world)?;
+        let options = CheckpointOptions::default();
+        let mut checkpoints = Checkpoints::open(&model, folders[0].path(), options)?;
+        checkpoints.save(&model, &both, &json!(null))
+    });
+    copy(folders[0].path(), folders[1].path());
+    let damaged = last(&folders).join("step-00000000");
+    for entry in fs::read_dir(damaged).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|it| it == "safetensors") {
+            let mut bytes = fs::read(&path).expect("read");
+            *bytes.last_mut().expect("not empty") ^= 1;
+            fs::write(&path, bytes).expect("written");
+        }
+    }
+    on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let (mut model, mut both) = with_average(world)?;
+        let load = |model: &mut ShardedModel, both: &mut _, folder: &Path| {
+            let options = CheckpointOptions::default();
+            let mut checkpoints = Checkpoints::read_only(model, folder, options)?;
+            checkpoints.load_latest(model, both)
+        };
+        load(&mut model, &mut both, folders[rank].path()).expect_err("rank 1 cannot read it");
+        load(&mut model, &mut both, folders[0].path())?.expect("there is one");
+        model.with_shards(&both.1, |model| model.full_parameters())
     });
 }
 

@@ -1,16 +1,21 @@
 //! The options of optimizers: a load restores the rates that were set, and tells of options that
 //! differ.
 
+use std::borrow::Cow;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, OtherOptions};
+use hsdp::checkpoint::{
+    CheckpointOptions, Checkpointed, Checkpoints, Expected, OtherOptions, Problem, SavedState,
+    StateTensor,
+};
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Ema, Error, Lion, LionOptions,
-    LossScaling, ModelOptions, Momentum, Muon, MuonOptions, Optimizer, Param, RateScale, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Update, World,
+    LossScaling, ModelId, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
+    ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
 };
-use hsdp_checkpoint::Hash;
+use hsdp_checkpoint::{Hash, OptimizerHead};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::warnings::Said;
@@ -398,4 +403,86 @@ fn ranks_that_choose_differently_are_named() {
     let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is \
                     another than on rank 1";
     assert_eq!(told.to_string(), expected);
+}
+
+/// An optimizer of a program, which does not say with which options it was made.
+struct Own(AdamW);
+
+impl Checkpointed for Own {
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.0.is_of(model)
+    }
+
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        OptimizerHead { kind: "own".to_owned(), made_with: None, ..self.0.head(spec) }
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        self.0.kinds()
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        self.0.tensors()
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        self.0.expected(saved)
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        self.0.state(model, of, range)
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        Ok(Self(self.0.restored(model, saved)?))
+    }
+}
+
+/// Its present options are compared, which are those with which it was made as long as the program
+/// sets no other rate.
+#[test]
+fn an_own_optimizer_beside_an_average_has_its_options_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let make = |model: &ShardedModel, eps, decay| {
+        let own = Own(AdamW::new(model, AdamWOptions { eps, ..adamw(1e-2) }));
+        Ok::<_, Error>((own, Ema::new(model, decay)?))
+    };
+    let train = |model: &mut ShardedModel, both: &mut (Own, Ema)| {
+        (0..2).try_for_each(|_| step(model, &mut both.0.0, Optimizer::step))
+    };
+    let whole = common(on_ranks(2, |world| {
+        let mut model = model(world, (1, 2))?;
+        let mut both = make(&model, 1e-6, 0.5)?;
+        train(&mut model, &mut both)?;
+        let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
+        checkpoints.save(&model, &both, &json!(null))?;
+        train(&mut model, &mut both)?;
+        bits(&model)
+    }));
+    let resumed = |eps, decay, other| {
+        outcomes(2, |world| {
+            let mut model = model(world, (1, 2))?;
+            let mut both = make(&model, eps, decay)?;
+            let mut checkpoints = open(&model, folder.path(), other)?;
+            checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");
+            train(&mut model, &mut both)?;
+            bits(&model)
+        })
+    };
+    let told = common_error(resumed(1e-8, 0.9, OtherOptions::Refuse)).to_string();
+    let expected = "its optimizer was made with other options: own eps is 1e-6 there, and 1e-8 \
+                    here; ema decay is 0.5 there, and 0.9 here; give";
+    assert!(told.contains(expected), "{told}");
+    for (eps, decay, other) in
+        [(1e-6, 0.5, OtherOptions::Refuse), (1e-8, 0.9, OtherOptions::TakeSaved)]
+    {
+        for resumed in resumed(eps, decay, other) {
+            assert!(resumed.expect("they fit") == whole);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, OtherParameters, Weights};
 use hsdp::{
     AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions,
+    StepOptions, Whole, WholeParameters,
 };
 use hsdp_checkpoint::{Disk, Head, Slice, Store, Writer};
 use hsdp_tests::support::slopes;
@@ -438,6 +438,41 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
         assert!(told.starts_with("optimizer step on rank ") && told.ends_with(expected), "{told}");
         assert!(model.full_parameters()? == before);
         drop((checkpoints, reading));
+        update(&mut model)?;
+        Ok::<_, Error>(())
+    });
+}
+
+#[test]
+fn two_optimizers_of_whole_parameters_of_one_kind_are_refused_by_the_first_update() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut model = ShardedModel::new(world, spec(), options((1, 2)), springs::initial)?;
+        let mut states = [(); 2].map(|()| WholeParameters::new(&model, "halving", |_| 1));
+        let mut update = |model: &mut ShardedModel| {
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            let halve =
+                |Whole { values, .. }: Whole<'_>| values.iter_mut().for_each(|it| *it /= 2.0);
+            let [one, other] = &mut states;
+            model.update_by(
+                gradients,
+                [
+                    (&mut one.by(halve), |param: &Param| param.name.ends_with("weight")),
+                    (&mut other.by(halve), |param: &Param| !param.name.ends_with("weight")),
+                ],
+            )
+        };
+        let checkpoints = Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
+        let before = model.full_parameters()?;
+        let told = update(&mut model).expect_err("no checkpoint keeps both").to_string();
+        assert!(
+            told.contains("two optimizers of the update are halving, and checkpoints"),
+            "{told}"
+        );
+        assert!(model.full_parameters()? == before);
+        drop(checkpoints);
         update(&mut model)?;
         Ok::<_, Error>(())
     });
