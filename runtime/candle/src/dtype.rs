@@ -20,13 +20,18 @@ pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
     })
 }
 
-/// Whether the units of a model cast their inputs: a unit declares its compute dtype, so that the output of one unit may have
-/// another dtype than the next one computes in.
+/// Returns whether the dtype has 8 or 11 bits of precision.
+pub(crate) fn is_in_16_bits(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Returns whether the units of a model cast their inputs: a unit declares its compute dtype, so
+/// that the output of one unit may have another dtype than the next one computes in.
 pub(crate) fn casts_inputs(spec: &ModelSpec) -> bool {
     spec.units().iter().any(|unit| unit.compute_dtype.is_some())
 }
 
-/// The input of a unit that computes in `dtype`, cast to it. Ids and masks of integers stay as they are.
+/// Casts the input of a unit that computes in `dtype`. Ids and masks of integers stay as they are.
 pub(crate) fn cast_input(input: &Tensor, dtype: DType) -> Result<Tensor> {
     match input.dtype() {
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => input.to_dtype(dtype),

@@ -27,7 +27,8 @@ pub struct Plain {
 impl Plain {
     /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
     /// `precision` has for parameters, or to that which their unit
-    /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not collective.
+    /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not
+    /// collective.
     ///
     /// # Errors
     /// If a parameter has no values, or another number of them, or candle lacks the dtype.
@@ -72,7 +73,8 @@ impl Plain {
     }
 }
 
-/// The compute dtype of a unit, in a model that computes in `dtype` unless a unit declares another.
+/// Returns the compute dtype of a unit, in a model that computes in `dtype` unless a unit declares
+/// another.
 fn dtype_of(unit: &Unit, dtype: DType) -> Result<DType> {
     unit.compute_dtype.map_or(Ok(dtype), candle_dtype)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use parking_lot::Mutex;
 
+use crate::dtype::is_in_16_bits;
 use crate::error::Error;
 
 /// A purpose for which hsdp makes a variable. Such a variable has no gradient that anyone needs.
@@ -19,8 +20,8 @@ pub(crate) enum Purpose {
 impl Purpose {
     const ALL: [Self; 2] = [Self::Parameters, Self::Collectives];
 
-    /// Bits of an f32 that is not a number. candle shows neither the op of a tensor nor an owner,
-    /// so variables of hsdp are known by this value, which no arithmetic produces.
+    /// Returns the bits of an f32 that is not a number. candle shows neither the op of a tensor nor
+    /// an owner, so variables of hsdp are known by this value, which no arithmetic produces.
     fn bits(self) -> u32 {
         match self {
             Self::Parameters => 0x7fd5_3d01,
@@ -43,7 +44,7 @@ impl Purpose {
     }
 }
 
-/// Variables that a backward of a tensor gives gradients.
+/// Variables to which a backward of a tensor gives gradients, and the way there.
 #[derive(Debug, Default)]
 pub(crate) struct Reached {
     /// First parents of parameters, one of each pass.
@@ -52,6 +53,8 @@ pub(crate) struct Reached {
     pub(crate) collectives: bool,
     /// Variables of the program.
     pub(crate) programs: Vec<Tensor>,
+    /// A 16-bit dtype of a tensor on the way, which rounds gradients.
+    pub(crate) rounds_to: Option<DType>,
 }
 
 impl Reached {
@@ -60,6 +63,9 @@ impl Reached {
     pub(crate) fn from(tensor: &Tensor) -> Self {
         let mut reached = Self::default();
         for node in tensor.sorted_nodes() {
+            if is_in_16_bits(node.dtype()) {
+                reached.rounds_to = Some(node.dtype());
+            }
             if !node.is_variable() || node.dtype().is_int() {
                 continue;
             }

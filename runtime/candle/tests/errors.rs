@@ -186,7 +186,8 @@ fn a_recomputed_unit_of_another_pass_says_so() {
     assert!(matches!(&error, Error::OtherPass { .. }), "{error:?}");
 }
 
-/// An activation that a unit captures from another unit: `unit` takes its gradient, `recomputed` cannot.
+/// An activation that a unit captures from another unit: `unit` takes its gradient, `recomputed`
+/// cannot.
 #[test]
 fn a_recomputed_unit_that_captures_an_activation_names_it_and_unit_takes_it() {
     let mut model = sharded(alone(), layers(2, 4), mesh());
@@ -283,6 +284,47 @@ fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
         assert_eq!(without.expect("a detached one counts in the loss alone"), constant);
     }
     assert!(run(false, false, false).expect("a step") > run(false, false, true).expect("a step"));
+}
+
+/// The second use of a unit knows no tensor of the first, though both have the unit's name.
+#[test]
+fn a_tensor_that_a_later_use_of_the_same_recomputed_unit_captures_is_refused() {
+    let run = |of_input: bool, detached: bool| {
+        let kept = |spec: ModelSpec, unit: &Unit| spec.unit(unit.clone().keep());
+        let spec = layers(2, 4).units().iter().fold(ModelSpec::new(), kept);
+        let mut model = sharded(alone(), spec, mesh());
+        step(&mut model, |pass| {
+            let units: &dyn Units = pass;
+            let aside = Arc::new(Mutex::new(None));
+            let kept = Arc::clone(&aside);
+            let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+            let first = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+                let left = if of_input { x.clone() } else { p.get("layer.1.weight")?.sum_all()? };
+                let left = if detached { left.detach() } else { left };
+                kept.lock().expect("no panic").get_or_insert(left);
+                layer(p, 1, x)
+            });
+            let y = units.recomputed("layer.1", &x, first)?;
+            let left = aside.lock().expect("no panic").take().expect("it ran");
+            let second = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+                layer(p, 1, x)?.broadcast_add(&left)
+            });
+            units.recomputed("layer.1", &y, second)?.sqr()?.mean_all()
+        })
+        .map(|gradients| gradients.norm())
+    };
+    for of_input in [false, true] {
+        assert!(run(of_input, true).expect("a step") > 0.0);
+        let error = run(of_input, false).expect_err("its gradients would be lost");
+        assert!(matches!(&error, Error::BesideOutput { .. }), "{error:?}");
+        assert_eq!(
+            error.to_string().split(':').next(),
+            Some(
+                "a tensor left recomputed unit layer.1 beside its output, and recomputed unit \
+                 layer.1 depends on it"
+            )
+        );
+    }
 }
 
 #[test]

@@ -42,7 +42,8 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// Makes the folder, and reads the files that are copied to it: what cannot be written is found before the run.
+    /// Makes the folder, and reads the files that are copied to it: what cannot be written is found
+    /// before the run.
     pub(crate) fn prepare(
         to: &Path,
         from: Option<&ModelFolder>,
@@ -127,7 +128,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// The name of a file in the folder that would be read with the export, or in its place, if there is one.
+/// Returns the name of a file in the folder that would be read with the export, or in its place.
 fn stale(folder: &Path, config: &LlamaConfig) -> io::Result<Option<String>> {
     let is_stale = |name: &str| {
         let is_part = name.starts_with("model-") && name.ends_with(".safetensors");

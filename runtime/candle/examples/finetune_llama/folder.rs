@@ -9,22 +9,29 @@ use tokenizers::Tokenizer;
 
 use super::shared::failure::Failure;
 
-/// The most bytes of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// Maximum number of bytes of a tokenizer.
 const MAX_TOKENIZER: u64 = 256 << 20;
 
-/// The most bytes of `tokenizer_config.json`.
+/// Maximum number of bytes of `tokenizer_config.json`.
 const MAX_CONFIG: u64 = 4 << 20;
 
-/// A folder whose files agree.
+/// A folder with a model that can be trained.
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     pub(crate) model: Pretrained,
+    /// Oddities that change nothing in training.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl ModelFolder {
     /// Reads `config.json` and the headers of the tensors.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        Pretrained::open(path).map(|model| Self { model }).map_err(Failure::input)
+        let model = Pretrained::open(path).map_err(Failure::input)?;
+        let warnings = model.warnings().to_vec();
+        Ok(Self { model, warnings })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -36,13 +43,12 @@ impl ModelFolder {
     }
 
     /// Reads the tokenizer, and compares it with the model. Returns it with the bytes of its file.
-    pub(crate) fn tokenizer(&self) -> Result<(Tokenizer, Vec<u8>), Failure> {
-        let path = self.path().join("tokenizer.json");
+    /// Another padding token than the model's is a warning, and so are more tokens.
+    pub(crate) fn tokenizer(&mut self) -> Result<(Tokenizer, Vec<u8>), Failure> {
+        let path = self.path().join(TOKENIZER);
         if !path.exists() {
             let folder = self.path().display();
-            return Err(Failure::Input(format!(
-                "{folder} has no tokenizer.json, which --data needs"
-            )));
+            return Err(Failure::Input(format!("{folder} has no {TOKENIZER}, which --data needs")));
         }
         let refuse = |problem: String| Failure::Input(format!("{}: {problem}", path.display()));
         let bytes = file::read(&path, MAX_TOKENIZER).map_err(Failure::input)?;
@@ -50,37 +56,32 @@ impl ModelFolder {
         let vocabulary = self.config().vocab_size;
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
         if largest as usize >= vocabulary {
-            return Err(refuse(format!("it has token {largest}: the model has {vocabulary}")));
+            let what = format!("{TOKENIZER} has token {largest}, and the model has {vocabulary}");
+            self.warnings.push(what);
         }
-        if let Some(padding) = tokenizer.get_padding() {
-            self.check_padding(padding.pad_id).map_err(refuse)?;
-        }
-        let config = self.path().join("tokenizer_config.json");
-        if let Some(token) = pad_token(&config)?.and_then(|it| tokenizer.token_to_id(&it)) {
-            let checked = self.check_padding(token);
-            checked
-                .map_err(|problem| Failure::Input(format!("{}: {problem}", config.display())))?;
+        let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
+        let named = pad_token(&self.path().join(TOKENIZER_CONFIG))?;
+        let named = named.and_then(|token| tokenizer.token_to_id(&token));
+        for (file, token) in [(TOKENIZER, padding), (TOKENIZER_CONFIG, named)] {
+            let (Some(token), Some(row)) = (token, self.config().pad_token_id) else { continue };
+            if token as usize != row {
+                self.warnings.push(format!(
+                    "{file} pads with token {token}, and pad_token_id is {row} in config.json: \
+                     {row} is used"
+                ));
+            }
         }
         Ok((tokenizer, bytes))
     }
 
-    /// Checks that a tokenizer pads with the token that the model treats apart, if there is such a token.
-    fn check_padding(&self, token: u32) -> Result<(), String> {
-        match self.config().pad_token_id {
-            Some(row) if row != token as usize => Err(format!(
-                "it pads with token {token}, and the pad_token_id of config.json is {row}"
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// The path of a file of the folder, if it is there.
+    /// Returns the path of a file of the folder, if it is there.
     pub(crate) fn file(&self, name: &str) -> Option<PathBuf> {
         Some(self.path().join(name)).filter(|path| path.exists())
     }
 }
 
-/// The padding token in `tokenizer_config.json`, if there is one: text, or an object with the text.
+/// Reads the padding token in `tokenizer_config.json`, if there is one: text, or an object with the
+/// text.
 fn pad_token(path: &Path) -> Result<Option<String>, Failure> {
     if !path.exists() {
         return Ok(None);

@@ -42,7 +42,8 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Reads data, `config.json` and the headers of tensors, and prepares the folders of `--out`, which it returns, and `--export` in the process of rank 0.
+    /// Reads data, `config.json` and the headers of tensors. In the process of rank 0, also
+    /// prepares the folders of `--out`, which it returns, and `--export`.
     ///
     /// # Errors
     /// The problem of this process. The others may have none: [`agree`] tells them.
@@ -52,8 +53,8 @@ impl Inputs {
         recorder: &Recorder,
     ) -> Result<(Self, Option<Output>), Failure> {
         let options = Options { run: options.run.of_process()?, ..options.clone() };
-        let folder = options.model.as_deref().map(ModelFolder::read).transpose()?;
-        let data = read_data(&options, folder.as_ref())?;
+        let mut folder = options.model.as_deref().map(ModelFolder::read).transpose()?;
+        let data = read_data(&options, folder.as_mut())?;
         let steps = steps(&options, &data)?;
         let config = match (&folder, &data) {
             (Some(folder), _) => folder.config().clone(),
@@ -75,7 +76,7 @@ impl Inputs {
     }
 }
 
-fn read_data(options: &Options, folder: Option<&ModelFolder>) -> Result<Data, Failure> {
+fn read_data(options: &Options, folder: Option<&mut ModelFolder>) -> Result<Data, Failure> {
     match (folder, &options.batches) {
         (None, _) => Text::of_characters(options).map(Data::Text),
         (Some(folder), Some(path)) => {
@@ -105,8 +106,8 @@ fn steps(options: &Options, data: &Data) -> Result<usize, Failure> {
     }
 }
 
-/// Checks that the memory of the sharded model and of the records is within that of the process. That of activations depends on what
-/// candle does, and is measured.
+/// Checks that the memory of the sharded model and of the records is within that of the process.
+/// That of activations depends on what candle does, and is measured.
 fn check_memory(options: &Options, steps: usize, spec: &ModelSpec) -> Result<(), Failure> {
     let with = shared::recipe::model(&options.run).plan_options();
     let plan = Plan::new(spec.clone(), options.run.mesh, with).map_err(Failure::input)?;

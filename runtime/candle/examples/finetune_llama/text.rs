@@ -45,7 +45,10 @@ impl Text {
     }
 
     /// Reads the text that the options name. Its tokens are those of the model's tokenizer.
-    pub(crate) fn of_tokenizer(options: &Options, folder: &ModelFolder) -> Result<Self, Failure> {
+    pub(crate) fn of_tokenizer(
+        options: &Options,
+        folder: &mut ModelFolder,
+    ) -> Result<Self, Failure> {
         let (mut tokenizer, bytes) = folder.tokenizer()?;
         let refuse = |error| {
             Failure::Input(format!("the tokenizer of {}: {error}", folder.path().display()))
@@ -55,8 +58,15 @@ impl Text {
         let text = read(options)?;
         let encoding = tokenizer.encode_fast(&*text, false).map_err(refuse)?;
         let tokens = encoding.get_ids().to_vec();
+        let vocabulary = folder.config().vocab_size;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(Failure::Input(format!(
+                "the tokenizer of {} finds token {token} in the text: the model has {vocabulary}",
+                folder.path().display()
+            )));
+        }
         let digest = Digest::of(&[text.as_bytes(), &bytes].concat());
-        Self::new((tokens, folder.config().vocab_size), "token", (options, digest))
+        Self::new((tokens, vocabulary), "token", (options, digest))
     }
 
     fn new(

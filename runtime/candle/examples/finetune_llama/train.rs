@@ -324,8 +324,8 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
         return Err(told_once(&telling, what));
     }
     if model.rank().index() == 0 {
-        for what in folder.model.warnings() {
-            tracing::warn!(%what, "config.json contradicts the tensors");
+        for what in &folder.warnings {
+            tracing::warn!(%what, "files of the model contradict each other");
         }
     }
     Ok(model)

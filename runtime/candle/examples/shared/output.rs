@@ -182,7 +182,7 @@ impl Metrics {
     }
 }
 
-/// The failure of a file that is as it was before.
+/// Returns the failure of a file that is as it was before.
 pub(crate) fn cannot_write_whole(error: FileError) -> Failure {
     Failure::Training(format!("cannot write {error}"))
 }

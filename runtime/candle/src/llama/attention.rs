@@ -22,7 +22,7 @@ impl Attention {
     /// Reads `q_proj`, `k_proj`, `v_proj` and `o_proj`, with their adapters if there are any.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         let (heads, kv_heads, head_dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
@@ -40,7 +40,7 @@ impl Attention {
     /// `[sequences, length, hidden_size]` to the same.
     ///
     /// # Errors
-    /// Those of candle.
+    /// The errors of candle.
     pub fn forward(&self, x: &Tensor, rotary: &Rotary) -> Result<Tensor> {
         let (sequences, length, _) = x.dims3()?;
         let split = |x: Tensor| x.reshape((sequences, length, (), self.head_dim));

@@ -20,7 +20,7 @@ impl RmsNorm {
     /// Reads `weight`.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         let weight = vb.get_with_hints(config.hidden_size, "weight", Init::Const(1.0))?;
         Ok(Self { weight, eps: config.rms_norm_eps })
@@ -45,7 +45,7 @@ impl Mlp {
     /// Reads `gate_proj`, `up_proj` and `down_proj`.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         let (size, inner) = (config.hidden_size, config.intermediate_size);
         Ok(Self {
@@ -76,7 +76,7 @@ impl Block {
     /// Reads the parameters of a block.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         Ok(Self {
             input_layernorm: RmsNorm::load(vb.pp("input_layernorm"), config)?,
@@ -89,7 +89,7 @@ impl Block {
     /// `[sequences, length, hidden_size]` to the same.
     ///
     /// # Errors
-    /// Those of candle.
+    /// The errors of candle.
     pub fn forward(&self, x: &Tensor, rotary: &Rotary) -> Result<Tensor> {
         let x = (x + self.self_attn.forward(&self.input_layernorm.forward(x)?, rotary)?)?;
         &x + self.mlp.forward(&self.post_attention_layernorm.forward(&x)?)?
@@ -108,7 +108,7 @@ impl Embedding {
     /// Reads `model.embed_tokens` of the whole model's `vb`.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         Ok(Self { weight: embedding_weight(vb, config)?, padding: config.pad_token_id })
     }
@@ -136,10 +136,11 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads `model.norm` and `lm_head`, or in its place `model.embed_tokens` if the two are tied, of the whole model's `vb`.
+    /// Reads `model.norm` and `lm_head`, or in its place `model.embed_tokens` if the two are tied,
+    /// of the whole model's `vb`.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &LlamaConfig) -> Result<Self> {
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embedding_weight(vb, config)?),

@@ -36,8 +36,8 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// Whether the head reads the weight of the embedding.
     pub tie_word_embeddings: bool,
-    /// The padding token. Its row of the embedding starts at zero, and gets no gradient but that of a
-    /// tied head, as in transformers.
+    /// The padding token. Its row of the embedding starts at zero, and gets no gradient but that of
+    /// a tied head, as in transformers.
     pub pad_token_id: Option<usize>,
     /// The standard deviation of initial weights.
     pub initializer_range: f64,
@@ -49,9 +49,9 @@ pub struct LlamaConfig {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     Default,
-    /// All are longer by this factor.
+    /// A factor by which all of them are longer.
     Linear(f64),
 }
 
@@ -169,7 +169,7 @@ pub(super) struct ConfigFile {
     pub(super) config: LlamaConfig,
     /// The dtype that the file states for the tensors.
     pub(super) dtype: Option<DType>,
-    /// All of it.
+    /// All keys and values of the file.
     pub(super) json: Map<String, Value>,
 }
 
@@ -216,8 +216,8 @@ impl ConfigFile {
     }
 }
 
-/// The row that a padding token names. As in PyTorch, one below 0 counts from the end.
-fn padding_row(token: i64, vocab_size: usize) -> Result<usize, ConfigError> {
+/// Returns the row that a padding token names. As in PyTorch, one below 0 counts from the end.
+pub(super) fn padding_row(token: i64, vocab_size: usize) -> Result<usize, ConfigError> {
     let count = i64::try_from(vocab_size).unwrap_or(i64::MAX);
     let row = if token < 0 { token.checked_add(count) } else { Some(token) };
     match row.and_then(|row| usize::try_from(row).ok()) {
@@ -237,7 +237,8 @@ fn dtype(name: String) -> Result<DType, ConfigError> {
     }
 }
 
-/// The scaling of rotary embeddings, and their theta. `rope_theta` may be beside the object of the rest, and that has two names.
+/// Reads the scaling of rotary embeddings, and their theta. `rope_theta` may be in the object of
+/// the scaling or beside it, and that object has two names.
 fn rope(keys: &Keys<'_>) -> Result<(RopeScaling, f64), ConfigError> {
     let beside: Option<f64> =
         if keys.has("rope_theta") { Some(keys.or("rope_theta", 0.0)?) } else { None };
@@ -267,7 +268,7 @@ fn rope(keys: &Keys<'_>) -> Result<(RopeScaling, f64), ConfigError> {
 
 const THETA: f64 = 10_000.0;
 
-/// The scaling in `rope_parameters` or `rope_scaling`.
+/// Reads the scaling in `rope_parameters` or `rope_scaling`.
 fn rope_scaling(keys: &Keys<'_>, prefix: &str) -> Result<RopeScaling, ConfigError> {
     let kind: Option<String> = keys.either("rope_type", "type")?;
     let kind = kind.as_deref().unwrap_or("default");
@@ -295,16 +296,17 @@ impl LlamaConfig {
     /// The most blocks: a description of more would take long to plan.
     pub const MAX_LAYERS: usize = 10_000;
 
-    /// Reads the text of a `config.json`. The defaults of absent keys are those of transformers. Each key is
-    /// read, known to change nothing in training, or refused by name.
+    /// Reads the text of a `config.json`. The defaults of absent keys are those of transformers.
+    /// Each key is read, known to change nothing in training, or refused by name.
     ///
     /// # Errors
-    /// [`ConfigError`], also for a model whose position embeddings, biases or activation are others than Llama's.
+    /// [`ConfigError`], also for a model with other position embeddings, biases or activations.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         ConfigFile::parse(text).map(|file| file.config)
     }
 
-    /// The fields of a `config.json` that transformers and candle read. Both the new and the old place of `rope_theta` have it.
+    /// Returns the fields of a `config.json` that transformers and candle read. `rope_theta` and
+    /// the scaling of wavelengths are at both their new and their old places.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let rope = match self.rope_scaling {
@@ -329,6 +331,7 @@ impl LlamaConfig {
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "rope_parameters": rope,
+            "rope_scaling": self.old_rope_scaling(),
             "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tie_word_embeddings,
             "pad_token_id": self.pad_token_id,
@@ -339,7 +342,16 @@ impl LlamaConfig {
         })
     }
 
-    /// The distribution of initial matrices.
+    /// Returns the scaling of wavelengths as versions of transformers before 5 read it. Stock
+    /// candle knows no linear scaling: it refuses this one, and would ignore the new one.
+    pub(super) fn old_rope_scaling(&self) -> Option<Value> {
+        match self.rope_scaling {
+            RopeScaling::Default => None,
+            RopeScaling::Linear(factor) => Some(json!({ "type": "linear", "factor": factor })),
+        }
+    }
+
+    /// Returns the distribution of initial matrices.
     pub(super) fn init(&self) -> Init {
         Init::Randn { mean: 0.0, stdev: self.initializer_range }
     }
@@ -417,10 +429,11 @@ fn unsupported<T>(name: &str, value: String, supported: &'static str) -> Result<
 mod tests {
     use super::*;
 
-    /// A small model's file, with changes.
+    /// Reads a small model's file, with changes.
     fn read(changes: Value) -> Result<LlamaConfig, String> {
         let mut file = json!({
-            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4
+            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 2, "num_attention_heads": 4
         });
         let Value::Object(changes) = changes else { panic!("an object") };
         for (name, value) in changes {
@@ -454,7 +467,9 @@ mod tests {
             json!({ "rope_scaling": nested }),
             json!({ "rope_theta": 5e5, "rope_parameters": nested }),
             json!({ "rope_theta": 5e5, "rope_parameters": nested, "rope_scaling": nested }),
-            json!({ "rope_theta": 5e5, "rope_scaling": { "type": "default" }, "rope_parameters": nested }),
+            json!({
+                "rope_theta": 5e5, "rope_scaling": { "type": "default" }, "rope_parameters": nested
+            }),
         ] {
             assert_eq!(read(new.clone()).expect("a model"), old, "{new}");
         }
@@ -498,13 +513,16 @@ mod tests {
     fn keys_that_change_nothing_are_taken() {
         // Keys that SmolLM, a Llama of 2023 and transformers 4 write.
         let harmless = json!({
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "bos_token_id": 0,
-            "eos_token_id": [0, 2], "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null,
-            "pretraining_tp": 1, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
-            "transformers.js_config": { "kv_cache_dtype": {} }, "max_sequence_length": 2048, "attention_dropout": 0.0,
-            "_name_or_path": "x", "return_dict": true, "output_attentions": false, "chunk_size_feed_forward": 0,
-            "is_encoder_decoder": false, "pruned_heads": {}, "id2label": { "0": "LABEL_0" }, "temperature": 0.7,
-            "rope_parameters": {}, "quantization_config": null, "num_key_value_heads": null, "head_dim": null,
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "bos_token_id": 0, "eos_token_id": [0, 2], "is_llama_config": true,
+            "rope_interleaved": false, "rope_scaling": null, "pretraining_tp": 1,
+            "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
+            "transformers.js_config": { "kv_cache_dtype": {} }, "max_sequence_length": 2048,
+            "attention_dropout": 0.0, "_name_or_path": "x", "return_dict": true,
+            "output_attentions": false, "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
+            "pruned_heads": {}, "id2label": { "0": "LABEL_0" }, "temperature": 0.7,
+            "rope_parameters": {}, "quantization_config": null, "num_key_value_heads": null,
+            "head_dim": null,
         });
         assert_eq!(read(harmless).expect("a model"), read(json!({})).expect("a model"));
     }
@@ -530,7 +548,8 @@ mod tests {
             ),
             (
                 json!({ "architectures": ["LlamaForSequenceClassification"] }),
-                r#"architectures is ["LlamaForSequenceClassification"]: only ["LlamaForCausalLM"] is supported"#,
+                "architectures is [\"LlamaForSequenceClassification\"]: \
+                 only [\"LlamaForCausalLM\"] is supported",
             ),
             (
                 json!({ "quantization_config": { "bits": 4 } }),
@@ -547,11 +566,13 @@ mod tests {
             ),
             (
                 json!({ "sliding_window": 4096 }),
-                "sliding_window is a key whose effect is not known: remove it if it changes nothing in training",
+                "sliding_window is a key whose effect is not known: \
+                 remove it if it changes nothing in training",
             ),
             (
                 json!({ "rope_scaling": { "rope_type": "linear", "factor": 2, "beta_fast": 1 } }),
-                "rope_scaling.beta_fast is a key whose effect is not known: remove it if it changes nothing in training",
+                "rope_scaling.beta_fast is a key whose effect is not known: \
+                 remove it if it changes nothing in training",
             ),
             (
                 json!({ "num_key_value_heads": 3 }),
@@ -609,16 +630,24 @@ mod tests {
                 "rope_parameters.rope_theta is 500000, and rope_theta is 10000",
             ),
             (
-                json!({ "rope_scaling": { "type": "linear", "rope_type": "default", "factor": 2 } }),
+                json!({
+                    "rope_scaling": { "type": "linear", "rope_type": "default", "factor": 2 }
+                }),
                 "rope_scaling.rope_type is default, and rope_scaling.type is linear",
             ),
             (
-                json!({ "rope_scaling": { "type": "linear", "factor": 2 }, "rope_parameters": { "rope_type": "default" } }),
+                json!({
+                    "rope_scaling": { "type": "linear", "factor": 2 },
+                    "rope_parameters": { "rope_type": "default" }
+                }),
                 "rope_parameters is default, and rope_scaling is linear by 2",
             ),
             (
                 // transformers takes the theta of `rope_scaling`, which has its default.
-                json!({ "rope_scaling": { "type": "default" }, "rope_parameters": { "rope_theta": 5e5 } }),
+                json!({
+                    "rope_scaling": { "type": "default" },
+                    "rope_parameters": { "rope_theta": 5e5 }
+                }),
                 "rope_theta of rope_parameters is 500000, and rope_theta of rope_scaling is 10000",
             ),
             (

@@ -1,4 +1,4 @@
-//! The keys of a `config.json`: what each does. A key that is in no table is refused by name.
+//! The keys of a `config.json`, and their effects. A key that is in no table is refused by name.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use super::config::ConfigError;
 /// The effect of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
-    /// The description of the model is made of it.
+    /// Value of which the description of the model is made.
     Read,
-    /// The values, as JSON, that the model has. Any other would change it.
+    /// Values, as JSON, that the model has. Any other value would change it.
     Only(&'static [&'static str]),
-    /// It changes nothing in training.
+    /// No effect in training.
     None,
 }
 
@@ -101,11 +101,11 @@ pub(super) const GENERAL: Table = &[
             "tf_legacy_loss",
         ],
     ),
-    // Decoders alone have neither of these.
+    // A decoder alone has no encoder and no cross-attention.
     (Effect::Only(&["false", "null"]), &["is_encoder_decoder", "add_cross_attention"]),
     (Effect::Only(&["null"]), &["cross_attention_hidden_size"]),
     (Effect::None, &["is_decoder", "tie_encoder_decoder"]),
-    // Its forward has no chunks.
+    // The forward of a Llama has no chunks.
     (Effect::None, &["chunk_size_feed_forward"]),
     (Effect::Only(&["{}", "null"]), &["pruned_heads", "per_layer_config"]),
     // It makes two tensors of a tied pair.
@@ -142,12 +142,12 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// Whether a key is there.
+    /// Returns whether a key is there.
     pub(super) fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
-    /// The object of a key, if it is there and not empty.
+    /// Returns the object of a key, if it is there and not empty.
     ///
     /// # Errors
     /// [`ConfigError::Type`]
@@ -155,7 +155,7 @@ impl<'a> Keys<'a> {
         Ok(self.optional::<Map<_, _>>(key)?.filter(|object| !object.is_empty()))
     }
 
-    /// The value of a key, or `default` where the key is absent.
+    /// Returns the value of a key, or `default` if the key is absent.
     ///
     /// # Errors
     /// [`ConfigError::Type`]
@@ -169,7 +169,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The value of a key that may be absent or null.
+    /// Returns the value of a key that may be absent or null.
     ///
     /// # Errors
     /// [`ConfigError::Type`]
@@ -180,7 +180,7 @@ impl<'a> Keys<'a> {
         self.or(key, None)
     }
 
-    /// The one value of two keys for the same setting, if there is one.
+    /// Returns the one value of two keys for the same setting, if there is one.
     ///
     /// # Errors
     /// [`ConfigError::Type`], and [`ConfigError::Contradiction`] if they differ.
@@ -197,7 +197,7 @@ fn named(prefix: &str, key: &str) -> String {
     format!("{prefix}{}", key.escape_debug())
 }
 
-/// The value that two places have for one setting, if one of them has it.
+/// Returns the value that two places have for one setting, if one of them has it.
 ///
 /// # Errors
 /// [`ConfigError::Contradiction`] if they differ.
@@ -213,8 +213,10 @@ pub(super) fn agreed<T: PartialEq + fmt::Display>(
     }
 }
 
+/// Checks that a value is one of those supported.
+///
 /// # Errors
-/// [`ConfigError::Unsupported`] if the value is none of those supported.
+/// [`ConfigError::Unsupported`]
 fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Result<(), ConfigError> {
     let is = |text: &&str| {
         let supported: Value = serde_json::from_str(text).expect("a table has JSON");
@@ -230,7 +232,7 @@ fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Resul
     Err(ConfigError::Unsupported { name: name.to_owned(), value: shown(value), supported })
 }
 
-/// A value in an error: text without quotes, and not too much of it.
+/// Formats a value for an error: text without quotes, cut after 80 characters.
 fn shown(value: &Value) -> String {
     const MOST: usize = 80;
     let text = match value {

@@ -56,7 +56,7 @@ impl Linear {
     /// Reads `weight` of a layer with these inputs and outputs.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load(
         vb: VarBuilder<'_>,
         (inputs, outputs): (usize, usize),
@@ -68,7 +68,7 @@ impl Linear {
     /// As [`load`](Self::load), and reads the adapter, if the model has adapters.
     ///
     /// # Errors
-    /// Those of `vb`.
+    /// The errors of `vb`.
     pub fn load_adapted(
         vb: VarBuilder<'_>,
         sizes: (usize, usize),
@@ -86,7 +86,8 @@ impl Adapter {
         Lora { rank, alpha }: Lora,
     ) -> Result<Self> {
         let [a, b] = ADAPTER.map(|matrix| vb.pp(matrix));
-        // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between the roots of 1 / inputs.
+        // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between
+        // the roots of 1 / inputs.
         let a = a.get_with_hints((rank, inputs), "weight", uniform())?;
         let b = b.get_with_hints((outputs, rank), "weight", Init::Const(0.0))?;
         #[expect(clippy::cast_precision_loss, reason = "a rank is small")]

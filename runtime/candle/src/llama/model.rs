@@ -20,13 +20,14 @@ const EMBED: &str = "model.embed_tokens";
 const LAYERS: &str = "model.layers";
 const ROOT: &str = "root";
 
-/// The tensors that the forward of a block leaves for the backward.
+/// Tensors that the forward of a block leaves for the backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recomputation {
     /// All of them.
     #[default]
     Off,
-    /// The output alone: the backward runs each block again ([`Units::recomputed`]). Losses and gradients have the same bits.
+    /// The output alone: the backward runs each block again ([`Units::recomputed`]). Losses and
+    /// gradients have the same bits.
     Blocks,
 }
 
@@ -42,7 +43,7 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// A model of these sizes.
+    /// Makes a model of these sizes.
     #[must_use]
     pub fn new(config: LlamaConfig) -> Self {
         Self {
@@ -53,47 +54,49 @@ impl Llama {
         }
     }
 
-    /// The same model, with this recomputation.
+    /// Sets the recomputation.
     #[must_use]
     pub fn recomputing(self, recomputation: Recomputation) -> Self {
         Self { recomputation, ..self }
     }
 
-    /// The same model with adapters on the projections of attention. They are trained, and everything else is frozen.
+    /// Adds adapters to the projections of attention. They are trained, and everything else is
+    /// frozen.
     #[must_use]
     pub fn with_lora(mut self, lora: Lora) -> Self {
         Arc::make_mut(&mut self.config).lora = Some(lora);
         self
     }
 
-    /// The same model, whose parameters that are [frozen](Self::with_lora) are [stored](Param::stored_in) in 16 bits alone: in the
-    /// dtype of gathered parameters.
+    /// [Stores](Param::stored_in) the parameters that are [frozen](Self::with_lora) in 16 bits
+    /// alone, in the dtype of gathered parameters.
     #[must_use]
     pub fn storing_frozen_in(self, dtype: hsdp::DType) -> Self {
         Self { stored: Some(dtype), ..self }
     }
 
-    /// Sets the [compute dtype](Recorded::compute_in) of the unit with this name. For example, `root`,
-    /// which has the last norm and the head, may compute in f32 in a bf16 model. A head that is tied
-    /// to the embedding needs the dtype of the embedding. [`spec`](Self::spec) fails if there is no
-    /// such unit.
+    /// Sets the [compute dtype](Recorded::compute_in) of the unit with this name. For example,
+    /// `root`, which has the last norm and the head, may compute in f32 in a bf16 model. A head
+    /// that is tied to the embedding needs the dtype of the embedding. [`spec`](Self::spec) fails
+    /// if there is no such unit.
     #[must_use]
     pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {
         self.computing.push((unit.into(), dtype));
         self
     }
 
-    /// Its sizes.
+    /// Returns the sizes.
     #[must_use]
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// The parameters as the constructors ask for them, with their initial values: matrices are normal with the deviation
-    /// `initializer_range`, norms 1, and the padding row 0, as in transformers.
+    /// Records the parameters as the constructors ask for them, with their initial values: matrices
+    /// are normal with the deviation `initializer_range`, norms 1, and the padding row 0, as in
+    /// transformers.
     ///
     /// # Errors
-    /// Those of [`record`].
+    /// As [`record`].
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
         let recorded = match self.config.pad_token_id {
@@ -113,7 +116,7 @@ impl Llama {
         }
     }
 
-    /// The parameters, grouped to units in the order of the forward.
+    /// Groups the parameters to units, in the order of the forward.
     ///
     /// # Errors
     /// As [`Recorded::spec`].
@@ -138,11 +141,13 @@ impl Llama {
         Head::load(vb, config).map(drop)
     }
 
-    /// The logits `[sequences, length, vocabulary]` of the token after each of `tokens` (u32, `[sequences, length]`). Collective
-    /// where `units` is a [`Pass`](crate::Pass), as [`Units::unit`] is.
+    /// Computes the logits `[sequences, length, vocabulary]` of the token after each of `tokens`
+    /// (u32, `[sequences, length]`). Collective if `units` is a [`Pass`](crate::Pass), as
+    /// [`Units::unit`] is.
     ///
     /// # Errors
-    /// If `length` is above `max_position_embeddings`, a token is not below `vocab_size`, or a unit cannot be run.
+    /// If `length` is above `max_position_embeddings`, a token is not below `vocab_size`, or a unit
+    /// cannot be run.
     pub fn logits(&self, units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
         let config = &self.config;
         let (_, length) = tokens.dims2()?;
@@ -169,8 +174,8 @@ impl Llama {
         }
     }
 
-    /// The cross-entropy of `labels` (i64, shaped as `tokens`, [`nn::IGNORED`] where a position does not count), which are not shifted:
-    /// each is the token after its position.
+    /// Computes the cross-entropy of `labels` (i64, shaped as `tokens`, [`nn::IGNORED`] where a
+    /// position does not count). They are not shifted: each is the token after its position.
     ///
     /// # Errors
     /// As [`logits`](Self::logits), and if a label is neither ignored nor below `vocab_size`.

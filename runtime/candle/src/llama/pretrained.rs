@@ -1,4 +1,4 @@
-//! A model in a folder of transformers: what its files say about each other.
+//! A model in a folder of transformers, and the comparison of the folder's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,7 +10,7 @@ use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk};
 use hsdp::checkpoint::{Folder, Import};
 use serde_json::{Map, Value, json};
 
-use super::config::{ConfigError, ConfigFile, LlamaConfig};
+use super::config::{ConfigError, ConfigFile, LlamaConfig, padding_row};
 use super::keys;
 use super::model::Llama;
 use crate::error::Error as AdapterError;
@@ -19,7 +19,8 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 const LM_HEAD: &str = "lm_head.weight";
 
-/// The end of the names of buffers that old versions of transformers stored. The model computes them.
+/// End of the names of buffers that old versions of transformers stored. The model computes these
+/// buffers.
 const COMPUTED: &str = ".rotary_emb.inv_freq";
 
 /// Files with adapters of PEFT, or of an export with adapters.
@@ -30,7 +31,7 @@ const ADAPTERS: [&str; 4] = [
     "adapters.safetensors",
 ];
 
-/// The most bytes of a JSON file.
+/// Maximum number of bytes of a JSON file.
 const MOST_BYTES: u64 = 4 << 20;
 
 /// Elements of a tied pair that are compared at a time.
@@ -54,9 +55,9 @@ pub struct Pretrained {
     path: PathBuf,
     config: LlamaConfig,
     json: Map<String, Value>,
-    /// The name of the embedding's tensor.
+    /// Name of the embedding's tensor.
     embedding: &'static str,
-    /// Tensors that the model does not read, and need not.
+    /// Tensors that the model does not need.
     unused: BTreeSet<String>,
     warnings: Vec<String>,
 }
@@ -73,7 +74,7 @@ pub enum PretrainedError {
         /// The reason.
         source: io::Error,
     },
-    /// `config.json` or `generation_config.json` cannot be used.
+    /// `config.json` cannot be used.
     #[error("{}: {source}", path.display())]
     Config {
         /// The file.
@@ -98,26 +99,28 @@ pub enum PretrainedError {
 }
 
 impl Pretrained {
-    /// Reads `config.json`, and compares it with the headers of the tensors and with `generation_config.json`. As in transformers,
-    /// one stored tensor of a tied pair stands for both. Where both are stored, and `tie_word_embeddings` is true, they are read
-    /// and compared, and are tied only if they are equal. Not collective.
+    /// Reads `config.json`, and compares it with the headers of the tensors and with
+    /// `generation_config.json`. As in transformers, one stored tensor of a tied pair stands for
+    /// both. If both are stored, and `tie_word_embeddings` is true, they are read and compared, and
+    /// are tied only if they are equal. Not collective.
     ///
     /// # Errors
-    /// [`PretrainedError`]: also if a tensor is missing, has another shape, has no part in the model, or would lose digits in the
-    /// dtype of `config.json`, and if adapters are beside the model.
+    /// [`PretrainedError`]: also if a tensor is missing, has another shape, has no part in the
+    /// model, or would lose digits in the dtype of `config.json`, and if adapters are beside the
+    /// model.
     pub fn open(path: &Path) -> Result<Self, PretrainedError> {
         let ConfigFile { mut config, dtype, json } = read_config(path)?;
         let contradiction =
             |problem| PretrainedError::Contradiction { path: path.to_owned(), problem };
-        check_generation(path, &config)?;
+        let mut warnings = Vec::from_iter(check_generation(path, &config));
         let folder = Folder::open(Arc::new(LinkedDisk), path)?;
         if let Some(adapters) = ADAPTERS.into_iter().find(|name| path.join(name).exists()) {
             let problem = format!(
-                "{adapters} is beside the model, and adapters are not read: merge them into it, or move them away"
+                "{adapters} is beside the model, and adapters are not read: merge them into it, \
+                 or move them away"
             );
             return Err(contradiction(problem));
         }
-        let mut warnings = Vec::new();
         let (mut embedding, mut unused) = (EMBEDDING, BTreeSet::new());
         if config.tie_word_embeddings {
             match (folder.dtype(EMBEDDING), folder.dtype(LM_HEAD)) {
@@ -127,7 +130,8 @@ impl Pretrained {
                 (Some(_), Some(_)) => {
                     config.tie_word_embeddings = false;
                     warnings.push(format!(
-                        "tie_word_embeddings is true, but {EMBEDDING} and {LM_HEAD} differ: they are not tied"
+                        "tie_word_embeddings is true, but {EMBEDDING} and {LM_HEAD} differ: \
+                         they are not tied"
                     ));
                 }
                 (None, Some(_)) => embedding = LM_HEAD,
@@ -147,19 +151,19 @@ impl Pretrained {
         Ok(Self { path: path.to_owned(), config, json, embedding, unused, warnings })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The sizes. `tie_word_embeddings` is what the tensors say.
+    /// Returns the sizes, with the `tie_word_embeddings` that is true of the tensors.
     #[must_use]
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// The tensors, for [`ShardedModel::import`](hsdp::ShardedModel::import).
+    /// Returns the tensors, for [`ShardedModel::import`](hsdp::ShardedModel::import).
     #[must_use]
     pub fn import(&self) -> Import<'static> {
         let embedding = self.embedding;
@@ -169,33 +173,41 @@ impl Pretrained {
         })
     }
 
-    /// Whether the model needs a tensor that [`ShardedModel::import`](hsdp::ShardedModel::import) says is left over. One that it
-    /// does not need is the second of a tied pair of equals, or a table that it computes.
+    /// Returns whether the model needs a tensor that
+    /// [`ShardedModel::import`](hsdp::ShardedModel::import) reports as left over. It does not need
+    /// the second of two equal tied tensors, nor a table that it computes.
     #[must_use]
     pub fn needs(&self, tensor: &str) -> bool {
         !self.unused.contains(tensor)
     }
 
-    /// Returns a text for each oddity of which transformers warns in such a folder.
+    /// Returns a text for each oddity of the folder with which transformers trains: a tied pair
+    /// that differs, another padding token in `generation_config.json`, or such a file that cannot
+    /// be read.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The `config.json` of this model with other weights, which are f32: all its fields, with the dtype and
-    /// `tie_word_embeddings` that are true then. Stock candle reads theta at its old place alone, which has it too.
+    /// Returns the `config.json` of this model with other weights, which are f32. It has all
+    /// fields of the file, with the dtype and the `tie_word_embeddings` of the new weights. Theta
+    /// and the scaling of wavelengths are also at their old places, the only ones that stock candle
+    /// and old versions of transformers read.
     #[must_use]
     pub fn config_of_f32(&self) -> Value {
         let mut json = self.json.clone();
         json.remove("torch_dtype");
         json.insert("dtype".to_owned(), json!("float32"));
         json.insert("rope_theta".to_owned(), json!(self.config.rope_theta));
+        if let Some(scaling) = self.config.old_rope_scaling() {
+            json.insert("rope_scaling".to_owned(), scaling);
+        }
         json.insert("tie_word_embeddings".to_owned(), json!(self.config.tie_word_embeddings));
         Value::Object(json)
     }
 }
 
-/// The name of the embedding's parameter.
+/// Name of the embedding's parameter.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 fn read_config(folder: &Path) -> Result<ConfigFile, PretrainedError> {
@@ -205,7 +217,7 @@ fn read_config(folder: &Path) -> Result<ConfigFile, PretrainedError> {
     ConfigFile::parse(&text).map_err(|source| PretrainedError::Config { path, source })
 }
 
-/// Reads a regular file. Does not wait for a FIFO.
+/// Reads a regular file. A FIFO is an error, not a wait.
 fn read_text(path: &Path) -> io::Result<String> {
     let source = LinkedDisk.open(path)?;
     let size = source.size()?;
@@ -218,32 +230,27 @@ fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Checks that the file for generations has no other padding token than the model, which treats that row apart.
-fn check_generation(folder: &Path, config: &LlamaConfig) -> Result<(), PretrainedError> {
-    let path = folder.join(GENERATION);
-    let text = match read_text(&path) {
+/// Compares the padding token of the file for generations with the model's padding row. Returns a
+/// warning if they differ, or if that file cannot be read. transformers trains the model of
+/// `config.json` then.
+fn check_generation(folder: &Path, config: &LlamaConfig) -> Option<String> {
+    let text = match read_text(&folder.join(GENERATION)) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(PretrainedError::Io { path, source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => return Some(format!("{GENERATION} cannot be read: {error}")),
     };
-    let json = keys::object(&text)
-        .map_err(|source| PretrainedError::Config { path: path.clone(), source })?;
-    let (Some(row), Some(token)) = (config.pad_token_id, json.get("pad_token_id")) else {
-        return Ok(());
+    let json = match keys::object(&text) {
+        Ok(json) => json,
+        Err(error) => return Some(format!("{GENERATION} cannot be read: {error}")),
     };
-    let last = token.as_i64().filter(|token| *token < 0).map(|token| token + count(config));
-    if token.is_null() || token.as_u64() == Some(row as u64) || last == i64::try_from(row).ok() {
-        return Ok(());
-    }
-    let problem = format!("pad_token_id is {token}, and that of {CONFIG} is {row}");
-    Err(PretrainedError::Contradiction { path, problem })
+    let (row, token) = (config.pad_token_id?, json.get("pad_token_id")?);
+    let other = token.as_i64().and_then(|token| padding_row(token, config.vocab_size).ok());
+    (!token.is_null() && other != Some(row)).then(|| {
+        format!("pad_token_id is {token} in {GENERATION}, and {row} in {CONFIG}: {row} is used")
+    })
 }
 
-fn count(config: &LlamaConfig) -> i64 {
-    i64::try_from(config.vocab_size).unwrap_or(i64::MAX)
-}
-
-/// Whether the two tensors of a tied pair have the same shape and values.
+/// Returns whether the two tensors of a tied pair have the same shape and values.
 fn are_equal(folder: &Folder, config: &LlamaConfig) -> Result<bool, FolderError> {
     let shapes: BTreeMap<&str, &[u64]> = folder.tensors().collect();
     let (one, other) = (shapes[EMBEDDING], shapes[LM_HEAD]);
@@ -270,7 +277,7 @@ fn are_equal(folder: &Folder, config: &LlamaConfig) -> Result<bool, FolderError>
 /// Compares the tensors with those of the model that `config` describes.
 ///
 /// # Errors
-/// All differences, in words.
+/// Describes all differences.
 fn compare(
     folder: &Folder,
     config: &LlamaConfig,
@@ -322,12 +329,14 @@ fn check_dtypes(
             (Some(dtype), _) if !fits.contains(&dtype) => {
                 let stated = stated(dtype);
                 return Err(format!(
-                    "{name} is {stored}, and the dtype of {CONFIG} is {stated}, in which it would lose digits: make them agree"
+                    "{name} is {stored}, and the dtype of {CONFIG} is {stated}, in which it would \
+                     lose digits: make them agree"
                 ));
             }
             (None, Some((other, dtype))) if *dtype != stored => {
                 return Err(format!(
-                    "{other} is {dtype}, {name} is {stored}, and {CONFIG} has no dtype: add the one that all should have"
+                    "{other} is {dtype}, {name} is {stored}, and {CONFIG} has no dtype: \
+                     add the one that all should have"
                 ));
             }
             _ => {}
@@ -337,7 +346,7 @@ fn check_dtypes(
     Ok(())
 }
 
-/// The name of a dtype in `config.json`.
+/// Returns the name of a dtype in `config.json`.
 fn stated(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",

@@ -13,7 +13,7 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Those of positions `0..length`.
+    /// Computes the sines and cosines of positions `0..length`.
     ///
     /// # Errors
     /// If `length` is above `max_position_embeddings`.

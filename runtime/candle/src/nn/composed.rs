@@ -15,7 +15,7 @@ use super::embedding::with_width;
 /// As [`linear`](super::linear()), but all is computed in the dtype of `x`.
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     dims.pop();
@@ -31,17 +31,17 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 /// As [`embedding`](super::embedding()), but ids are not checked. The gradient of a weight of 16 bits needs a copy of it in f32.
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let read = if weight.track_op() { weight.to_dtype(DType::F32)? } else { weight.clone() };
     let rows = read.index_select(&ids.flatten_all()?, 0)?;
     rows.reshape(with_width(ids, weight)?)?.to_dtype(weight.dtype())
 }
 
-/// As [`padded_embedding`](super::padded_embedding()), but ids are not checked.
+/// Computes [`padded_embedding`](super::padded_embedding()), without a check of the ids.
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result<Tensor> {
     let rows = embedding(ids, weight)?;
     let padding = Tensor::new(padding as i64, ids.device())?;
@@ -53,7 +53,7 @@ pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result
 /// As [`rms_norm`](super::rms_norm()).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F32)?;
     let mean_square = wide.sqr()?.mean_keepdim(D::Minus1)?;
@@ -64,7 +64,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// As [`layer_norm`](super::layer_norm()).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F32)?;
     let centred = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
@@ -77,7 +77,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
 /// As [`softmax_of_scores`](super::softmax_of_scores).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
     let wide = (scores.to_dtype(DType::F32)? * scale)?;
     let masked = match mask {
@@ -96,7 +96,7 @@ pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<
 /// `q`, so that scores are not infinite before they are scaled.
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<Tensor> {
     let (batch, queries, heads, dim) = q.dims4()?;
     let (keys, groups) = (k.dim(1)?, k.dim(2)?);
@@ -136,7 +136,7 @@ fn shares_or_zeros(scores: &Tensor, scale: f64, mask: &Tensor) -> Result<Tensor>
 /// As [`attention_packed`](super::attention_packed()).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn attention_packed(qkv: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
     let part = |index| qkv.narrow(2, index, 1)?.squeeze(2);
     attention([&part(0)?, &part(1)?, &part(2)?], scale, mask)
@@ -155,7 +155,7 @@ fn causal_mask(scores: &Tensor) -> Result<Tensor> {
 /// As [`rope`](super::rope()).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let pairs = cos.dim(1)?;
     let wide = x.to_dtype(DType::F32)?;
@@ -167,7 +167,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// As [`rope_interleaved`](super::rope_interleaved).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     dims.pop();
@@ -190,7 +190,7 @@ fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Te
 /// As [`cross_entropy`](super::cross_entropy()).
 ///
 /// # Errors
-/// Those of candle, and those of labels.
+/// The errors of candle, and those of labels.
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<CrossEntropy> {
     let targets = targets(logits, labels, ignored)?;
     let classes = logits.dim(D::Minus1)?;
@@ -218,7 +218,7 @@ fn none(logits: &Tensor) -> Result<Tensor> {
 /// As [`gelu`](super::gelu()).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     wide_gelu(x)?.to_dtype(x.dtype())
 }
@@ -234,7 +234,7 @@ fn wide_gelu(x: &Tensor) -> Result<Tensor> {
 /// As [`gelu_mul`](super::gelu_mul).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     (wide_gelu(gate)? * up.to_dtype(DType::F32)?)?.to_dtype(gate.dtype())
 }
@@ -242,7 +242,7 @@ pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// As [`silu_mul`](super::silu_mul).
 ///
 /// # Errors
-/// Those of candle.
+/// The errors of candle.
 pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let wide = gate.to_dtype(DType::F32)?;
     ((&wide * sigmoid(&wide)?)? * up.to_dtype(DType::F32)?)?.to_dtype(gate.dtype())

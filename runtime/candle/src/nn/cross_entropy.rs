@@ -28,7 +28,7 @@ impl CrossEntropy {
     /// The mean over the items that count, an f32 scalar. It is NaN if none counts.
     ///
     /// # Errors
-    /// Those of candle.
+    /// The errors of candle.
     pub fn mean(&self) -> Result<Tensor> {
         &self.sum / self.count as f64
     }

@@ -1,6 +1,6 @@
 //! The first run of a recomputed unit, in the forward.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,20 +21,25 @@ use crate::usage::Usage;
 use crate::variables::Reached;
 
 impl Pass<'_> {
-    /// As [`unit`](Self::unit), but keeps none of the tensors that `forward` makes, except its output. The backward gathers the
-    /// unit, as it does for `unit`, and runs `forward` again for its gradients (activation checkpointing). So one unit at a time
-    /// has its activations, and each such unit computes its forward twice. The collectives are those of `unit`.
+    /// Runs `forward` as [`unit`](Self::unit) does, but keeps none of the tensors that it makes,
+    /// except its output. The backward gathers the unit, as it does for `unit`, and runs `forward`
+    /// again for its gradients (activation checkpointing). So each such unit computes its forward
+    /// twice. The collectives are those of `unit`.
     ///
-    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors that
-    /// it captures must have no gradients, which would be lost: an output that depends on a captured
-    /// variable, or on a tensor computed from parameters, is an error. So is a loss that depends on a
-    /// tensor which left `forward` beside its output. Detach one that is kept for a log, or it keeps the
-    /// tensors of the first run. State that `forward` changes is changed twice, once in each run. An
-    /// input that is a view is copied first, to be contiguous.
+    /// One unit at a time has its activations. The second run keeps them for its backward, and the
+    /// first run until `forward` returns, to find tensors that leave the unit beside its output.
     ///
-    /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more than two numbers, and the graph of
-    /// the second run cuts this sum, another order may round otherwise: the gradient of a parameter that this unit reads more than
-    /// once and another unit reads too, and that of an input that is also used outside of the unit.
+    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors
+    /// that it captures must have no gradients, which would be lost: an output that depends on a
+    /// captured variable, or on a tensor computed from parameters, is an error. So is a loss that
+    /// depends on a tensor which left `forward` beside its output. Detach one that is kept for a
+    /// log, or it keeps the tensors of the first run. State that `forward` changes is changed
+    /// twice, once in each run. An input that is a view is copied first, to be contiguous.
+    ///
+    /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more
+    /// than two numbers, and the graph of the second run cuts this sum, another order may round
+    /// otherwise: the gradient of a parameter that this unit reads more than once and another unit
+    /// reads too, and that of an input that is also used outside of the unit.
     ///
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
@@ -88,11 +93,13 @@ impl Pass<'_> {
             false => input.detach(),
         };
         let output = forward(first, &leaf);
-        let leaves = first.leaves.lock().iter().map(|it| it.leaf.id()).chain([leaf.id()]).collect();
-        self.first_runs.note(own.name(), leaves);
+        let own_leaves: HashSet<_> =
+            first.leaves.lock().iter().map(|it| it.leaf.id()).chain([leaf.id()]).collect();
+        self.first_runs.note_leaves(own.name(), &own_leaves);
         let output = output?;
         let mut reached = Reached::from(&output);
-        reached.programs.retain(|variable| !self.first_runs.is_of(own.name(), variable));
+        self.first_runs.note_rounding(reached.rounds_to);
+        reached.programs.retain(|variable| !own_leaves.contains(&variable.id()));
         self.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
         if let Some(what) = reached.described() {
             return Err(Error::History { unit: own.name().to_owned(), what });
@@ -109,8 +116,8 @@ impl Pass<'_> {
 }
 
 impl Pass<'_> {
-    /// The forward of a unit, with the cast of its input if the pass casts inputs. Both runs of a recomputed unit cast: the graph
-    /// between its units does not keep a second copy of the input.
+    /// Adds the cast of the input to the forward of a unit, if the pass casts inputs. Both runs of
+    /// a recomputed unit cast, so the graph between the units keeps no second copy of the input.
     fn with_cast(&self, own: &UnitState, forward: RepeatableForward) -> RepeatableForward {
         if !self.casts_inputs {
             return forward;
@@ -120,7 +127,8 @@ impl Pass<'_> {
     }
 }
 
-/// Lets the units wait for the backward of this use: for gradients of trainable parameters, and a release for frozen ones.
+/// Lets the units wait for the backward of this use: for gradients of trainable parameters, and a
+/// release for frozen ones.
 fn await_gradients(usage: &Usage, reads: &[Read]) {
     for Read { unit, index } in reads {
         match unit.role(*index) {
@@ -130,8 +138,8 @@ fn await_gradients(usage: &Usage, reads: &[Read]) {
     }
 }
 
-/// Gives the first run its parameters, and notes which it reads. As in the second run, each trainable
-/// one is a variable that holds the storage of a parameter while the run lasts.
+/// Gives the first run its parameters, and notes which it reads. As in the second run, each
+/// trainable one is a variable that holds the storage of a parameter while the run lasts.
 struct FirstRun<'a> {
     reader: Reader<'a>,
     reads: Mutex<Vec<Read>>,
@@ -172,17 +180,28 @@ impl FirstRun<'_> {
     }
 }
 
-/// Variables of the first runs of a pass, with the names of their units. Their gradients are lost.
+/// Graphs of the first runs of a pass, which are not part of the graph of the loss.
 #[derive(Debug, Default)]
-pub(super) struct FirstRuns(Mutex<HashMap<TensorId, String>>);
+pub(super) struct FirstRuns {
+    /// Variables, with the names of their units. Their gradients are lost.
+    leaves: Mutex<HashMap<TensorId, String>>,
+    /// A 16-bit dtype of a tensor of a run, which rounds gradients.
+    rounds_to: Mutex<Option<DType>>,
+}
 
 impl FirstRuns {
-    fn note(&self, unit: &str, leaves: Vec<TensorId>) {
-        self.0.lock().extend(leaves.into_iter().map(|leaf| (leaf, unit.to_owned())));
+    fn note_leaves(&self, unit: &str, leaves: &HashSet<TensorId>) {
+        self.leaves.lock().extend(leaves.iter().map(|leaf| (*leaf, unit.to_owned())));
     }
 
-    fn is_of(&self, unit: &str, variable: &Tensor) -> bool {
-        self.0.lock().get(&variable.id()).is_some_and(|of| of == unit)
+    fn note_rounding(&self, dtype: Option<DType>) {
+        let mut known = self.rounds_to.lock();
+        *known = known.or(dtype);
+    }
+
+    /// Returns a 16-bit dtype that tensors of a run have, if there is one.
+    pub(super) fn rounds_to(&self) -> Option<DType> {
+        *self.rounds_to.lock()
     }
 
     /// Refuses what depends on a tensor that left a recomputed unit beside its output.
@@ -190,7 +209,7 @@ impl FirstRuns {
     /// # Errors
     /// [`Error::BesideOutput`].
     pub(super) fn check(&self, reached: &Reached, what: &dyn fmt::Display) -> Result<(), Error> {
-        let leaves = self.0.lock();
+        let leaves = self.leaves.lock();
         match reached.programs.iter().find_map(|variable| leaves.get(&variable.id())) {
             None => Ok(()),
             Some(unit) => Err(Error::BesideOutput { unit: unit.clone(), what: what.to_string() }),

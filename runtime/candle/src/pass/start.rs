@@ -3,6 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 use hsdp::{LossSum, Seed};
 
+use crate::dtype::is_in_16_bits;
+
 /// The meaning of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
@@ -35,19 +37,19 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Splits the seed of a loss of dtype `loss` of a model whose narrowest unit computes in
-    /// `parameters`. The seed is above 0.
-    pub(super) fn of(seed: Seed, form: Form, [loss, parameters]: [DType; 2]) -> Self {
+    /// Splits the seed of a loss of dtype `loss`, in whose graph `narrowest` is the narrowest
+    /// dtype. The seed is above 0.
+    pub(super) fn of(seed: Seed, form: Form, [loss, narrowest]: [DType; 2]) -> Self {
         let natural = match form {
             Form::Mean => seed.loss_scale(),
             Form::Sum => seed.value(),
         };
-        Self::split(seed.value(), natural, [loss, parameters])
+        Self::split(seed.value(), natural, [loss, narrowest])
     }
 
     /// Splits a seed. The factor in a graph of 16 bits is the power of two next below `natural`.
-    fn split(seed: f64, natural: f64, [loss, parameters]: [DType; 2]) -> Self {
-        if !(is_in_16_bits(loss) || is_in_16_bits(parameters)) || !natural.is_normal() {
+    fn split(seed: f64, natural: f64, [loss, narrowest]: [DType; 2]) -> Self {
+        if !(is_in_16_bits(loss) || is_in_16_bits(narrowest)) || !natural.is_normal() {
             return Self { in_graph: seed, outside: 1.0 };
         }
         let in_graph = power_of_two_below(natural);
@@ -77,11 +79,6 @@ impl Start {
         };
         (wide / self.in_graph)?.to_dtype(gradient.dtype())
     }
-}
-
-/// Returns whether the dtype has 8 or 11 bits of precision.
-pub(super) fn is_in_16_bits(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Clears the mantissa of a normal number above 0.

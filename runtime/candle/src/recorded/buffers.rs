@@ -17,7 +17,7 @@ const NAMES: [&str; 9] = [
 /// Number of names that a message lists.
 const LISTED: usize = 8;
 
-/// Whether the last component of a name is that of a buffer.
+/// Returns whether the last component of a name is that of a buffer.
 pub(crate) fn is_name(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| NAMES.contains(&last))
 }

@@ -48,7 +48,8 @@ fn a_model_of_transformers_is_trained_and_exported() {
     same_logits(&place.path("tuned"), summary["eval_loss_after"].as_f64().expect("a number"));
 }
 
-/// Reads a folder by candle's own Llama and by ours, and compares the logits of held-out sequences, and our loss of them.
+/// Reads a folder by candle's own Llama and by ours, and compares the logits of held-out sequences,
+/// and our loss of them.
 fn same_logits(folder: &Path, loss: f64) {
     let batches = safetensors::load(golden("plain/batches.safetensors"), &Device::Cpu);
     let batches = batches.expect("tensors");
@@ -300,4 +301,51 @@ fn the_average_of_weights_is_evaluated_and_exported() {
     assert!(resumed.starts_with("all 6 steps are made\n"), "{resumed}");
     let refused = place.refused(&format!("{TUNE} --ema 1.0"));
     assert!(refused.contains("from 0 to below 1"), "{refused}");
+}
+
+/// transformers trains such a folder, and so does the program. It warns once of each contradiction.
+#[test]
+fn contradictions_that_change_nothing_are_warnings() {
+    let place = Place::new();
+    fs::write(place.path("text"), "she sells sea shells by the sea shore ".repeat(40))
+        .expect("written");
+    place.reconfigure("pad_token_id", json!(3));
+    write_tokenizer(&place.path("model/tokenizer.json"));
+    let trained = |out: &str| {
+        let small = "--model {model} --data {text} --context 8 --batch 1 --steps 2 --mesh 1x2";
+        place.trained(&format!("{small} --out {{{out}}}"));
+        let warnings = place.path(out).join("warnings.jsonl");
+        (place.losses(out), fs::read_to_string(warnings).unwrap_or_default())
+    };
+    let write = |name: &str, json: Value| {
+        fs::write(place.path("model").join(name), json.to_string()).expect("written");
+    };
+    for pad in [json!("sea"), json!({ "content": "sea" })] {
+        write("tokenizer_config.json", json!({ "pad_token": pad }));
+        assert_eq!(trained("plain").1, "", "token 3 is the padding token of both");
+    }
+    let (losses, _) = trained("plain");
+    let mut tokenizer = place.json("model/tokenizer.json");
+    tokenizer["padding"] = json!({
+        "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 5, "pad_type_id": 0, "pad_token": "by"
+    });
+    tokenizer["model"]["vocab"]["unseen"] = json!(96);
+    write("tokenizer.json", tokenizer);
+    write("tokenizer_config.json", json!({ "pad_token": "seen" }));
+    write("generation_config.json", json!({ "pad_token_id": 4 }));
+    let part = place.path("model/model-00001-of-00002.safetensors");
+    fs::copy(place.path("model/model.safetensors"), part).expect("copied");
+    let (warned, warnings) = trained("warned");
+    assert_eq!(warned, losses);
+    assert_eq!(warnings.lines().count(), 5, "{warnings}");
+    for told in [
+        "pad_token_id is 4 in generation_config.json, and 3 in config.json: 3 is used",
+        "tokenizer.json pads with token 5, and pad_token_id is 3 in config.json: 3 is used",
+        "tokenizer_config.json pads with token 9, and pad_token_id is 3 in config.json: 3 is used",
+        "tokenizer.json has token 96, and the model has 96",
+        "00001-of-00002.safetensors is not read, since model.safetensors is there",
+    ] {
+        assert_eq!(warnings.matches(told).count(), 1, "{told}: {warnings}");
+    }
 }

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use hsdp_candle::llama::{Llama, LlamaConfig, Pretrained};
+use candle_transformers::models::llama as stock;
+use hsdp_candle::llama::{Llama, LlamaConfig, Pretrained, RopeScaling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -73,7 +74,8 @@ fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
     let differing = Pretrained::open(folder.path()).expect("not tied");
     assert!(names(&differing).contains(&HEAD.to_owned()));
     assert!(!differing.config().tie_word_embeddings);
-    let told = "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight differ: they are not tied";
+    let told = "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight \
+                differ: they are not tied";
     assert_eq!(differing.warnings(), [told]);
     // The export has both, and its config.json says so.
     let exported = differing.config_of_f32();
@@ -101,7 +103,8 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
         (
             "model.layers.0.self_attn.q_proj.bias",
             table(),
-            "tensor model.layers.0.self_attn.q_proj.bias is not of the model that config.json describes",
+            "tensor model.layers.0.self_attn.q_proj.bias is not of the model that config.json \
+             describes",
         ),
         (
             "model.layers.2.mlp.up_proj.weight",
@@ -129,7 +132,9 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
     let folder = copy("pad");
     reconfigure(folder.path(), "config.json", &json!({ "num_hidden_layers": 1 }));
     let refused = refused(folder.path());
-    assert!(refused.ends_with("tensor model.layers.1.input_layernorm.weight is not of the model that config.json describes (and 8 more)"), "{refused}");
+    let told = "tensor model.layers.1.input_layernorm.weight is not of the model that config.json \
+                describes (and 8 more)";
+    assert!(refused.ends_with(told), "{refused}");
 }
 
 #[test]
@@ -156,7 +161,8 @@ fn a_dtype_that_would_lose_digits_is_refused() {
         };
         let refused = refused(folder.path());
         let told = format!(
-            "lm_head.weight is {name}, and the dtype of config.json is {stated}, in which it would lose digits"
+            "lm_head.weight is {name}, and the dtype of config.json is {stated}, in which it would \
+             lose digits"
         );
         assert!(refused.contains(&told), "{refused}");
     }
@@ -172,28 +178,49 @@ fn tensors_of_different_dtypes_need_one_that_is_stated() {
     });
     Pretrained::open(folder.path()).expect("config.json states float32");
     reconfigure(folder.path(), "config.json", &json!({ "dtype": null }));
-    let told = "lm_head.weight is BF16, model.embed_tokens.weight is F32, and config.json has no dtype: add the one that all should have";
+    let told = "lm_head.weight is BF16, model.embed_tokens.weight is F32, and config.json has no \
+                dtype: add the one that all should have";
     assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
 }
 
+/// transformers trains the model of `config.json`: nothing in training reads the other file.
 #[test]
-fn files_beside_the_model_that_contradict_it_are_refused() {
+fn another_padding_token_for_generations_is_a_warning() {
     let folder = copy("pad");
-    for token in [json!(5), json!(-43), json!(null)] {
+    let with = |token: Value| {
         reconfigure(folder.path(), "generation_config.json", &json!({ "pad_token_id": token }));
-        Pretrained::open(folder.path()).expect("the same row");
+        Pretrained::open(folder.path()).expect("a model")
+    };
+    for token in [json!(5), json!(-43), json!(null)] {
+        assert!(with(token).warnings().is_empty(), "the same row");
     }
-    reconfigure(folder.path(), "generation_config.json", &json!({ "pad_token_id": 7 }));
-    let told = "generation_config.json: pad_token_id is 7, and that of config.json is 5";
-    assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
+    for token in [json!(7), json!(-42), json!("7")] {
+        let opened = with(token.clone());
+        let told = format!(
+            "pad_token_id is {token} in generation_config.json, and 5 in config.json: 5 is used"
+        );
+        assert_eq!(opened.warnings(), [told]);
+        assert_eq!(opened.config().pad_token_id, Some(5));
+    }
+    fs::write(folder.path().join("generation_config.json"), "{").expect("written");
+    let opened = Pretrained::open(folder.path()).expect("nothing in training reads it");
+    let told =
+        "generation_config.json cannot be read: EOF while parsing an object at line 1 column 1";
+    assert_eq!(opened.warnings(), [told]);
+    fs::write(folder.path().join("generation_config.json"), "{}").expect("written");
     // Without a padding row it is a setting of generation alone.
     reconfigure(folder.path(), "config.json", &json!({ "pad_token_id": null }));
-    Pretrained::open(folder.path()).expect("no padding row");
+    assert!(with(json!(7)).warnings().is_empty(), "no padding row");
+}
+
+#[test]
+fn adapters_beside_the_model_are_refused() {
     for file in ["adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"] {
         let folder = copy("pad");
         fs::write(folder.path().join(file), "{}").expect("written");
         let told = format!(
-            "{file} is beside the model, and adapters are not read: merge them into it, or move them away"
+            "{file} is beside the model, and adapters are not read: merge them into it, or move \
+             them away"
         );
         assert!(refused(folder.path()).ends_with(&told), "{}", refused(folder.path()));
     }
@@ -216,5 +243,25 @@ fn a_padding_row_starts_at_zero() {
             5 => assert!(padded.iter().all(|it| *it == 0.0) && plain.iter().all(|it| *it != 0.0)),
             _ => assert_eq!(padded, plain),
         }
+    }
+}
+
+/// Readers of the old place would otherwise train and generate without the scaling.
+#[test]
+fn an_export_has_the_scaling_of_wavelengths_at_both_places() {
+    let folder = copy("rope_linear");
+    let before = Pretrained::open(folder.path()).expect("a model");
+    let RopeScaling::Linear(factor) = before.config().rope_scaling else { panic!("it is linear") };
+    let new = json!({ "rope_type": "linear", "rope_theta": 10_000.0, "factor": factor });
+    let changes = json!({ "rope_parameters": new, "rope_scaling": null, "rope_theta": 10_000.0 });
+    reconfigure(folder.path(), "config.json", &changes);
+    let opened = Pretrained::open(folder.path()).expect("a model");
+    assert_eq!(opened.config(), before.config());
+    for exported in [opened.config_of_f32(), opened.config().to_json()] {
+        assert_eq!(exported["rope_parameters"], new);
+        assert_eq!(exported["rope_scaling"], json!({ "type": "linear", "factor": factor }));
+        let text = exported.to_string();
+        assert_eq!(&LlamaConfig::from_json(&text).expect("a model"), before.config());
+        assert!(serde_json::from_str::<stock::LlamaConfig>(&text).is_err(), "candle has none");
     }
 }
