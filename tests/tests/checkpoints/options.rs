@@ -209,6 +209,58 @@ fn resumed_three(
     Ok([bits(&model)?, averages].concat())
 }
 
+/// A group of an optimizer whose rate was set before: the ratio is that of its own making, and not
+/// that of the options with which both were made.
+#[test]
+fn a_group_keeps_its_ratio_after_a_resume() {
+    let half = |it: AdamWOptions| AdamWOptions { learning_rate: it.learning_rate / 2.0, ..it };
+    let program = |model: &ShardedModel, made_with: f64, decay: f64| {
+        let options = AdamWOptions { weight_decay: decay, ..adamw(made_with) };
+        let mut adamw = AdamW::new(model, options);
+        adamw.set_learning_rate(0.25);
+        adamw.group(is_matrix, half)
+    };
+    for (made_with, other) in
+        [(1e-2, OtherOptions::Refuse), (0.0, OtherOptions::Refuse), (1e-2, OtherOptions::TakeSaved)]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let saved = |model: &ShardedModel| program(model, made_with, 0.0);
+        run((1, 2), Some(folder.path()), saved, |_| {});
+        let decay = if other == OtherOptions::TakeSaved { 0.5 } else { 0.0 };
+        let rates = common(on_ranks(2, |world| {
+            let mut model = model(world, (2, 1))?;
+            let mut optimizer = program(&model, made_with, decay);
+            let mut checkpoints = open(&model, folder.path(), other)?;
+            checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+            optimizer.set_learning_rate(0.5);
+            let options = optimizer.head(model.plan().spec()).options;
+            Ok(options["groups"][0]["options"]["learning_rate"].clone())
+        }));
+        assert_eq!(rates, json!(0.25), "{made_with} {other:?}");
+    }
+}
+
+/// A group that changes a rate of 0 is refused, also after a resume.
+#[test]
+fn a_group_without_a_ratio_has_none_after_a_resume() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = |model: &ShardedModel| {
+        let tenth =
+            |it: AdamWOptions| AdamWOptions { learning_rate: it.learning_rate / 10.0, ..it };
+        AdamW::new(model, adamw(0.0)).group(is_matrix, tenth)
+    };
+    let error = common_error(outcomes(2, |world| {
+        let mut model = model(world, (1, 2))?;
+        let mut optimizer = program(&model);
+        let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
+        checkpoints.save(&model, &optimizer, &json!(null))?;
+        checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+        optimizer.set_learning_rate(0.5);
+        step(&mut model, &mut optimizer, Optimizer::step)
+    }));
+    assert!(error.to_string().contains("there is no ratio to keep"), "{error}");
+}
+
 #[test]
 fn options_that_differ_are_listed_or_taken_or_kept() {
     let folder = tempfile::tempdir().expect("a folder");
