@@ -30,6 +30,7 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
             options: json!([first.options, second.options]),
             kind: [first.kind, second.kind].join(AND),
             updates: first.updates.into_iter().chain(second.updates).collect(),
+            is_open: first.is_open || second.is_open,
         }
     }
 
