@@ -1,4 +1,5 @@
-//! Generations that a newer version wrote: they are told apart from damage, and nothing takes their place.
+//! Generations that a newer version wrote: they are told apart from damage, and nothing takes their
+//! place.
 
 use hsdp_checkpoint::{
     Elements, Error, Head, Lease, OptimizerHead, Slice, Store, Training, Writer,
@@ -105,6 +106,7 @@ fn save_applied(lease: &mut Lease, step: u64, applied_steps: u64) {
         options: json!({}),
         made_with: Some(json!({})),
         updates,
+        is_open: false,
     };
     let optimizer = Some(optimizer);
     draft.commit(Head { training, optimizer, ..head }, 1).expect("whole");
