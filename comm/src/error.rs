@@ -4,11 +4,13 @@
 pub(crate) mod nccl;
 
 use std::convert::Infallible;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
 #[cfg(feature = "nccl")]
 pub use self::nccl::NcclError;
@@ -40,6 +42,8 @@ pub enum Error {
         step: u64,
         /// The reason that it gave.
         reason: Arc<str>,
+        /// The mistake that the rank made between steps, if that is the reason.
+        mistake: Option<Mistake>,
     },
     /// The world has ended: a rank panicked, left, missed a deadline, or called [`World::abort`](crate::World::abort).
     #[error("world aborted: rank {rank}, step {step}, {}: {reason}", last(.operation.as_deref()))]
@@ -343,6 +347,22 @@ pub struct StepFailure {
     pub step: u64,
     /// The reason, for the other ranks to read.
     pub reason: String,
+}
+
+/// The identity of a mistake between steps: equal on ranks that make the same mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mistake(u64);
+
+impl Mistake {
+    /// For hsdp: returns the identity of the mistake with this key: the call, the kind of its
+    /// error, its step. The hash of the key must be the same on all ranks.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of(key: &impl Hash) -> Self {
+        let mut hasher = Xxh3::new();
+        key.hash(&mut hasher);
+        Self(hasher.finish())
+    }
 }
 
 /// The last operation of a rank.

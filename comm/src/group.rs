@@ -65,7 +65,7 @@ impl Group {
     }
 
     /// For hsdp: the group of the same ranks and channel for a model of the world, with a sequence
-    /// of operations of its own. That of the first model is this group.
+    /// of operations of its own. The first model has this group itself.
     #[doc(hidden)]
     #[must_use]
     pub fn of_model(&self, number: u32) -> Self {

@@ -1,6 +1,5 @@
 //! The parts of a world that a rank owns: its record, its sequences, the backend that serves it, and its `streams` on devices.
 
-mod mistakes;
 mod streams;
 
 use std::collections::HashMap;
@@ -9,7 +8,6 @@ use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
-use self::mistakes::Mistakes;
 use self::streams::Streams;
 use crate::backend::thread::{Access, Core, Lifeline, in_work};
 use crate::call::Call;
@@ -50,8 +48,6 @@ pub(crate) struct RankHandle {
     pub(crate) watched: OnceLock<ThreadId>,
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     pub(crate) withheld: Mutex<Option<(u64, Error)>>,
-    /// Mistakes between steps, this rank's and those of others.
-    pub(crate) mistakes: Mutex<Mistakes>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
     /// The streams of its operations on devices.
     pub(crate) streams: Streams,
@@ -102,7 +98,6 @@ impl RankHandle {
             absent: Mutex::new(Arc::new([])),
             watched: OnceLock::new(),
             withheld: Mutex::default(),
-            mistakes: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
             nccl: Held::default(),

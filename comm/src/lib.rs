@@ -112,6 +112,7 @@ mod engine {
     mod attendance;
     mod clock;
     pub(crate) mod judge;
+    mod mistakes;
     mod operation;
     mod outputs;
     mod record;
@@ -167,7 +168,7 @@ mod world;
 pub use self::backend::thread::in_work;
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
-pub use self::error::{AbortReason, Error, StepFailure};
+pub use self::error::{AbortReason, Error, Mistake, StepFailure};
 pub use self::execute::{Accumulator, Contribution, Lent, NonFiniteAt, Reduced};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;

@@ -57,18 +57,39 @@ pub enum Wanted {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.problem)?;
-        // The first model of a world goes without its number, unless the rows are of several models
-        // or parts of one.
-        let mut objects = self.rows.iter().filter_map(MismatchRow::object);
-        let first = objects.next();
-        match objects.all(|object| Some(object) == first) {
-            true => self.rows.iter().try_for_each(|row| write!(f, "\n  {row}")),
-            false => self.rows.iter().try_for_each(|row| write!(f, "\n  {row:#}")),
+        match self.is_ambiguous() {
+            false => self.rows.iter().try_for_each(|row| write!(f, "\n  {row}")),
+            true => self.rows.iter().try_for_each(|row| write!(f, "\n  {row:#}")),
         }
     }
 }
 
+impl Mismatch {
+    /// Whether rows need the number of the first model of a world, which is left out otherwise: they
+    /// are of several models or parts, or differ in having a model.
+    fn is_ambiguous(&self) -> bool {
+        let mut objects = self.rows.iter().filter_map(MismatchRow::object);
+        let first = objects.next();
+        let mut arrived = self.rows.iter().filter_map(MismatchRow::arrived);
+        let example = arrived.next();
+        let is_alike = |it: &Arc<Descriptor>| {
+            example.is_some_and(|example| {
+                it.tag.model != example.tag.model && it.to_string() == example.to_string()
+            })
+        };
+        objects.any(|object| Some(object) != first) || arrived.any(is_alike)
+    }
+}
+
 impl MismatchRow {
+    /// The row's call, if the rank has issued the operation.
+    fn arrived(&self) -> Option<&Arc<Descriptor>> {
+        match &self.wanted {
+            Wanted::Arrived(operation) => Some(operation),
+            _ => None,
+        }
+    }
+
     /// The model and its part in the row's operation, if that is an operation of a model.
     fn object(&self) -> Option<(ModelLabel, Option<Part>)> {
         let operation = match &self.wanted {

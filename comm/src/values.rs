@@ -14,10 +14,10 @@ const NO_BYTES: u64 = u64::MAX;
 
 /// # Small values
 ///
-/// All are **collective** over the world, on [`Channel::Control`], and wait at most for its [deadline](Self::deadline). All ranks call
-/// them in the same order: only their kind tells two of these calls apart. A collective of a
-/// [`Group`](crate::Group) can carry a
-/// [`Tag`], which ranks compare.
+/// All are **collective** over the world, on [`Channel::Control`], and wait at most for its
+/// [deadline](Self::deadline). All ranks call them in the same order: ranks compare only the kind
+/// of a call, so two calls of one kind that are swapped on a rank are mixed. A collective of a
+/// [`Group`](crate::Group) can carry a [`Tag`], which ranks compare.
 impl World {
     /// The sum of the values of all ranks, added in rank order in f64: the same bits on all ranks. Collective.
     ///

@@ -12,7 +12,7 @@ use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
 use crate::sync::atomic::Ordering;
-use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
+use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, Mistake, StepFailure};
 
 /// The most ranks of a world in one process, as many as the control plane has.
 pub(crate) const MOST_RANKS: usize = 4096;
@@ -276,8 +276,8 @@ impl World {
         self.handle.models.load(Ordering::Relaxed)
     }
 
-    /// For hsdp: notes that so many models were made in this world, after all ranks have agreed on
-    /// it.
+    /// For hsdp: notes the number of models that were made in this world, after all ranks have
+    /// agreed on it.
     #[doc(hidden)]
     pub fn count_models(&self, models: u32) {
         self.handle.models.fetch_max(models, Ordering::Relaxed);
@@ -312,12 +312,17 @@ impl World {
     /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this rank is in another epoch:
     /// the step has ended, and the rank's present step is another.
     pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
+        self.abort_by(epoch, failure, None);
+    }
+
+    fn abort_by(&self, epoch: u64, failure: StepFailure, mistake: Option<Mistake>) {
         // A rank that has left says nothing any more: the others were told that it has left.
         if epoch != self.epoch() || self.handle.record.has_left() {
             return;
         }
         let StepFailure { step, reason } = failure;
-        let error = Error::StepAborted { rank: self.rank(), step, reason: reason.into() };
+        let rank = self.rank();
+        let error = Error::StepAborted { rank, step, reason: reason.into(), mistake };
         if self.handle.falls() {
             // The others would begin the step again, only to hear of the end of the world.
             self.handle.withheld.lock().get_or_insert((epoch, error));
@@ -327,21 +332,14 @@ impl World {
     }
 
     /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all
-    /// ranks may make. Does nothing if this rank has left its last epoch because another rank had
-    /// announced the same mistake: that rank goes on in the present epoch.
+    /// ranks may make. Does nothing if this rank has left an epoch because another rank had
+    /// announced the same mistake, and has completed no operation with that rank since: that rank
+    /// is ahead, and goes on in the present epoch.
     #[doc(hidden)]
-    pub fn announce_mistake(&self, epoch: u64, failure: StepFailure) {
-        let is_new = self.handle.mistakes.lock().make(self.rank(), epoch, &failure.reason);
-        if is_new {
-            self.abort_step_of(epoch, failure);
+    pub fn announce_mistake(&self, epoch: u64, failure: StepFailure, mistake: Mistake) {
+        if self.handle.record.make_mistake(epoch, mistake) {
+            self.abort_by(epoch, failure, Some(mistake));
         }
-    }
-
-    /// For hsdp: notes that all ranks have met in the present epoch, so that no other rank is ahead
-    /// of this one.
-    #[doc(hidden)]
-    pub fn note_meeting(&self) {
-        self.handle.mistakes.lock().meet();
     }
 
     /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the rank is in now. In an
@@ -353,8 +351,7 @@ impl World {
         self.handle.announce_withheld();
         let epoch = record.epoch();
         if status.is_aborted(epoch) {
-            self.handle.mistakes.lock().leave(self.rank(), epoch, status.check(epoch).err());
-            record.advance_epoch(epoch);
+            record.leave_epoch(self.rank(), epoch, status.check(epoch).err());
             core.forget_old_epochs();
         }
         record.epoch()

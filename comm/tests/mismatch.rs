@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hsdp_comm::{
-    Accumulator, Channel, Contribution, Error, Group, Pending, Reduction, Scaling, Stage, Tag,
-    Wanted, WorldOptions, launch,
+    Accumulator, Channel, Contribution, Error, Group, ModelLabel, Pending, Reduction, Scaling,
+    Stage, Tag, Wanted, WorldOptions, launch,
 };
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitId, UnitLayout};
@@ -91,6 +91,16 @@ fn tags() {
     all_get(&expected, |group, rank| {
         let tag = if rank == 2 { tag().step(8) } else { tag() };
         settled(group.all_gather(tag, vec![0_f32; 5]))
+    });
+}
+
+/// The first model of a world is shown where its operation would look like one of no model.
+#[test]
+fn an_operation_of_the_first_model_and_one_of_no_model() {
+    let expected = "rank 1: barrier, model 0, unit 3, reduce, step 7, microbatch 0";
+    all_get(&[expected], |group, rank| match rank {
+        1 => settled(group.barrier(tag().model(ModelLabel::FIRST))),
+        _ => settled(group.barrier(tag())),
     });
 }
 

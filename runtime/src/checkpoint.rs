@@ -1,5 +1,6 @@
-//! Checkpoints of a model and its optimizer: written by all ranks, read on any mesh. [`hsdp_checkpoint`] defines the files and
-//! their guarantees; this module decides which rank writes and reads which part of them.
+//! Checkpoints of a model and its optimizer: written by all ranks, read on any mesh.
+//! [`hsdp_checkpoint`] defines the files and their guarantees; this module decides which rank
+//! writes and reads which part of them.
 //!
 //! ```
 //! use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
@@ -29,13 +30,14 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers), `optimizer` (those that a
-//! checkpoint can keep), `portions` (the parts of each tensor that a rank owns), `together`
-//! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
-//! `save`, `made` (a save that is called again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
-//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while training
-//! goes on); `import` (folders that other programs wrote); `access` (openings for reading alone, and the removal of later
-//! checkpoints), `weights` (loads of parameters alone).
+//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers),
+//! `optimizer` (those that a checkpoint can keep), `portions` (the parts of each tensor that a rank
+//! owns), `together` (operations of all ranks, and the exchange of their results), `frozen` (a
+//! digest of the parameters that a checkpoint leaves out), `save`, `made` (a save that is called
+//! again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
+//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while
+//! training goes on); `import` (folders that other programs wrote); `access` (openings for reading
+//! alone, and the removal of later checkpoints), `weights` (loads of parameters alone).
 
 mod access;
 mod background;
@@ -66,7 +68,7 @@ pub use fitting::OtherParameters;
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
-use hsdp_sharding::{ParamId, Rank, Role};
+use hsdp_sharding::{ParamId, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
@@ -76,24 +78,25 @@ pub(crate) use options::{RATE, SavedOptions};
 use parking_lot::Mutex;
 pub use save::Saved;
 pub use together::Problem;
-use together::{Failed, Together};
+use together::Together;
 
 use self::access::Access;
 use self::background::InFlight;
 use self::optimizer::check_optimizer;
 use self::snapshot::Snapshot;
 
-use crate::comparison;
 use crate::engine::joint;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
 /// The checkpoints of one model, in one directory.
 ///
-/// The next call after a save in the background has failed returns its error, whichever call it is, and does nothing else: a save
-/// is not begun, nothing is loaded. Call it again. Each error is returned once, by the same call on all ranks.
+/// The next call after a save in the background has failed returns its error, whichever call it is,
+/// and does nothing else: a save is not begun, nothing is loaded. Call it again. Each error is
+/// returned once, by the same call on all ranks.
 ///
-/// No other job can write to the directory while this value exists, unless it was opened by [`read_only`](Self::read_only). If it is dropped during a save in the background, the directory
+/// No other job can write to the directory while this value exists, unless it was opened by
+/// [`read_only`](Self::read_only). If it is dropped during a save in the background, the directory
 /// stays locked until that save has ended, and a warning says that the save is given up.
 #[derive(Debug)]
 pub struct Checkpoints {
@@ -106,14 +109,16 @@ pub struct Checkpoints {
     in_flight: Option<InFlight>,
     /// The generation of a save that failed after it was made. `Some` on rank 0 only.
     made: Option<Made>,
-    /// The earlier saves in the background that have succeeded, oldest first, until the caller takes them.
+    /// The earlier saves in the background that have succeeded, oldest first, until the caller
+    /// takes them.
     saved: VecDeque<Saved>,
     /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
     content: Content,
     other_options: OtherOptions,
     other_parameters: OtherParameters,
-    /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
+    /// This rank's part of the digest of the frozen parameters of a model after a number of loads,
+    /// which nothing else changes.
     frozen: Option<(ModelId, u64, u64)>,
     access: Access,
 }
@@ -121,15 +126,18 @@ pub struct Checkpoints {
 /// The parameters that checkpoints have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Content {
-    /// All parameters. Such a checkpoint can be loaded with either option: it replaces all parameters.
+    /// All parameters. Such a checkpoint can be loaded with either option: it replaces all
+    /// parameters.
     #[default]
     All,
-    /// The trainable parameters, with their optimizer state. This is for adapters of a large frozen base, which the program makes or
-    /// [imports](ShardedModel::import) again. A load replaces the trainable parameters, and leaves the frozen ones as they are. They
-    /// must have the same bits as those of the model that was saved: a checkpoint has a digest of them.
+    /// The trainable parameters, with their optimizer state. This is for adapters of a large frozen
+    /// base, which the program makes or [imports](ShardedModel::import) again. A load replaces the
+    /// trainable parameters, and leaves the frozen ones as they are. They must have the same bits
+    /// as those of the model that was saved: a checkpoint has a digest of them.
     ///
-    /// A checkpoint without frozen parameters cannot be loaded with [`Content::All`]. Its [`export`] has the trainable parameters alone.
-    /// A save in the background copies these alone, fewer bytes than [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) says.
+    /// A checkpoint without frozen parameters cannot be loaded with [`Content::All`]. Its
+    /// [`export`] has the trainable parameters alone. A save in the background copies these alone,
+    /// fewer bytes than [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) says.
     Trainable,
 }
 
@@ -140,20 +148,21 @@ impl Content {
     }
 }
 
-/// How checkpoints are written and loaded.
+/// Options of writing and loading checkpoints.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// The number of generations to keep, at least two.
     pub keep: usize,
-    /// The description of this job in the error of another job that wants to write to the same directory.
+    /// The description of this job in the error of another job that wants to write to the same
+    /// directory.
     pub holder: String,
     /// The file system.
     pub files: Arc<dyn Files>,
     /// The parameters that checkpoints have; the same on all ranks.
     pub content: Content,
-    /// What a load does where the optimizer was made with other options; the same on all ranks.
+    /// Rule of a load where the optimizer was made with other options; the same on all ranks.
     pub other_options: OtherOptions,
-    /// What a load does where the checkpoint has other parameters; the same on all ranks.
+    /// Rule of a load where the checkpoint has other parameters; the same on all ranks.
     pub other_parameters: OtherParameters,
 }
 
@@ -172,30 +181,35 @@ impl Default for CheckpointOptions {
 }
 
 impl Checkpoints {
-    /// Takes the lease on a directory, creates the directory if needed, and removes files that a crash has left behind.
+    /// Takes the lease on a directory, creates the directory if needed, and removes files that a
+    /// crash has left behind.
     ///
-    /// While these checkpoints exist, an update of the model by two optimizers of one kind is refused: no checkpoint could keep the
-    /// state of both.
+    /// While these checkpoints exist, an update of the model by two optimizers of one kind is
+    /// refused: no checkpoint could keep the state of both.
     ///
     /// Collective over the model's world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
-    /// [`Content`], [`OtherOptions`] or [`OtherParameters`], or open it in another way; [`Error::Options`] if a
-    /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
+    /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to
+    /// the directory, or ranks have another [`Content`], [`OtherOptions`] or [`OtherParameters`],
+    /// or open it in another way; [`Error::Options`] if a parameter has a name that checkpoints
+    /// reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        Self::opened(model, (directory, options), Access::of_writer(model))
+        Self::opened(model, directory, options, Access::of_writer(model))
     }
 
-    /// Opens a directory for loading alone: from a folder that cannot be written, or beside the job that writes there. Takes no lease,
-    /// and creates and removes nothing; `keep` and `holder` have no effect. Saves are refused.
+    /// Opens a directory for loading alone: from a folder that cannot be written, or beside the job
+    /// that writes there. Takes no lease, and creates and removes nothing; `keep` and `holder` have
+    /// no effect. Saves are refused.
     ///
-    /// If the job that writes removes a checkpoint while it is loaded, [`load_latest`](Self::load_latest) begins again with the newest
-    /// one, and [`load`](Self::load) says so in its error. A directory that does not exist has no checkpoints.
+    /// If the job that writes removes a checkpoint while it is loaded,
+    /// [`load_latest`](Self::load_latest) begins again with the newest one, and
+    /// [`load`](Self::load) says so in its error. A directory that does not exist has no
+    /// checkpoints.
     ///
     /// Collective over the model's world.
     ///
@@ -206,27 +220,26 @@ impl Checkpoints {
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        Self::opened(model, (directory, options), Access::Read)
+        Self::opened(model, directory, options, Access::Read)
     }
 
     fn opened(
         model: &ShardedModel,
-        (directory, options): (&Path, CheckpointOptions),
+        directory: &Path,
+        options: CheckpointOptions,
         access: Access,
     ) -> Result<Self, Error> {
+        let fabric = &model.engine.fabric;
+        check_names(model)?;
+        let together = Together::new(fabric, "opening checkpoints", model.committed_steps());
+        let number = access::agree(together, &access, &options, model.engine.state().opened)?;
         let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
             options;
         let store = Store::new(directory, files).keeping(keep);
-        let fabric = &model.engine.fabric;
-        check_names(model)?;
-        let together = Together::new(fabric, ("opening checkpoints", model.committed_steps()));
-        access::compare(together, &access)?;
         let takes_lease = access.is_writer() && together.is_first();
         let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
         let lease = together.run(|| lease().map_err(access::refused))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        let compared = [content as u64, other_options as u64, other_parameters as u64];
-        let number = agree_on_options(together, compared, model.engine.state().opened)?;
         model.engine.state().opened = number.saturating_add(1);
         Ok(Self {
             store,
@@ -244,7 +257,8 @@ impl Checkpoints {
         })
     }
 
-    /// This rank's part of the digest of the frozen parameters, if checkpoints leave these out. Collective over the model's world.
+    /// This rank's part of the digest of the frozen parameters, if checkpoints leave these out.
+    /// Collective over the model's world.
     fn frozen_part(
         &mut self,
         model: &ShardedModel,
@@ -257,7 +271,8 @@ impl Checkpoints {
         let known =
             self.frozen.as_ref().filter(|(id, known, _)| (id, *known) == (model.id(), loads));
         let known = known.map(|(_, _, part)| *part);
-        // All ranks meet here, whether they know their part or not: an abort may have left the knowledge to some of them.
+        // All ranks meet here, whether they know their part or not: an abort may have left the
+        // knowledge to some of them.
         let part = together.run(|| match known {
             Some(part) => Ok(part),
             None => {
@@ -278,31 +293,6 @@ impl Checkpoints {
     }
 }
 
-/// Compares the options of checkpoints, and returns their number: the largest number that is free on all ranks, after `opened` on this
-/// one. A rank alone may have failed to open earlier ones.
-///
-/// # Errors
-/// [`Error::Checkpoint`] if ranks have another content, or load in another way.
-fn agree_on_options(together: Together<'_>, mine: [u64; 3], opened: u32) -> Result<u32, Error> {
-    const NAMES: [&str; 3] = [
-        "the content of its checkpoints",
-        "its choice of other options",
-        "its choice of other parameters",
-    ];
-    let [content, other_options, other_parameters] = mine;
-    let said = together.tell([content, other_options, other_parameters, u64::from(opened)])?;
-    for (word, name) in NAMES.into_iter().enumerate() {
-        let said: Vec<u64> = said.iter().map(|words| words[word]).collect();
-        if let Some([rank, other]) = comparison::odd_one(&said) {
-            let what = format!("{name} is another than on rank {other}");
-            let problem = Problem::lasting(what);
-            return Err(together.error(Failed { rank: Rank::new(rank), problem }));
-        }
-    }
-    let number = said.iter().map(|words| words[NAMES.len()]).max().unwrap_or(0);
-    Ok(u32::try_from(number).unwrap_or(u32::MAX))
-}
-
 /// # Errors
 /// [`Error::Options`] if a parameter has a name that checkpoints reserve.
 fn check_names(model: &ShardedModel) -> Result<(), Error> {
@@ -311,7 +301,8 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
         None => Ok(()),
         Some(name) => {
             let what = format!(
-                "parameter `{name}`: checkpoints reserve names that begin with `{STATE}`, and the name `{RESERVED}`"
+                "parameter `{name}`: checkpoints reserve names that begin with `{STATE}`, and the \
+                 name `{RESERVED}`"
             );
             Err(Error::Options { what })
         }
@@ -321,8 +312,9 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
 /// Refuses a call that does not fit the model's state. The other ranks get the reason.
 ///
 /// # Errors
-/// [`Error::Misuse`] within a step, while its gradients exist, inside [`ShardedModel::with_shards`], or if the optimizer was made for
-/// another model, or consists of two of one kind.
+/// [`Error::Misuse`] within a step, while its gradients exist, inside
+/// [`ShardedModel::with_shards`], or if the optimizer was made for another model, or consists of
+/// two of one kind.
 fn check<O: Checkpointed>(
     model: &ShardedModel,
     optimizer: &O,
@@ -335,8 +327,8 @@ fn check<O: Checkpointed>(
 }
 
 /// # Errors
-/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values of the parameters; inside
-/// [`ShardedModel::with_shards`].
+/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values
+/// of the parameters; inside [`ShardedModel::with_shards`].
 pub(crate) fn check_between_steps(
     model: &ShardedModel,
     operation: &'static str,
@@ -347,6 +339,7 @@ pub(crate) fn check_between_steps(
     if !state.is_in_step() && !fabric.has_gradients_out() {
         return Ok(());
     }
-    let what = "a step is under way, or its gradients still exist: first apply the gradients with an optimizer, or drop them";
+    let what = "a step is under way, or its gradients still exist: first apply the gradients with \
+                an optimizer, or drop them";
     Err(fabric.misuse(operation, state.next_step, what.to_owned()))
 }

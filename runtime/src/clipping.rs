@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use hsdp_comm::{Part, PartKind, Reduction, Stage};
+use hsdp_comm::{PartKind, Reduction};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use crate::digest;
@@ -14,6 +14,7 @@ use crate::engine::joint;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict, is_limit};
 use crate::model::ShardedModel;
+use crate::norms::{over_shards, pieces};
 
 /// A norm of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +49,7 @@ impl Clip {
         elements.iter_mut().for_each(|it| *it = (*it * factor).clamp(-limit, limit));
     }
 
-    /// Returns the magnitude of a clipped element, of which `sum` is not divided yet.
+    /// Returns the magnitude of a clipped element. `sum` is the element before the division.
     fn magnitude(self, sum: f32, divisor: f64) -> f64 {
         let clipped = f64::from(sum) / divisor * f64::from(self.factor);
         clipped.abs().min(f64::from(self.limit))
@@ -113,7 +114,8 @@ impl Gradients {
     ///
     /// # Errors
     /// [`Error::Options`] if `max_norm` is NaN, below 0, or above 0 and 0 in f32, the power of the
-    /// norm is not finite and above 0, or `has` selects no trainable parameter; [`Error::Misuse`]
+    /// norm is not finite and above 0, or so small that the norm overflows f64, or `has` selects no
+    /// trainable parameter; [`Error::Misuse`]
     /// if these are the gradients of another model; [`Error::Comm`] if an all-reduce fails;
     /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn clip_norm(
@@ -137,6 +139,10 @@ impl Gradients {
                 Verdict::Apply => self.norm_of(fabric, &chosen, norm)?,
                 Verdict::Skip(_) => self.norm,
             };
+            if self.verdict == Verdict::Apply && !found.is_finite() {
+                let what = format!("gradients cannot be clipped by norm {norm}: it overflows f64");
+                return Err(Error::Options { what });
+            }
             Ok((chosen, found))
         })?;
         if self.verdict == Verdict::Apply {
@@ -167,8 +173,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`Error::Options`] if `limit` is NaN, below 0, or above 0 and 0 in f32, or `has` selects no
-    /// trainable parameter;
-    /// [`Error::Misuse`] if these are the gradients of another model.
+    /// trainable parameter; [`Error::Misuse`] if these are the gradients of another model.
     pub fn clip_value(
         mut self,
         model: &ShardedModel,
@@ -221,11 +226,14 @@ impl Gradients {
         all.filter(|(_, has)| **has).for_each(|(clip, _)| *clip = change(*clip));
     }
 
-    /// The norm of the chosen gradients as they are clipped so far. Collective over the shard
-    /// group.
+    /// Returns the norm of the chosen gradients as they are clipped so far. Collective over the
+    /// shard group.
     fn norm_of(&self, fabric: &Fabric, chosen: &Chosen, norm: Norm) -> Result<f64, Error> {
-        let own = self.fold(fabric, chosen, 0.0, f64::max)?;
-        let largest = self.over_shards(fabric, Reduction::Max, own)?;
+        let reduced = |by: Reduction, own: f64| {
+            let part = Some(PartKind::Gradients);
+            Ok::<f64, Error>(over_shards(fabric, self.step, part, by, vec![own])?[0])
+        };
+        let largest = reduced(Reduction::Max, self.fold(fabric, chosen, 0.0, f64::max)?)?;
         let Norm::P(power) = norm else { return Ok(largest) };
         if largest == 0.0 {
             return Ok(0.0);
@@ -242,15 +250,8 @@ impl Gradients {
                 relative.powf(power)
             }
         };
-        let own = self.fold(fabric, chosen, 0.0, add)?;
-        let sum = self.over_shards(fabric, Reduction::Sum, own)?;
+        let sum = reduced(Reduction::Sum, self.fold(fabric, chosen, 0.0, add)?)?;
         Ok(largest * sum.powf(power.recip()))
-    }
-
-    fn over_shards(&self, fabric: &Fabric, by: Reduction, own: f64) -> Result<f64, Error> {
-        let part = Part { kind: PartKind::Gradients, number: 0 };
-        let tag = fabric.tag(None, Stage::Export, self.step, 0).part(part);
-        Ok(fabric.export.all_reduce(tag, by, vec![own])?.wait()?[0])
     }
 
     /// Folds the magnitudes of the chosen elements on this rank, as they are clipped so far.
@@ -264,7 +265,7 @@ impl Gradients {
         let mut folded = start;
         for unit in fabric.plan.reductions().iter().copied() {
             let elements = self.grad_shards[unit.index()].to_host(fabric, self.step)?;
-            for (number, range) in crate::norms::pieces(fabric, unit, elements.len()) {
+            for (number, range) in pieces(fabric, unit, elements.len()) {
                 if chosen.has[number] {
                     let clip = self.clip_of_number(number);
                     let magnitudes = elements[range].iter();
@@ -281,9 +282,9 @@ impl Gradients {
         self.clipping.of_parameters.get(number).copied().unwrap_or(of_all)
     }
 
-    /// The way in which a parameter's gradient is clipped before an optimizer gets it; `None` if
-    /// the optimizer multiplies by
-    /// [`clip_factor`](Self::clip_factor), the same for all parameters.
+    /// Returns the way in which a parameter's gradient is clipped before an optimizer gets it;
+    /// `None` if the optimizer multiplies by [`clip_factor`](Self::clip_factor), the same for all
+    /// parameters.
     pub(crate) fn clip_of(&self, fabric: &Fabric, parameter: ParamId) -> Option<Clip> {
         self.clipping.of_parameters.get(fabric.number_of(parameter)).copied()
     }

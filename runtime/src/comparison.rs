@@ -21,7 +21,6 @@ struct Field {
 }
 
 /// Differences about which [`in_detail`] can say more.
-const NAME: &str = "the digest of the model's name";
 const OPTIONS: &str = "the digest of the model's options";
 const PLAN: &str = "the fingerprint of the plan";
 pub(crate) const MODEL: &str = "the digest of the model's options and plan";
@@ -34,6 +33,7 @@ pub(crate) struct LastUpdate<'a> {
     pub(crate) finished: u64,
 }
 
+const NAME: &str = "the digest of the model's name";
 const VALUES: &str = "the initial value of a parameter";
 const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
 const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
@@ -57,7 +57,8 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
     Some([odd, place_of(usual)?])
 }
 
-/// Digests of the full values that a program gave to parameters, rounded where a parameter is stored so.
+/// Digests of the full values that a program gave to parameters. The values of a parameter that is
+/// stored in 16 bits are rounded first.
 #[derive(Debug, Default)]
 pub(crate) struct InitialValues(Vec<String>);
 
@@ -70,8 +71,8 @@ impl InitialValues {
     }
 }
 
-/// Compares name, options, plan, the program's initial values and initial shards with the other ranks, and returns the model's number
-/// and name. Collective over the world.
+/// Compares name, options, plan, the program's initial values and initial shards with the other
+/// ranks, and returns the model's number and name. Collective over the world.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
@@ -82,30 +83,30 @@ pub(crate) fn of_models(
 ) -> Result<ModelLabel, Error> {
     let name = fabric.options.name.as_deref().and_then(ModelName::new);
     let mine = [
-        u64::from(fabric.world.models()),
         name.map_or(0, |name| digest::of_text(name.as_str()).max(1)),
         fabric.options_digest,
         fabric.plan.fingerprint(),
         digest::of_lines(&values.0),
         of_shards(fabric, shards, 0)?,
+        u64::from(fabric.world.models()),
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
     // A creation that has failed on some ranks alone leaves different numbers, and the largest one
     // is free on all.
-    let number = said.iter().step_by(mine.len()).max().copied().unwrap_or(0);
+    let numbers = said.chunks_exact(mine.len()).filter_map(<[u64]>::last);
+    let number = numbers.max().copied().unwrap_or(0);
     let label = ModelLabel { number: u32::try_from(number).unwrap_or(u32::MAX), name };
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
     let [names, options, plan, given] =
         [NAME, OPTIONS, PLAN, VALUES].map(|what| Field { what, peers: all });
-    let numbers = Field { what: "the number of models", peers: |_| Vec::new() };
-    let fields = [numbers, names, options, plan, given, INITIAL];
+    let fields = [names, options, plan, given, INITIAL];
     compare(fabric, &said, &fields).map_err(|error| {
         let last = LastUpdate { updated: &Updated::default(), finished: 0 };
         match &error {
             Error::Disagreement { what, .. } if what == NAME => of_names(fabric, label, error),
             Error::Disagreement { what, rank, other, .. } if what == VALUES => {
-                let detailed = by_lines(fabric, (VALUES.into(), &values.0), [*rank, *other]);
+                let detailed = by_lines(fabric, VALUES.into(), &values.0, [*rank, *other]);
                 detailed.unwrap_or_else(Some).unwrap_or(error)
             }
             _ => in_detail(fabric, last, error),
@@ -153,10 +154,13 @@ fn of_shards(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<u64, Error>
     joint::run(&fabric.world, step, || digest::of_parameters(parameters()))
 }
 
+/// Compares the words that all ranks have `said`, in rank order. Each rank has a word for each field,
+/// and may have more after these.
 fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error> {
+    let words = said.len() / fabric.world.size();
     for (word, Field { what, peers }) in fields.iter().enumerate() {
         for peers in peers(fabric) {
-            let value = |rank: &Rank| said[rank.index() * fields.len() + word];
+            let value = |rank: &Rank| said[rank.index() * words + word];
             let values: Vec<u64> = peers.iter().map(value).collect();
             if let Some(places) = odd_one(&values) {
                 let [got, want] = places.map(|place| format!("{:#018x}", values[place]));
@@ -174,8 +178,8 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
 pub(crate) fn in_detail(fabric: &Fabric, last: LastUpdate<'_>, error: Error) -> Error {
     let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
     let (rank, other) = (*rank, *other);
-    for (what, lines) in texts_behind(digest, (fabric, last)) {
-        match by_lines(fabric, (what, &lines), [rank, other]) {
+    for (what, lines) in texts_behind(digest, fabric, last) {
+        match by_lines(fabric, what, &lines, [rank, other]) {
             Ok(Some(detailed)) | Err(detailed) => return detailed,
             Ok(None) => {}
         }
@@ -184,10 +188,12 @@ pub(crate) fn in_detail(fabric: &Fabric, last: LastUpdate<'_>, error: Error) -> 
     error
 }
 
-/// The disagreement of two ranks about a text, with the first line that differs; `None` if no line differs.
+/// Returns the disagreement of two ranks about a text, with the first line that differs. `None` if
+/// no line differs.
 fn by_lines(
     fabric: &Fabric,
-    (what, lines): (Cow<'static, str>, &[String]),
+    what: Cow<'static, str>,
+    lines: &[String],
     ranks: [Rank; 2],
 ) -> Result<Option<Error>, Error> {
     let [rank, other] = ranks;
@@ -198,7 +204,8 @@ fn by_lines(
 /// The texts of which a digest was made, each with the name of one of its lines.
 fn texts_behind(
     digest: &str,
-    (fabric, last): (&Fabric, LastUpdate<'_>),
+    fabric: &Fabric,
+    last: LastUpdate<'_>,
 ) -> Vec<(Cow<'static, str>, Vec<String>)> {
     let options = || ("an option of the model".into(), description::of_options(&fabric.options));
     let spec = || ("the model spec".into(), description::of_model(fabric.plan.spec()));
@@ -216,7 +223,8 @@ fn texts_behind(
     }
 }
 
-/// The first line that differs between two ranks: the line of each. Collective over the world.
+/// Returns the first line that differs between two ranks, as each of them has it. Collective over
+/// the world.
 pub(crate) fn first_difference(
     fabric: &Fabric,
     ranks: [Rank; 2],

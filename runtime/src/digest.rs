@@ -3,7 +3,7 @@
 use hsdp_kernels::Wire;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Elements that are rounded at a time.
+/// Number of elements that are rounded at a time.
 const BLOCK: usize = 1024;
 
 /// The digest of lines of text.
@@ -26,7 +26,7 @@ pub(crate) fn of_numbers(numbers: &[u16]) -> u64 {
     xxh3_64(bytemuck::cast_slice(numbers))
 }
 
-/// The digest of the bits of values, each rounded to a dtype.
+/// Returns the digest of the bits of values, each rounded to a dtype.
 pub(crate) fn of_rounded(values: &[f32], dtype: Wire) -> u64 {
     if dtype == Wire::F32 {
         return xxh3_64(bytemuck::cast_slice(values));

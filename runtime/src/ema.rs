@@ -51,6 +51,9 @@ pub struct Ema {
     model: ModelId,
     plan: Arc<Plan>,
     average: Shared,
+    /// Number of the average among all of the model, which operations with it carry. A load keeps
+    /// it.
+    number: u32,
 }
 
 impl Ema {
@@ -66,15 +69,16 @@ impl Ema {
         model.engine.check_own_shards(&state, "Ema::new")?;
         let average = Average::copy_of(&model.engine.fabric, &state.shards, decay)?;
         drop(state);
-        Ok(Self::of(model, average))
+        let number = model.engine.state().averages.next_number();
+        Ok(Self::of(model, average, number))
     }
 
-    /// An average that the updates of this model move on.
-    fn of(model: &ShardedModel, average: Average) -> Self {
+    /// Has the updates of this model move an average on.
+    fn of(model: &ShardedModel, average: Average, number: u32) -> Self {
         let average = Arc::new(Mutex::new(average));
         model.engine.state().averages.add(&average);
         let plan = Arc::clone(&model.engine.fabric.plan);
-        Self { model: model.id().clone(), plan, average }
+        Self { model: model.id().clone(), plan, average, number }
     }
 
     /// This rank's shards with the averages in place of the trainable parameters.
@@ -127,7 +131,7 @@ impl ShardedModel {
             }
             ema.shards(self)
         })?;
-        let _replaced = Replaced::by(&self.engine, shards, &ema.average);
+        let _replaced = Replaced::by(&self.engine, shards, ema.number);
         act(self)
     }
 }
@@ -136,9 +140,9 @@ impl ShardedModel {
 struct Replaced(Arc<Engine>);
 
 impl Replaced {
-    fn by(engine: &Arc<Engine>, shards: Vec<Shard>, average: &Shared) -> Self {
+    fn by(engine: &Arc<Engine>, shards: Vec<Shard>, number: u32) -> Self {
         let mut state = engine.state();
-        engine.fabric.stand_in(state.averages.number_of(average));
+        engine.fabric.stand_in(number);
         state.own_shards = Some(std::mem::replace(&mut state.shards, shards));
         drop(state);
         Self(Arc::clone(engine))
@@ -218,6 +222,6 @@ impl Checkpointed for Ema {
         let of = (decay, model.committed_steps());
         let shards = model.engine.state().shards.clone();
         let average = Average::saved(&model.engine.fabric, of, saved, &shards)?;
-        Ok(Self::of(model, average))
+        Ok(Self::of(model, average, self.number))
     }
 }

@@ -50,6 +50,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hsdp_comm::{StepFailure, in_work};
 use hsdp_sharding::UnitId;
 
+use crate::engine::joint::Failure;
 use crate::error::Error;
 use crate::full::Full;
 use crate::gradients::{Gradients, Verdict};
@@ -326,11 +327,31 @@ impl Engine {
         }
     }
 
-    /// Announces that this rank aborts the step, and discards it. Every other rank will discard it too.
+    /// Announces that this rank aborts the step, and discards it. Every other rank discards it too.
     ///
     /// The announcement waits for no rank. A thread that waits in the step at this moment gets its error from it, and then
     /// releases the state.
     pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
+        self.discard_step(opened, given, |failure| {
+            self.fabric.world.abort_step_of(opened.epoch, failure);
+        });
+    }
+
+    /// As [`abort_step`](Self::abort_step), for a step that the program has leaked. All ranks may
+    /// find it, in the call that fails with `error`, between steps.
+    pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
+        self.discard_step(opened, Some(error.to_string()), |failure| {
+            let mistake = error.mistake(failure.step);
+            self.fabric.world.announce_mistake(opened.epoch, failure, mistake);
+        });
+    }
+
+    fn discard_step(
+        &self,
+        opened: Opened,
+        given: Option<String>,
+        announce: impl FnOnce(StepFailure),
+    ) {
         // A step that is dropped inside one of its own calls is as good as leaked: the next `begin_step` aborts it.
         if self.state.is_held_here() {
             return;
@@ -341,7 +362,7 @@ impl Engine {
         }
         let reason = self.reason_for_abort(given);
         let Opened { step, epoch, .. } = opened;
-        self.fabric.world.announce_mistake(epoch, StepFailure { step, reason });
+        announce(StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
             // A rank that ran out of data in the middle of the step has data again for the next attempt.

@@ -256,6 +256,21 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Returns the operation that was called, if the error names it.
+    pub(crate) fn operation(&self) -> Option<&'static str> {
+        match self {
+            Self::Misuse { operation, .. }
+            | Self::Size { operation, .. }
+            | Self::Collective { operation, .. }
+            | Self::State { operation, .. }
+            | Self::Device { operation, .. }
+            | Self::OutOfMemory { operation, .. }
+            | Self::StalePass { operation, .. }
+            | Self::Checkpoint { operation, .. } => Some(operation),
+            _ => None,
+        }
+    }
 }
 
 struct InMicrobatch(Option<usize>);

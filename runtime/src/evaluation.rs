@@ -13,8 +13,7 @@ use crate::step::{Pass, PassHandle};
 /// Ranks may have different numbers of batches. A rank that has no batch left calls [`mean`](Self::mean), and gathers along with the
 /// others until all have come to it.
 ///
-/// Two evaluations of one model are told apart by their order alone, which is the same on all
-/// ranks.
+/// All ranks make the evaluations of a model in one order: nothing else tells two of them apart.
 ///
 /// A drop before the mean, or after an error, tells the other ranks, as that of a [`Step`](crate::Step) does.
 ///

@@ -22,7 +22,7 @@ pub(crate) fn full_parameters(
     for (unit, shard) in shards.iter().enumerate() {
         let unit = UnitId::new(unit);
         let tag = fabric.tag(Some(unit), Stage::Export, step, 0);
-        gather_into(&mut parameters, (fabric, tag), unit, shard.in_f32(fabric)?)?;
+        gather_into(&mut parameters, fabric, tag, unit, shard.in_f32(fabric)?)?;
     }
     Ok(parameters)
 }
@@ -39,7 +39,7 @@ pub(crate) fn full_gradients(
         shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
         let tag = fabric.tag(Some(unit), Stage::Export, gradients.step, 0);
         let tag = tag.part(Part { kind: PartKind::Gradients, number: 0 });
-        gather_into(&mut all, (fabric, tag), unit, Arc::new(shard))?;
+        gather_into(&mut all, fabric, tag, unit, Arc::new(shard))?;
     }
     let parameters = fabric.plan.spec().units().iter().flat_map(|unit| &unit.params);
     for frozen in parameters.filter(|parameter| parameter.role == Role::Frozen) {
@@ -50,7 +50,8 @@ pub(crate) fn full_gradients(
 
 fn gather_into(
     all: &mut BTreeMap<String, Vec<f32>>,
-    (fabric, tag): (&Fabric, Tag),
+    fabric: &Fabric,
+    tag: Tag,
     unit: UnitId,
     shard: Arc<Vec<f32>>,
 ) -> Result<(), Error> {

@@ -9,14 +9,15 @@ use hsdp_sharding::{DType, UnitId, UnitLayout};
 use crate::engine::device::DeviceFull;
 use crate::engine::full_pool::Pooled;
 
-/// A unit's gathered parameters, in its compute dtype: one host buffer for each parameter, with all of its elements, row-major.
+/// A unit's gathered parameters, in its compute dtype: one host buffer for each parameter, with all
+/// of its elements, row-major.
 ///
-/// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`). All other
-/// methods that read values read a copy on the host. The first of these calls makes the copy: it waits for the gather, and panics if
-/// the device fails.
+/// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`). All
+/// other methods that read values read a copy on the host. The first of these calls makes the copy:
+/// it waits for the gather, and panics if the device fails.
 ///
-/// Dropping it reshards the unit: its buffers go back to a pool for later gathers, which keeps no more memory than the plan has
-/// ([`Plan::memory`](crate::Plan::memory)).
+/// Dropping it reshards the unit: its buffers go back to a pool for later gathers, which keeps no
+/// more memory than the plan has ([`Plan::memory`](crate::Plan::memory)).
 #[derive(Debug)]
 #[must_use = "a gathered unit takes up memory until it is dropped"]
 pub struct Full {
@@ -74,7 +75,8 @@ impl Full {
         self.all()[parameter].values()
     }
 
-    /// The elements of an f32 parameter, row-major; `None` if the unit's compute dtype is not f32.
+    /// Returns the elements of an f32 parameter, row-major; `None` if the unit's compute dtype is
+    /// not f32.
     ///
     /// # Panics
     /// If the unit has no such parameter.

@@ -57,8 +57,8 @@ pub struct Gradients {
     pub(crate) is_measured: bool,
 }
 
-/// Whether gradients can be clipped to this: infinity, or a number of 0 or more that is not 0 in
-/// f32 unless it is 0.
+/// Returns whether gradients can be clipped to `limit`: it is infinity, 0, or a number above 0 that
+/// is not 0 in f32.
 pub(crate) fn is_limit(limit: f64) -> bool {
     limit > f64::from(f32::MAX) || is_held_in_f32(limit)
 }
@@ -109,11 +109,10 @@ impl Gradients {
         Ok(())
     }
 
-    /// The factor by which an optimizer multiplies the divided gradients first: that of
-    /// [`clip`](Self::clip) and of
-    /// [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1 also if parameters are
-    /// clipped in different ways, or by value: then the optimizer gets gradients that are clipped
-    /// already.
+    /// Returns the factor by which an optimizer multiplies the divided gradients first: that of
+    /// [`clip`](Self::clip) and of [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1
+    /// also if parameters are clipped in different ways, or by value: then the optimizer gets
+    /// gradients that are clipped already.
     #[must_use]
     pub fn clip_factor(&self) -> f32 {
         if self.is_clipped_apart() { 1.0 } else { self.clip }
@@ -139,7 +138,8 @@ impl Gradients {
     pub fn clip(mut self, max_norm: f64) -> Self {
         assert!(
             self.clipping.lines.is_empty(),
-            "`Gradients::clip` comes before `clip_norm` and `clip_value`: call it first, or `clip_norm` with `Norm::P(2.0)`"
+            "`Gradients::clip` comes before `clip_norm` and `clip_value`: call it first, or \
+             `clip_norm` with `Norm::P(2.0)`"
         );
         assert!(is_limit(max_norm), "gradients cannot be clipped to a norm of {max_norm}");
         #[expect(

@@ -1,5 +1,7 @@
 //! Learning-rate schedules: pure functions of the number of updates so far.
 
+use crate::optimizer::Allowed;
+
 /// A learning rate for each update.
 ///
 /// A schedule counts the updates that were applied,
@@ -66,8 +68,8 @@ impl LearningRate {
 }
 
 fn check(rate: f64) {
-    let is_held = (0.0..=f64::from(f32::MAX)).contains(&rate);
-    assert!(is_held, "learning rate {rate:?}: it must be finite in f32, and 0 or more");
+    let allowed = Allowed::NotNegative;
+    assert!(allowed.allows(rate), "learning rate {rate:?}: it must be {allowed}");
 }
 
 #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]

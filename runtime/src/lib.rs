@@ -15,7 +15,7 @@
 //! | a reduced gradient | `sharded_param.grad` | [`Gradients`] |
 //! | norms of each parameter | `get_total_norm` of a DTensor | [`Norms`], [`Histograms`] |
 //! | averages | divide factors | [`Objective`], [`divide`] |
-//! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`LossScaling`] |
+//! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`Unit::compute_in`], [`LossScaling`] |
 //! | optimizers | `torch.optim` on DTensors | [`AdamW`], [`Sgd`] |
 //! | checkpoints | `torch.distributed.checkpoint` | [`checkpoint`] |
 //!
@@ -59,9 +59,8 @@
 //! and [`checkpoint::format`].
 //!
 //! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the
-//! types that a user holds); `objective`,
-//! [`divide`], `precision`, `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
-//! ranks exchange in a step).
+//! types that a user holds); `objective`, [`divide`], `precision`, `placement`, `options`; `engine`
+//! (the schedule of a step); `header`, `agreement` (the messages that ranks exchange in a step).
 
 mod agreement;
 pub mod checkpoint;

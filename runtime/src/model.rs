@@ -44,12 +44,14 @@ pub struct ShardedModel {
 }
 
 impl ShardedModel {
-    /// Plans the model, keeps this rank's shard of each parameter, and compares plan, options and shards with all other ranks.
+    /// Plans the model, keeps this rank's shard of each parameter, and compares plan, options and
+    /// shards with all other ranks.
     ///
-    /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called once for each parameter, in the
-    /// order of the spec, and must return the same values on all ranks, which compare digests of them: ranks that seed their random
-    /// numbers differently are found here. Parameters that are [stored](Param::stored_in) in the compute
-    /// dtype are rounded once, to nearest, ties to even.
+    /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called
+    /// once for each parameter, in the order of the spec, and must return the same values on all
+    /// ranks. The ranks compare digests of these values, so random numbers with different seeds are
+    /// an error here. Parameters that are [stored](Param::stored_in) in the compute dtype are
+    /// rounded once, to nearest, ties to even.
     ///
     /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
     /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
@@ -111,7 +113,8 @@ impl ShardedModel {
         Fabric::new(world, plan, options)
     }
 
-    /// Makes the model from this rank's shards, after a comparison with all other ranks. The program has given some `values`.
+    /// Makes the model from this rank's shards, after a comparison with all other ranks. `values`
+    /// are those that the program gave.
     pub(crate) fn of(
         mut fabric: Fabric,
         shards: Vec<Shard>,
@@ -207,8 +210,8 @@ impl ShardedModel {
         &self.engine.id
     }
 
-    /// The number of this model among those of its world, and its name if it has one: every
-    /// difference between ranks that concerns several models shows them. The same on all ranks.
+    /// Returns the number of this model among those of its world, and its name if it has one. They
+    /// are the same on all ranks. Errors of ranks that use different models show them.
     #[must_use]
     pub fn label(&self) -> ModelLabel {
         self.engine.fabric.label.unwrap_or(ModelLabel::FIRST)
@@ -220,12 +223,12 @@ impl ShardedModel {
         self.engine.state().committed
     }
 
-    /// The number of updates that optimizers have applied: the committed steps without the skipped
-    /// ones. A schedule of learning rates follows this number, so that its first rate belongs to
-    /// the first update that changes parameters.
+    /// Returns the number of updates that optimizers have applied: the committed steps without the
+    /// skipped ones. A schedule of learning rates follows this number, so that its first rate
+    /// belongs to the first update that changes parameters.
     ///
-    /// The same on all ranks, because the ranks agree whether a step is skipped. A checkpoint has
-    /// it, and a load restores it.
+    /// All ranks have the same number, because they agree whether a step is skipped. A checkpoint
+    /// stores it, and a load restores it.
     #[must_use]
     pub fn applied_steps(&self) -> u64 {
         self.engine.state().applied
@@ -306,7 +309,8 @@ fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     Err(error.into())
 }
 
-/// Keeps this rank's pieces of every parameter, also in the compute dtype, and digests of the full values.
+/// Keeps this rank's pieces of every parameter, also in the compute dtype, and digests of the full
+/// values.
 fn cut(
     fabric: &Fabric,
     mut init: impl FnMut(&Param) -> Vec<f32>,

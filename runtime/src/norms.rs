@@ -93,7 +93,7 @@ impl Gradients {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(fabric, (self.step, Some(PartKind::Gradients)), sums)
+            over_shards(fabric, self.step, Some(PartKind::Gradients), Reduction::Sum, sums)
         })
     }
 }
@@ -129,7 +129,7 @@ impl ShardedModel {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(fabric, (step, None), sums)
+            over_shards(fabric, step, None, Reduction::Sum, sums)
         })
     }
 }
@@ -153,16 +153,18 @@ pub(crate) fn pieces(
     pieces.map(place).filter(move |(_, range)| range.end <= len)
 }
 
-/// The sums over the shard group, in the order of its members: of the model's parameters, or of
-/// another part of it.
-fn over_shards<T: Element>(
+/// Reduces values of each rank over the shard group, in the order of its members. They are of the
+/// model's parameters, or of another part of it.
+pub(crate) fn over_shards<T: Element>(
     fabric: &Fabric,
-    (step, part): (u64, Option<PartKind>),
-    sums: Vec<T>,
+    step: u64,
+    part: Option<PartKind>,
+    by: Reduction,
+    own: Vec<T>,
 ) -> Result<Vec<T>, Error> {
     let tag = fabric.tag(None, Stage::Export, step, 0);
     let tag = part.map_or(tag, |kind| tag.part(Part { kind, number: 0 }));
-    Ok(fabric.export.all_reduce(tag, Reduction::Sum, sums)?.wait()?)
+    Ok(fabric.export.all_reduce(tag, by, own)?.wait()?)
 }
 
 /// A value of each parameter whose role `has` accepts, of the sums of all parameters.

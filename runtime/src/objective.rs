@@ -141,8 +141,9 @@ impl Seed {
         self.value
     }
 
-    /// The loss scale, one of the seed's factors. An autograd that computes in 16 bits may begin with it alone, and multiply the
-    /// gradients of parameters by the rest in f32, so that no weight is rounded or out of range.
+    /// Returns the loss scale, one of the seed's factors. An autograd that computes in 16 bits may
+    /// begin with it alone, and multiply the gradients of parameters by the rest in f32, so that no
+    /// weight is rounded or out of range.
     #[must_use]
     pub fn loss_scale(self) -> f64 {
         self.loss_scale

@@ -20,9 +20,9 @@ pub struct ModelOptions {
     /// The replicate x shard mesh; the product of its sizes is the world's size.
     pub mesh: Mesh,
     /// The name of the model, 1 to 32 bytes without control characters and backquotes. Errors and
-    /// flight records show it, and ranks
-    /// compare it: so ranks that make two equal models in different orders get an error. Each model
-    /// of a world has a number in the order in which they were made, whether it has a name or not.
+    /// flight records show it, and ranks compare it: so ranks that make two equal models in
+    /// different orders get an error. Each model of a world has a number in the order in which they
+    /// were made, whether it has a name or not.
     pub name: Option<String>,
     /// The place of each rank's part of the model: the host or a device.
     pub placement: Placement,
@@ -82,7 +82,8 @@ impl ModelOptions {
         {
             let most = ModelName::MOST_BYTES;
             let what = format!(
-                "name {name:?}: the name of a model has 1 to {most} bytes, and no control character or backquote; this one has {}",
+                "name {name:?}: the name of a model has 1 to {most} bytes, and no control \
+                 character or backquote; this one has {} bytes",
                 name.len()
             );
             return Err(Error::Options { what });

@@ -22,7 +22,7 @@ pub(crate) struct Updated {
 }
 
 impl Updated {
-    /// The memory of the lines of an update: it is noted by [`note`](Self::note), or given up.
+    /// Returns the memory of the lines of an update, which [`note`](Self::note) takes again.
     pub(crate) fn room(&mut self) -> String {
         let mut lines = mem::take(&mut self.lines);
         lines.clear();
@@ -31,8 +31,8 @@ impl Updated {
     }
 
     /// Notes the options of an update, one line each, the norm to which the gradients were clipped,
-    /// and lines of how they were clipped besides. `finished` steps are finished, of which it
-    /// updates the last.
+    /// and lines of how they were clipped besides. The update is that of the last of the `finished`
+    /// steps.
     pub(crate) fn note(
         &mut self,
         finished: u64,

@@ -55,7 +55,7 @@ impl DType {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
     }
 
-    /// Whether parameters and gradients in training can have it: true for f32, bf16 and f16.
+    /// Returns whether parameters and gradients in training can have this dtype: f32, bf16 or f16.
     #[must_use]
     pub const fn is_of_training(self) -> bool {
         matches!(self, Self::F32 | Self::BF16 | Self::F16)

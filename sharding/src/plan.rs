@@ -59,7 +59,8 @@ impl Plan {
     /// # Errors
     /// - The errors of [`ModelSpec::validate`] and [`UnitLayout::new`].
     /// - [`Error::UnsupportedDType`] if `param_dtype` or `reduce_dtype` is not f32, f16 or bf16.
-    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than the compute dtype of its unit.
+    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than the compute dtype
+    ///   of its unit.
     /// - [`Error::TooLarge`] if all units together take more than 2^48 elements.
     pub fn new(spec: ModelSpec, mesh: Mesh, options: PlanOptions) -> Result<Self, Error> {
         spec.validate()?;
@@ -109,7 +110,7 @@ impl Plan {
         &self.options
     }
 
-    /// The compute dtype of a unit, in which it is gathered: its own if it
+    /// Returns the compute dtype of a unit, in which it is gathered: its own if it
     /// [declares](crate::Unit::compute_in) one, or `param_dtype`.
     ///
     /// # Panics

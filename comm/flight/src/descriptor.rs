@@ -148,8 +148,9 @@ impl fmt::Display for Counts {
 
 /// The description of an operation: its place in its group's sequence, and all that its members must agree on.
 ///
-/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch
-/// 0`. The alternate form shows the model and its part always, as that of a [`Tag`] does.
+/// Displayed as one line, such as
+/// `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`. The alternate form
+/// always shows the model and its part, like that of a [`Tag`].
 ///
 /// Members send it to each other as bytes, in which every field has its place. A flight record has a part of it, by names.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]

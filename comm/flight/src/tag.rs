@@ -12,8 +12,8 @@ use crate::{ModelLabel, Part};
 ///
 /// The members of an operation compare their tags, so two calls of the same shape that were swapped
 /// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`. The first model
-/// of a world is shown if it has a
-/// name, and a part if its number is not 0; the alternate form (`{:#}`) shows them always.
+/// of a world is shown if it has a name, and a part if its number is not 0; the alternate form
+/// (`{:#}`) always shows both.
 ///
 /// ```
 /// use hsdp_flight::{Stage, Tag};

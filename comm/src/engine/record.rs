@@ -5,14 +5,16 @@ use std::sync::atomic as std_atomic;
 
 use crossbeam::utils::CachePadded;
 use hsdp_flight::Recorder;
+use hsdp_sharding::Rank;
 
+use super::mistakes::Mistakes;
 use super::operation::Operation;
-use crate::Descriptor;
 use crate::engine::judge::MemberWait;
 use crate::ledger::Ledger;
 use crate::rolling::Rolling;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
+use crate::{Descriptor, Error, Mistake};
 
 /// The public state of one rank. The rank writes it; threads that name the rank in an error read it.
 #[derive(Debug, Default)]
@@ -25,6 +27,8 @@ pub(crate) struct Record {
     pub(crate) rolling: Rolling,
     rare: CachePadded<RareFields>,
     last: Mutex<Option<Arc<Descriptor>>>,
+    /// Mistakes between steps, this rank's and those of others.
+    mistakes: Mutex<Mistakes>,
     /// The call of NCCL in which its device waits.
     device_wait: Mutex<Option<MemberWait>>,
     /// The threads that do not go on, each with the operation without which it does not.
@@ -37,6 +41,8 @@ struct RareFields {
     step: AtomicU64,
     epoch: AtomicU64,
     left: AtomicBool,
+    /// Whether `mistakes` has some that the rank may come to make: each operation looks here first.
+    is_owed: AtomicBool,
     /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with this one.
     stopped: AtomicU64,
     /// The thread that has issued all operations of the rank so far; [`NONE`] or [`SEVERAL`].
@@ -85,10 +91,35 @@ impl Record {
         self.rare.epoch.load(Ordering::Acquire)
     }
 
-    /// Goes on to the epoch after `from`, unless another thread of the rank already did.
-    pub(crate) fn advance_epoch(&self, from: u64) {
-        let _ =
-            self.rare.epoch.compare_exchange(from, from + 1, Ordering::AcqRel, Ordering::Acquire);
+    /// Leaves `epoch`, which ended with `end`, for the next one, unless another thread of the rank
+    /// already did. This is the record of `rank`.
+    pub(crate) fn leave_epoch(&self, rank: Rank, epoch: u64, end: Option<Error>) {
+        let mut mistakes = self.mistakes.lock();
+        if self.epoch() != epoch {
+            return;
+        }
+        mistakes.leave(rank, epoch, end);
+        self.rare.is_owed.store(mistakes.is_owed(), Ordering::Release);
+        self.rare.epoch.store(epoch + 1, Ordering::Release);
+    }
+
+    /// Notes that the rank makes `mistake` in `epoch`. Returns whether the others are to learn of
+    /// it: not if the rank has left an epoch because another one had announced the same mistake.
+    pub(crate) fn make_mistake(&self, epoch: u64, mistake: Mistake) -> bool {
+        let mut mistakes = self.mistakes.lock();
+        let is_new = mistakes.make(epoch, mistake);
+        self.rare.is_owed.store(mistakes.is_owed(), Ordering::Release);
+        is_new
+    }
+
+    /// Notes that an operation of `epoch` has taken place with these members.
+    pub(crate) fn meet(&self, epoch: u64, members: &[Rank]) {
+        if !self.rare.is_owed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut mistakes = self.mistakes.lock();
+        mistakes.meet(epoch, members);
+        self.rare.is_owed.store(mistakes.is_owed(), Ordering::Release);
     }
 
     /// Notes the last operation that a rank without shared memory has told. Returns whether it has gone on to another epoch.

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     fn aborted(reason: &str) -> Error {
-        Error::StepAborted { rank: Rank::new(0), step: 3, reason: reason.into() }
+        Error::StepAborted { rank: Rank::new(0), step: 3, reason: reason.into(), mistake: None }
     }
 
     #[test]

@@ -9,12 +9,13 @@ use hsdp_kernels::cuda::{CudaError, Device, Stream};
 use crate::Channel;
 use crate::sync::Mutex;
 
-/// A stream for each device, by its ordinal, and channel: gathers run ahead of reductions, and neither waits for the all-reduces.
+/// Streams by the ordinal of their device and by channel: gathers run ahead of reductions, and
+/// neither waits for the all-reduces.
 #[derive(Debug, Default)]
 pub(crate) struct Streams(Mutex<HashMap<(usize, Channel), Arc<Stream>>>);
 
 impl Streams {
-    /// The stream of a channel, made when it is first asked for.
+    /// Returns the stream of a channel, and makes it on first use.
     pub(crate) fn of(&self, device: &Device, channel: Channel) -> Result<Arc<Stream>, CudaError> {
         match self.0.lock().entry((device.ordinal(), channel)) {
             Entry::Occupied(stream) => Ok(Arc::clone(stream.get())),

@@ -55,7 +55,12 @@ mod tests {
     use super::*;
 
     fn end(rank: usize) -> Error {
-        Error::StepAborted { rank: Rank::new(rank), step: 1, reason: "stands for an end".into() }
+        Error::StepAborted {
+            rank: Rank::new(rank),
+            step: 1,
+            reason: "stands for an end".into(),
+            mistake: None,
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use hsdp_comm::{Channel, Error, Pending, Reduction, Stage, Tag, World};
 mod deadlines;
 mod late;
 mod leaving;
+mod mistakes;
 mod panics;
 mod steps;
 mod worlds;

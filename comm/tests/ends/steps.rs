@@ -50,7 +50,9 @@ fn ranks_that_abort_at_once_all_name_the_same_rank() {
         });
         let ends: Vec<Vec<Error>> = ends.into_iter().map(|it| it.expect("no panic")).collect();
         for (step, end) in ends[0].iter().enumerate() {
-            let Error::StepAborted { rank, step: aborted, reason } = end else { panic!("{end}") };
+            let Error::StepAborted { rank, step: aborted, reason, .. } = end else {
+                panic!("{end}")
+            };
             assert_eq!((*aborted, rank.index() % 2), (step as u64, 0));
             assert_eq!(**reason, format!("rank {rank} gives up"));
         }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hsdp_comm::{
-    Channel, Explanation, Finding, FlightRecord, Presence, Reduction, Stage, Tag, World,
-    WorldOptions, explain, launch,
+    Channel, Explanation, Finding, FlightRecord, ModelLabel, Presence, Reduction, Stage, Tag,
+    World, WorldOptions, explain, launch,
 };
 use hsdp_sharding::Rank;
 
@@ -86,6 +86,18 @@ fn a_mismatch() {
     ];
     reads(&explanation, &lines);
     reads(&explanation, &["rank 2: all_gather f32 4 elements, unit 5, gather, step 7"]);
+}
+
+/// The first model is shown where its operation would look like one of no model.
+#[test]
+fn a_mismatch_of_a_model_and_none() {
+    let records = records(WorldOptions::default(), |world| {
+        let tag = tag(Stage::Export, 0);
+        let tag = if world.rank().index() == 3 { tag.model(ModelLabel::FIRST) } else { tag };
+        settled(reducer(world).barrier(tag)).expect_err("ranks disagree");
+    });
+    let explanation = explain(&records);
+    reads(&explanation, &["\n  rank 3: barrier, model 0, unit 0, export, step 7"]);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     assert_eq!(corpus::taken("compare", said(Kind::Compare)), (9, 17));
     assert_eq!(corpus::taken("left", said(Kind::Left)), (5, 14));
     assert_eq!(corpus::taken("drain", said(Kind::Drain)), (5, 11));
-    assert_eq!(corpus::taken("end", said(Kind::End)), (14, 21));
+    assert_eq!(corpus::taken("end", said(Kind::End)), (15, 22));
     assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));
 }
 

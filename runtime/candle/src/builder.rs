@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::model::Parameters;
 use crate::recorded::buffers;
 
-/// A `VarBuilder` of `parameters`, in the compute dtype of the unit that reads, and on their device.
+/// Makes a `VarBuilder` of `parameters`, in the compute dtype of the unit that reads, and on their
+/// device.
 ///
 /// A layer that is made inside a unit's forward reads the parameters that are gathered for it:
 ///
@@ -22,10 +23,11 @@ use crate::recorded::buffers;
 /// }
 /// ```
 ///
-/// It asks for a parameter when the constructor does, and copies nothing. It has the names of the whole model; a parameter of
-/// another unit is gathered with that unit. Its `get` fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the
-/// constructor asks for something other than the model declares: an f32 builder over a bf16 model would copy each parameter;
-/// and with [`Error::Buffers`] if it asks for running statistics that the model declares as trainable.
+/// It asks for a parameter when the constructor does, and copies nothing. It has the names of the
+/// whole model; a parameter of another unit is gathered with that unit. Its `get` fails with
+/// [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the constructor asks for something
+/// other than the model declares: an f32 builder over a bf16 model would copy each parameter; and
+/// with [`Error::Buffers`] if it asks for running statistics that the model declares as trainable.
 /// Initialization hints have no effect (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {

@@ -56,7 +56,8 @@ pub enum Error {
         /// The shape in the model's description.
         declared: Vec<usize>,
     },
-    /// A constructor asks for a parameter in another dtype than that in which the unit that holds it computes.
+    /// A constructor asks for a parameter in another dtype than that in which the unit that holds
+    /// it computes.
     #[error(
         "parameter {parameter} of unit {unit} is asked for as {asked:?}, and that unit computes in \
          {computed:?}: cast the activations, or set `Precision::parameters` or `Unit::compute_in`"

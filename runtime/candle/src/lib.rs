@@ -129,10 +129,11 @@
 //! # Ok::<(), hsdp_candle::Error>(())
 //! ```
 //!
-//! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors), `plain`,
-//! `pass` (implementations of the traits), `ops` (the custom ops that candle calls), `usage`, `unit` (the
-//! state of a unit in a microbatch), `variables` (what else a loss depends on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
-//! lending buffers), `error`; [`distributed`].
+//! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
+//! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
+//! `usage`, `unit` (the state of a unit in a microbatch), `variables` (what else a loss depends
+//! on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending buffers),
+//! `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 

@@ -12,7 +12,8 @@ use hsdp_sharding::ModelSpec;
 ///
 /// Layers whose constructors take a `VarBuilder` read them through [`var_builder`](crate::var_builder).
 pub trait Parameters: Sync {
-    /// The parameter with this name or alias, in full, in the declared shape and the compute dtype of the unit that holds it.
+    /// Returns the parameter with this name or alias, in full, in the declared shape and the
+    /// compute dtype of the unit that holds it.
     ///
     /// Two calls with one name return the same tensor, so its gradient comes in one piece.
     ///
@@ -29,7 +30,7 @@ pub trait Parameters: Sync {
         parameters.chain(self.spec().ties().map(|(alias, _)| alias)).collect()
     }
 
-    /// The compute dtype of the unit whose forward reads, in which its own parameters are.
+    /// Returns the compute dtype of the unit whose forward reads, in which its own parameters are.
     fn dtype(&self) -> DType;
 
     /// The device of all parameters.
@@ -44,8 +45,9 @@ pub type RepeatableForward = Arc<dyn Fn(&dyn Parameters, &Tensor) -> Result<Tens
 
 /// Runs a model unit by unit.
 pub trait Units {
-    /// Runs `forward` with the parameters of the unit `name`, which may be freed when it returns. If any unit of the model
-    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float input in its own compute dtype.
+    /// Runs `forward` with the parameters of the unit `name`, which may be freed when it returns.
+    /// If any unit of the model [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each
+    /// unit gets its float input in its own compute dtype.
     ///
     /// # Errors
     /// If there is no such unit, its parameters cannot be gathered, or `forward` fails.

@@ -118,8 +118,9 @@ impl<'step> Pass<'step> {
     }
 
     /// Runs `forward` with the parameters of the unit `name`. If any unit of the model
-    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float input in its own compute dtype;
-    /// otherwise inputs are not cast. The output keeps the dtype that `forward` gives it.
+    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float
+    /// input in its own compute dtype; otherwise inputs are not cast. The output keeps the dtype
+    /// that `forward` gives it.
     ///
     /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
     /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
@@ -204,17 +205,18 @@ impl<'step> Pass<'step> {
     /// Runs the backward of a loss that is the mean over items of total weight `weight` (tokens,
     /// say), and ends the microbatch. Returns the loss.
     ///
-    /// A loss in bf16 or f16 has gradients of full precision, but its value is read as it is, with 8
-    /// or 11 bits. Compute the loss in f32, from logits cast by [`Units::output`], to see more.
+    /// A loss in bf16 or f16 has gradients of full precision, but its value is read as it is, with
+    /// 8 or 11 bits. Compute the loss in f32, from logits cast by [`Units::output`], to see more.
     ///
     /// Collective over the shard group, and in the first step over the world.
     ///
     /// # Errors
     /// [`Error::Undeclared`] if `loss` depends on a variable of the program whose gradient was not
-    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left a
-    /// recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that another pass
-    /// runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
-    /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward.
+    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left
+    /// a recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that
+    /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
+    /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
+    /// backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, Form::Mean, weight)
     }

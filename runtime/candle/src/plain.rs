@@ -27,7 +27,8 @@ pub struct Plain {
 impl Plain {
     /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
     /// `precision` has for parameters, or to that which their unit
-    /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not collective.
+    /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not
+    /// collective.
     ///
     /// # Errors
     /// If a parameter has no values, or another number of them, or candle lacks the dtype.

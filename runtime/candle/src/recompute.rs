@@ -198,8 +198,8 @@ impl<'a> SecondRun<'a> {
         Ok(leaf)
     }
 
-    /// Returns whether the output depends on variables that are neither parameters in this run nor its
-    /// input.
+    /// Returns whether the output depends on variables that are neither parameters in this run nor
+    /// its input.
     fn reaches_others(&self, output: &Tensor, input: &Tensor) -> bool {
         let leaves = self.leaves.lock();
         let is_known = |variable: &Tensor| {

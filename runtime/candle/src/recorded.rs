@@ -72,8 +72,8 @@ impl Recorded {
         self.parameters.iter().map(|parameter| &parameter.param)
     }
 
-    /// Replaces the declaration of each parameter by that which `change` makes of it: `map(Param::frozen)` freezes all.
-    /// Another name or shape is an error of [`spec`](Self::spec).
+    /// Replaces the declaration of each parameter by that which `change` makes of it:
+    /// `map(Param::frozen)` freezes all. Another name or shape is an error of [`spec`](Self::spec).
     #[must_use]
     pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
         for Parameter { param, .. } in &mut self.parameters {
@@ -103,7 +103,8 @@ impl Recorded {
         self
     }
 
-    /// Lets a unit of the [`spec`](Self::spec) [compute in `dtype`](hsdp_sharding::Unit::compute_in) in place of
+    /// Lets a unit of the [`spec`](Self::spec)
+    /// [compute in `dtype`](hsdp_sharding::Unit::compute_in) in place of
     /// [`Precision::parameters`](hsdp::Precision::parameters).
     #[must_use]
     pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {

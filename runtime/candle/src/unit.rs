@@ -44,8 +44,8 @@ pub(crate) struct UnitState {
 /// The part of a microbatch that its pass is in.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Whether the backward has begun, or the pass is over. Gradients that come after the microbatch
-    /// are stale, which the runtime reports.
+    /// Whether the backward has begun, or the pass is over. Gradients that come after the
+    /// microbatch are stale, which the runtime reports.
     is_past_forward: AtomicBool,
     /// Bits of the factor of all gradients of parameters.
     factor: AtomicU32,

@@ -20,8 +20,8 @@ pub(crate) enum Purpose {
 impl Purpose {
     const ALL: [Self; 2] = [Self::Parameters, Self::Collectives];
 
-    /// Returns the bits of an f32 that is not a number. candle shows neither the op of a tensor nor an
-    /// owner, so variables of hsdp are known by this value, which no arithmetic produces.
+    /// Returns the bits of an f32 that is not a number. candle shows neither the op of a tensor nor
+    /// an owner, so variables of hsdp are known by this value, which no arithmetic produces.
     fn bits(self) -> u32 {
         match self {
             Self::Parameters => 0x7fd5_3d01,

@@ -1,4 +1,5 @@
-//! Units that compute in dtypes of their own: their gradients are those of plain candle with the same casts, bit by bit.
+//! Units that compute in dtypes of their own: their gradients are those of plain candle with the
+//! same casts, bit by bit.
 
 mod common;
 
@@ -159,7 +160,8 @@ fn every_mode_of_accumulation_sums_the_gradients_of_units_in_several_dtypes() {
     }
 }
 
-/// Other models have the inputs that they are given: a dtype that does not fit is an error of candle.
+/// Other models have the inputs that they are given: a dtype that does not fit is an error of
+/// candle.
 #[test]
 fn a_model_without_such_units_does_not_cast() {
     let one = ModelOptions::on(Mesh::new(1, 1).expect("one rank"));
@@ -178,7 +180,8 @@ fn a_model_without_such_units_does_not_cast() {
     let _ = run(declared).expect("the input is cast");
 }
 
-/// Ids are not cast, frozen parameters have the dtype of their unit, and an evaluation casts as a pass with a backward does.
+/// Ids are not cast, frozen parameters have the dtype of their unit, and an evaluation casts as a
+/// pass with a backward does.
 #[test]
 fn ids_frozen_units_and_evaluations() {
     let spec = ModelSpec::new()

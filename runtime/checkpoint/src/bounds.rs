@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The most bytes of JSON text of the value `user` that a program saves, and of its optimizer's options.
+/// The most bytes of JSON text of the value `user` that a program saves, and of its optimizer's
+/// options.
 ///
 /// In memory such a value takes up to 90 times the bytes of its text.
 pub const MOST_USER_BYTES: usize = 4 << 20;

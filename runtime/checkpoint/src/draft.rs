@@ -37,8 +37,8 @@ pub struct Draft<'a> {
 pub struct Committed {
     /// Its directory.
     pub path: PathBuf,
-    /// Failures after the commit, which harm no generation: replacing the link `latest`, reading old generations or removing
-    /// them.
+    /// Failures after the commit, which harm no generation: replacing the link `latest`, reading
+    /// old generations or removing them.
     pub left_undone: Vec<Error>,
 }
 
@@ -49,7 +49,8 @@ impl Place {
         Self { files, path, step, nonce }
     }
 
-    /// The number that makes its name unique. With the step, it tells other ranks which place is meant.
+    /// Returns the number that makes its name unique. With the step, it tells other ranks which
+    /// place is meant.
     #[must_use]
     pub fn nonce(&self) -> u64 {
         self.nonce
@@ -74,13 +75,15 @@ impl Place {
         }
     }
 
-    /// Removes the directory and all files that writers have written to it, as far as possible. The next lease removes the rest.
-    /// For use without a draft, when [`Lease::begin_at`](crate::Lease::begin_at) has failed.
+    /// Removes the directory and all files that writers have written to it, as far as possible. The
+    /// next lease removes the rest. For use without a draft, when
+    /// [`Lease::begin_at`](crate::Lease::begin_at) has failed.
     pub fn discard(self) {
         match self.files.remove(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "the files of a failed save could not be removed yet");
+                tracing::warn!(%path, %error, "the files of a failed save could not be removed \
+                                               yet");
             }
             _ => {}
         }
@@ -89,8 +92,8 @@ impl Place {
     /// Writes one writer's file and its note. Both are synced when this returns (W3, W4).
     ///
     /// # Errors
-    /// [`Error::Tensor`] if two slices are of one tensor, a slice has no elements, or a tensor is named `__metadata__`;
-    /// [`Error::Io`].
+    /// [`Error::Tensor`] if two slices are of one tensor, a slice has no elements, or a tensor is
+    /// named `__metadata__`; [`Error::Io`].
     pub fn write(&self, writer: Writer, slices: &[Slice<'_>]) -> Result<(), Error> {
         if let Some(empty) = slices.iter().find(|slice| slice.values.is_empty()) {
             return Err(Error::tensor(empty.tensor, "a slice of it has no elements"));
@@ -124,11 +127,13 @@ impl<'a> Draft<'a> {
         &self.place
     }
 
-    /// Makes the draft a generation. Call it after all `writers` have written. On an error the draft is discarded.
+    /// Makes the draft a generation. Call it after all `writers` have written. On an error the
+    /// draft is discarded.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if the parts do not cover every tensor exactly once; [`Error::Tensor`] if writers have different shapes
-    /// of a tensor; [`Error::Truncated`] if a file has another size than its writer's note says; [`Error::Io`].
+    /// [`Error::Manifest`] if the parts do not cover every tensor exactly once; [`Error::Tensor`]
+    /// if writers have different shapes of a tensor; [`Error::Truncated`] if a file has another
+    /// size than its writer's note says; [`Error::Io`].
     pub fn commit(self, head: Head, writers: usize) -> Result<Committed, Error> {
         match self.publish(head, writers) {
             Ok(path) => {
@@ -171,7 +176,8 @@ impl<'a> Draft<'a> {
             (self.lease.store().root(), self.lease.store().generation_path(self.place.step));
         files.rename(place, &published).map_err(Error::io("rename", place))?;
         if let Err(error) = files.sync_dir(root) {
-            // The save fails, so the generation must not stay: a second save of the same step would be refused.
+            // The save fails, so the generation must not stay: a second save of the same step would
+            // be refused.
             self.withdraw(&published);
             return Err(Error::io("sync", root)(error));
         }
@@ -182,7 +188,8 @@ impl<'a> Draft<'a> {
     fn withdraw(&self, published: &Path) {
         if let Err(error) = self.files().rename(published, &self.place.path) {
             let path = published.display();
-            tracing::warn!(%path, %error, "the checkpoint of a failed save could not be withdrawn: it exists");
+            tracing::warn!(%path, %error, "the checkpoint of a failed save could not be withdrawn: \
+                                           it exists");
         }
     }
 

@@ -20,7 +20,10 @@ pub enum Error {
         source: io::Error,
     },
     /// Another job writes to this store.
-    #[error("{} is being written to by {holder}: a store has one writing job at a time", store.display())]
+    #[error(
+        "{} is being written to by {holder}: a store has one writing job at a time",
+        store.display()
+    )]
     Leased {
         /// The store.
         store: PathBuf,
@@ -28,7 +31,10 @@ pub enum Error {
         holder: String,
     },
     /// The store has an intact generation of this step, or of a later one.
-    #[error("{} exists and is intact: a save needs a later step than all existing checkpoints", path.display())]
+    #[error(
+        "{} exists and is intact: a save needs a later step than all existing checkpoints",
+        path.display()
+    )]
     Exists {
         /// Its directory.
         path: PathBuf,
@@ -43,9 +49,11 @@ pub enum Error {
         /// The steps of the store's generations, ascending.
         has: Vec<u64>,
     },
-    /// The generation was there when a reader looked, and has been removed or replaced since. It is no damage.
+    /// The generation was there when a reader looked, and has been removed or replaced since. It is
+    /// no damage.
     #[error(
-        "{} was removed while it was read: the job that writes there keeps its newest checkpoints only",
+        "{} was removed while it was read: the job that writes there keeps its newest checkpoints \
+         only",
         path.display()
     )]
     Removed {
@@ -60,9 +68,11 @@ pub enum Error {
         /// The problem, in words.
         problem: String,
     },
-    /// A newer version of this program wrote the generation. It is no damage, and no other generation takes its place.
+    /// A newer version of this program wrote the generation. It is no damage, and no other
+    /// generation takes its place.
     #[error(
-        "{}: this checkpoint was written by a newer version: format {found}, this program reads up to {known}",
+        "{}: this checkpoint was written by a newer version: format {found}, this program reads up \
+         to {known}",
         path.display()
     )]
     Version {
@@ -85,7 +95,8 @@ pub enum Error {
     },
     /// The bytes of a chunk differ from those that were written.
     #[error(
-        "{}: elements {offset} to {end} of tensor `{}` are not those that were written: their hash differs",
+        "{}: elements {offset} to {end} of tensor `{}` are not those that were written: their hash \
+         differs",
         path.display(), tensor.escape_debug()
     )]
     Corrupt {
@@ -138,14 +149,16 @@ impl Error {
         }
     }
 
-    /// Whether the store has no such generation, or has it no longer: a writer may have removed it since a reader listed it.
+    /// Returns whether the store has no such generation, or has it no longer: a writer may have
+    /// removed it since a reader listed it.
     #[must_use]
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::NoSuchStep { .. } | Self::Removed { .. })
     }
 
-    /// Whether the generation itself is damaged, so that an older one may be readable. False for problems that every generation
-    /// would have, such as a process that may not open more files, and for a generation that a newer version wrote.
+    /// Returns whether the generation itself is damaged, so that an older one may be readable.
+    /// False for problems that every generation would have, such as a process that may not open
+    /// more files, and for a generation that a newer version wrote.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         if let Self::Io { source, .. } = self {

@@ -15,7 +15,8 @@ use crate::name::MANIFEST;
 /// Bytes per read when a whole file is hashed.
 const BLOCK: usize = 1 << 20;
 
-/// A generation whose manifest is intact, and whose files exist with the sizes that the manifest says.
+/// A generation whose manifest is intact, and whose files exist with the sizes that the manifest
+/// says.
 pub struct Generation {
     files: Arc<dyn Files>,
     path: PathBuf,
@@ -27,8 +28,9 @@ impl Generation {
     /// Opens the generation in a directory (R2).
     ///
     /// # Errors
-    /// [`Error::Io`] if the manifest or a file cannot be opened, or is a link; the errors of [`Manifest::decode`];
-    /// [`Error::Truncated`] if a file has another size than the manifest says.
+    /// [`Error::Io`] if the manifest or a file cannot be opened, or is a link; the errors of
+    /// [`Manifest::decode`]; [`Error::Truncated`] if a file has another size than the manifest
+    /// says.
     pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
         let at = path.join(MANIFEST);
         let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
@@ -47,7 +49,7 @@ impl Generation {
         error
     }
 
-    /// Whether the directory is still there, and no other generation has taken its place.
+    /// Returns whether the directory is still there, and no other generation has taken its place.
     fn is_in_place(&self) -> bool {
         let at = self.path.join(MANIFEST);
         match read_whole(&*self.files, &at, MOST_BYTES) {
@@ -56,7 +58,8 @@ impl Generation {
         }
     }
 
-    /// Opens a file for one use. Many ranks of a process may read a generation of many files, so no file stays open.
+    /// Opens a file for one use. Many ranks of a process may read a generation of many files, so no
+    /// file stays open.
     fn source(&self, file: usize) -> Result<Box<dyn Source>, Error> {
         let FileEntry { name, bytes: want, .. } = &self.manifest.files[file];
         let path = self.path.join(name);
@@ -77,19 +80,21 @@ impl Generation {
         &self.manifest
     }
 
-    /// The hash of the file of its manifest. The manifest has the hashes of all other bytes, so generations of one hash have the
-    /// same content.
+    /// Returns the hash of the file of its manifest. The manifest has the hashes of all other
+    /// bytes, so generations of one hash have the same content.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hash
     }
 
-    /// Fills `values` with f32 elements of a tensor, beginning at element `offset` in row-major order. Reads the chunks that overlap
-    /// them, and compares their hashes (R3).
+    /// Fills `values` with f32 elements of a tensor, beginning at element `offset` in row-major
+    /// order. Reads the chunks that overlap them, and compares their hashes (R3).
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor, its elements are not f32, or it ends before `values` is full;
-    /// [`Error::Corrupt`] if a hash differs; [`Error::Removed`] if a writer has removed the generation; [`Error::Io`]. After an error, the content of `values` is unspecified.
+    /// [`Error::Tensor`] if there is no such tensor, its elements are not f32, or it ends before
+    /// `values` is full; [`Error::Corrupt`] if a hash differs; [`Error::Removed`] if a writer has
+    /// removed the generation; [`Error::Io`]. After an error, the content of `values` is
+    /// unspecified.
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
         self.read_part(tensor, offset, values).map_err(|error| self.looked_at_again(error))
     }
@@ -125,11 +130,13 @@ impl Generation {
         Ok(())
     }
 
-    /// Calls `act` with the bytes of each chunk of a tensor, in order of offset, for any dtype. Each hash is compared before the call.
+    /// Calls `act` with the bytes of each chunk of a tensor, in order of offset, for any dtype.
+    /// Each hash is compared before the call.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`] if a hash differs; [`Error::Removed`] if a writer has removed
-    /// the generation; [`Error::Io`]; the error of `act`.
+    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`] if a hash differs;
+    /// [`Error::Removed`] if a writer has removed the generation; [`Error::Io`]; the error of
+    /// `act`.
     pub fn for_each_chunk<E: From<Error>>(
         &self,
         tensor: &str,
@@ -145,9 +152,10 @@ impl Generation {
         Ok(())
     }
 
-    /// Reads all files and compares all hashes. Returns at most one error for each tensor; if no tensor has one, an error for each
-    /// file whose hash differs or which cannot be read. Empty if the generation is intact. [`Error::Removed`] alone if a writer has
-    /// removed the generation meanwhile.
+    /// Reads all files and compares all hashes. Returns at most one error for each tensor; if no
+    /// tensor has one, an error for each file whose hash differs or which cannot be read. Empty if
+    /// the generation is intact. [`Error::Removed`] alone if a writer has removed the generation
+    /// meanwhile.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
         let wrong = self.damages();
@@ -214,7 +222,7 @@ impl Generation {
     }
 }
 
-/// Whether the directory above lists a path.
+/// Returns whether the directory above lists a path.
 fn is_listed(files: &dyn Files, path: &Path) -> bool {
     let above = path.parent().filter(|above| !above.as_os_str().is_empty());
     match files.list(above.unwrap_or(Path::new("."))) {

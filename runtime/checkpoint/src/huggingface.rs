@@ -1,5 +1,5 @@
-//! Folders of Hugging Face models: whole tensors in `model-00001-of-00003.safetensors`, and an index that says which tensor is in
-//! which file.
+//! Folders of Hugging Face models: whole tensors in `model-00001-of-00003.safetensors`, and an
+//! index that says which tensor is in which file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -71,17 +71,18 @@ pub struct Exported {
 pub enum Weights {
     /// Those that were trained.
     Trained,
-    /// Their exponential moving averages, in f32: the tensors of state `ema`. A parameter that has none, since it is frozen, has its own
-    /// values.
+    /// Their exponential moving averages, in f32: the tensors of state `ema`. A parameter that has
+    /// none, since it is frozen, has its own values.
     Average,
 }
 
-/// Writes the parameters of a generation as a new folder. A file has at most `most` bytes of tensors, or a single tensor. Holds at
-/// most one chunk in memory. The folder gets its name after all of it is synced.
+/// Writes the parameters of a generation as a new folder. A file has at most `most` bytes of
+/// tensors, or a single tensor. Holds at most one chunk in memory. The folder gets its name after
+/// all of it is synced.
 ///
 /// # Errors
-/// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs; [`Error::Manifest`] if averages are wanted and
-/// the generation has none.
+/// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs;
+/// [`Error::Manifest`] if averages are wanted and the generation has none.
 pub fn export(
     (generation, files): (&Generation, &dyn Files),
     folder: &Path,
@@ -89,7 +90,8 @@ pub fn export(
     most: u64,
 ) -> Result<Exported, Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    // An export that was killed leaves its folder behind: the next one has another name for its own.
+    // An export that was killed leaves its folder behind: the next one has another name for its
+    // own.
     let writing = folder.with_file_name(unfinished(&name, nonce()));
     if folder.exists() {
         let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
@@ -170,7 +172,8 @@ fn tensors_of<'g>(generation: &'g Generation, weights: Weights) -> Result<Vec<Te
     };
     let all: Vec<_> = params.map(tensor).collect();
     if weights == Weights::Average && all.iter().all(|tensor| tensor.name == tensor.source) {
-        let problem = "the checkpoint has no averages: none of its tensors is named `optimizer:ema:<parameter>`";
+        let problem = "the checkpoint has no averages: none of its tensors is named \
+                       `optimizer:ema:<parameter>`";
         return Err(Error::manifest(generation.path(), problem));
     }
     Ok(all)
@@ -240,7 +243,7 @@ struct Place {
 const SAMPLE: usize = 1024;
 
 impl Place {
-    /// The hash of the first, the middle and the last bytes of the tensor.
+    /// Returns the hash of the first, the middle and the last bytes of the tensor.
     fn sample(&self, source: &dyn Source) -> Result<Hash, Error> {
         let bytes = self.shape.iter().product::<u64>() * self.dtype.bitsize() as u64 / 8;
         let part = bytes.min(SAMPLE as u64);
@@ -257,13 +260,15 @@ impl Place {
 }
 
 impl Folder {
-    /// Reads the headers of a folder, and its index if there is one. As transformers does, it reads `model.safetensors` where that
-    /// is there, and the files of `model.safetensors.index.json` only where it is not.
+    /// Reads the headers of a folder, and its index if there is one. As transformers does, it reads
+    /// `model.safetensors` where that is there, and the files of `model.safetensors.index.json`
+    /// only where it is not.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Manifest`] if the folder has weights in another form only, the index or a header is invalid or too
-    /// large, two files have a tensor of one name, or a file that the index names is missing or has not the tensors that it should;
-    /// [`Error::Truncated`] if a file has another size than its header says.
+    /// [`Error::Io`]; [`Error::Manifest`] if the folder has weights in another form only, the index
+    /// or a header is invalid or too large, two files have a tensor of one name, or a file that the
+    /// index names is missing or has not the tensors that it should; [`Error::Truncated`] if a file
+    /// has another size than its header says.
     pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
         let paths = files.list(folder).map_err(Error::io("list", folder))?;
         let names: BTreeSet<&str> =
@@ -279,15 +284,15 @@ impl Folder {
         Ok(Self { files, tensors: found.tensors, oddities: found.oddities })
     }
 
-    /// Returns a text for each contradiction in the folder that changes no tensor: files that are not
-    /// read because `model.safetensors` is there, an index whose `total_size` is not that of its files,
-    /// or an index that lacks some of their tensors.
+    /// Returns a text for each contradiction in the folder that changes no tensor: files that are
+    /// not read because `model.safetensors` is there, an index whose `total_size` is not that of
+    /// its files, or an index that lacks some of their tensors.
     #[must_use]
     pub fn oddities(&self) -> &[String] {
         &self.oddities
     }
 
-    /// The dtype of a tensor's elements in its file.
+    /// Returns the dtype of a tensor's elements in its file.
     #[must_use]
     pub fn dtype(&self, tensor: &str) -> Option<Dtype> {
         self.tensors.get(tensor).map(|place| place.dtype)
@@ -298,9 +303,10 @@ impl Folder {
         self.tensors.iter().map(|(name, place)| (&**name, &*place.shape))
     }
 
-    /// Describes the content of the folder: a line for each tensor, with its dtype, its shape, its place in its file, and a hash of
-    /// a sample of its elements: the first, the middle and the last 1,024 bytes. Folders of one model and version have the same
-    /// lines, wherever they are. Other values of a tensor are seen if they differ in the sample.
+    /// Describes the content of the folder: a line for each tensor, with its dtype, its shape, its
+    /// place in its file, and a hash of a sample of its elements: the first, the middle and the
+    /// last 1,024 bytes. Folders of one model and version have the same lines, wherever they are.
+    /// Other values of a tensor are seen if they differ in the sample.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -319,18 +325,21 @@ impl Folder {
                 let sample = place.sample(&*source)?;
                 let (name, file) = (name.escape_debug(), file.escape_debug());
                 lines.push(format!(
-                    "tensor `{name}`, {dtype} {shape:?} at byte {begin} of {file}, with a sample of hash {sample}"
+                    "tensor `{name}`, {dtype} {shape:?} at byte {begin} of {file}, with a sample \
+                     of hash {sample}"
                 ));
             }
         }
         Ok(lines)
     }
 
-    /// Fills `values` with elements of a tensor as f32, beginning at element `offset` in row-major order. Reads only those bytes of
-    /// the file. F32, F16 and BF16 are converted exactly; F64 is rounded.
+    /// Fills `values` with elements of a tensor as f32, beginning at element `offset` in row-major
+    /// order. Reads only those bytes of the file. F32, F16 and BF16 are converted exactly; F64 is
+    /// rounded.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor, its dtype is another one, or it ends before `values` is full; [`Error::Io`].
+    /// [`Error::Tensor`] if there is no such tensor, its dtype is another one, or it ends before
+    /// `values` is full; [`Error::Io`].
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
         let place = self.tensors.get(tensor);
         let place =
@@ -405,7 +414,8 @@ impl<'n> Layout<'n> {
     }
 }
 
-/// Whether a file is one of several that an index names, by its usual name: `model-00001-of-00003.safetensors`.
+/// Returns whether a file is one of several that an index names, by its usual name:
+/// `model-00001-of-00003.safetensors`.
 fn is_part(name: &str) -> bool {
     let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
@@ -414,7 +424,8 @@ fn is_part(name: &str) -> bool {
         .is_some_and(|(part, count)| is_number(part) && is_number(count))
 }
 
-/// Describes the weights of a folder that has neither `model.safetensors` nor an index. `None` if it has none.
+/// Describes the weights of a folder that has neither `model.safetensors` nor an index. `None` if
+/// it has none.
 fn other_form(names: &BTreeSet<&str>) -> Option<String> {
     let which = |is: &dyn Fn(&str) -> bool| {
         let files: Vec<String> = names
@@ -514,7 +525,8 @@ impl Found {
         Ok(())
     }
 
-    /// Tells of tensors in the index's files that the index lacks. As transformers does, they are read.
+    /// Tells of tensors in the index's files that the index lacks. As transformers does, they are
+    /// read.
     fn unlisted(&self, weight_map: &BTreeMap<String, String>) -> Option<String> {
         let mut unlisted = self.tensors.keys().filter(|name| !weight_map.contains_key(*name));
         let first = unlisted.next()?.escape_debug();
@@ -533,7 +545,9 @@ impl Found {
         let is_right = stated == self.bytes as f64;
         let bytes = self.bytes;
         (!is_right).then(|| {
-            format!("the total_size of {INDEX} is {total_size}, and its files have {bytes} bytes of tensors")
+            format!(
+                "the total_size of {INDEX} is {stated}, and its files have {bytes} bytes of tensors"
+            )
         })
     }
 
@@ -568,7 +582,8 @@ impl Found {
 /// Converts little-endian elements to f32.
 type Converter = fn(&[u8], &mut [f32]);
 
-/// The conversion from little-endian elements of a dtype to f32; `None` for dtypes that are not converted.
+/// Returns the conversion from little-endian elements of a dtype to f32; `None` for dtypes that are
+/// not converted.
 fn converter(dtype: Dtype) -> Option<Converter> {
     fn by<const SIZE: usize>(bytes: &[u8], values: &mut [f32], convert: fn([u8; SIZE]) -> f32) {
         let elements = bytes.as_chunks::<SIZE>().0;

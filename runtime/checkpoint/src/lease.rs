@@ -17,7 +17,8 @@ use crate::store::Store;
 /// The most bytes of a holder's name that a second job reads.
 const MOST_WORDS: u64 = 256;
 
-/// The right to write to a store. One job at a time holds it. It ends when this value is dropped, or when the process ends.
+/// The right to write to a store. One job at a time holds it. It ends when this value is dropped,
+/// or when the process ends.
 #[derive(Debug)]
 pub struct Lease {
     store: Store,
@@ -58,18 +59,19 @@ impl Lease {
         &self.store
     }
 
-    /// Begins a generation: makes the directory that the commit will rename. Removes broken generations of this step and of
-    /// later steps, since the caller has gone on from an older one.
+    /// Begins a generation: makes the directory that the commit will rename. Removes broken
+    /// generations of this step and of later steps, since the caller has gone on from an older one.
     ///
     /// # Errors
-    /// [`Error::Exists`] if a generation of this step or of a later one is intact. If such a generation cannot be read and its
-    /// bytes are not certainly lost, the error of reading it. [`Error::Io`].
+    /// [`Error::Exists`] if a generation of this step or of a later one is intact. If such a
+    /// generation cannot be read and its bytes are not certainly lost, the error of reading it.
+    /// [`Error::Io`].
     pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
         self.begin_at(self.store.place(step, nonce()))
     }
 
-    /// As [`begin`](Self::begin), at a given place of this store. Writers may know the place before the call, and may have
-    /// [made](Place::make) it.
+    /// Begins a generation as [`begin`](Self::begin) does, at a given place of this store. Writers
+    /// may know the place before the call, and may have [made](Place::make) it.
     ///
     /// # Errors
     /// The errors of [`begin`](Self::begin).
@@ -84,17 +86,23 @@ impl Lease {
         Ok(Draft::new(self, place))
     }
 
-    /// Removes all generations of later steps than `step`, so that a run may go on from there. If the call ends early, the
-    /// generations that are left are the oldest of these, whole, and the same call removes them.
+    /// Removes all generations of later steps than `step`, so that a run may go on from there. If
+    /// the call ends early, the generations that are left are the oldest of these, whole, and the
+    /// same call removes them.
     ///
     /// Returns the steps of the removed generations, ascending.
     ///
     /// # Errors
-    /// [`Error::NoSuchStep`] and the errors of [`Store::open`] if the generation of `step` cannot be opened: then nothing is removed.
+    /// [`Error::NoSuchStep`] and the errors of [`Store::open`] if the generation of `step` cannot
+    /// be opened, or [`Error::Manifest`] if a load has found it broken: then nothing is removed.
     /// [`Error::Io`].
     pub fn discard_after(&mut self, step: u64) -> Result<Vec<u64>, Error> {
         let (store, files) = (self.store.clone(), self.store.files());
-        store.open(step)?;
+        let generation = store.open(step)?;
+        if self.has_noted(step) {
+            let problem = "a load has found it broken, so later checkpoints are not discarded";
+            return Err(Error::manifest(generation.path(), problem));
+        }
         let later: Vec<u64> = store.steps()?.into_iter().filter(|it| *it > step).collect();
         if later.is_empty() {
             return Ok(later);
@@ -102,20 +110,23 @@ impl Lease {
         link_latest(&store, step, nonce())?;
         // A generation that a later save makes with one of these steps is another one.
         self.broken.split_off(&(step + 1));
-        // The newest first: as long as one is left, it is the one that was saved after all others that are left.
+        // The newest first: as long as one is left, it is the one that was saved after all others
+        // that are left.
         let hidden = later.iter().rev().map(|step| store.hide(*step));
         let hidden = hidden.collect::<Result<Vec<PathBuf>, _>>()?;
         files.sync_dir(store.root()).map_err(Error::io("sync", store.root()))?;
         for path in &hidden {
             // No reader looks at it: it only takes space, and the next writer removes it.
             if let Err(error) = files.remove(path) {
-                tracing::warn!(path = %path.display(), %error, "a discarded checkpoint cannot be removed yet");
+                tracing::warn!(path = %path.display(), %error, "a discarded checkpoint cannot be \
+                                                                removed yet");
             }
         }
         Ok(later)
     }
 
-    /// Notes that a load has found the generation of a step broken: it takes the place of no readable one.
+    /// Notes that a load has found the generation of a step broken: it takes the place of no
+    /// readable one.
     pub fn note_broken(&mut self, step: u64) {
         self.broken.insert(step);
     }
@@ -143,8 +154,8 @@ impl Lease {
         self.store.delete(step)
     }
 
-    /// Removes unfinished generations except `but`, and partly removed ones, as far as possible. Their writer has failed, since it
-    /// would otherwise hold the lease.
+    /// Removes unfinished generations except `but`, and partly removed ones, as far as possible.
+    /// Their writer has failed, since it would otherwise hold the lease.
     fn clean(&self, but: Option<&Path>) -> Result<(), Error> {
         let (root, files) = (self.store.root(), self.store.files());
         let entries = files.list(root).map_err(Error::io("list", root))?;
@@ -153,11 +164,13 @@ impl Lease {
             let shown = path.display();
             match files.remove(path) {
                 Ok(()) => {
-                    tracing::info!(path = %shown, "a crash or a failure left this behind: it is removed")
+                    tracing::info!(path = %shown, "a crash or a failure left this behind: it is \
+                                                   removed")
                 }
                 // No reader looks at it: it only takes space.
                 Err(error) => {
-                    tracing::warn!(path = %shown, %error, "a crash or a failure left this behind, and it cannot be removed yet")
+                    tracing::warn!(path = %shown, %error, "a crash or a failure left this behind, \
+                                                           and it cannot be removed yet")
                 }
             }
         }
@@ -212,7 +225,8 @@ fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {
     file.write_all(holder.as_bytes())
 }
 
-/// A random number for the name of a new draft's directory, so that no other draft of the store has the same name.
+/// Returns a random number for the name of a new draft's directory, so that no other draft of the
+/// store has the same name.
 #[must_use]
 pub fn nonce() -> u64 {
     RandomState::new().hash_one(std::process::id())

@@ -26,7 +26,8 @@ const WITHOUT_FROZEN: u64 = 2;
 /// ones.
 const WITH_APPLIED: u64 = 3;
 
-/// The most bytes of a manifest or a note: those of the largest models on thousands of ranks. CHECKPOINT.md counts them.
+/// The most bytes of a manifest or a note: those of the largest models on thousands of ranks.
+/// CHECKPOINT.md counts them.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
 
 /// The most bytes of a chunk: a reader reads and hashes this much to get at one element.
@@ -140,7 +141,8 @@ pub struct Manifest {
     /// The program's own values, which it needs to go on.
     #[serde(deserialize_with = "bounds::value")]
     pub user: serde_json::Value,
-    /// The digest of the frozen parameters, if the files have the trainable parameters alone. CHECKPOINT.md defines it.
+    /// The digest of the frozen parameters, if the files have the trainable parameters alone.
+    /// CHECKPOINT.md defines it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_digest: Option<u64>,
     /// The files. [`Chunk::file`] is an index into this list.
@@ -267,8 +269,9 @@ impl Manifest {
     /// Reads a manifest from the bytes of its file. `path` is for errors only.
     ///
     /// # Errors
-    /// [`Error::Version`] if a newer version of this program wrote it; [`Error::Manifest`] if the hash differs, a field is missing,
-    /// unknown, invalid or too large, or chunks do not cover a tensor exactly once.
+    /// [`Error::Version`] if a newer version of this program wrote it; [`Error::Manifest`] if the
+    /// hash differs, a field is missing, unknown, invalid or too large, or chunks do not cover a
+    /// tensor exactly once.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, Error> {
         let text = unseal(path, bytes)?;
         let Versioned { format } =
@@ -285,10 +288,11 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The bytes of its file. Equal manifests have equal bytes. `path` is for errors only.
+    /// Returns the bytes of its file. Equal manifests have equal bytes. `path` is for errors only.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if a reader would refuse them: the program's own values are too large, or nested too deeply.
+    /// [`Error::Manifest`] if a reader would refuse them: the program's own values are too large,
+    /// or nested too deeply.
     pub fn encode(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let bytes = seal(self).map_err(|error| Error::manifest(path, error))?;
         let size = bytes.len() as u64;

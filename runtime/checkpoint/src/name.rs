@@ -14,7 +14,8 @@ const GENERATION: &str = "step-";
 const WRITING: &str = ".writing-";
 const DELETED: &str = ".deleted-";
 
-/// The name of the tensor that holds one kind of optimizer state of a parameter: `optimizer:exp_avg:w1`.
+/// Returns the name of the tensor that holds one kind of optimizer state of a parameter:
+/// `optimizer:exp_avg:w1`.
 #[must_use]
 pub fn state_tensor(kind: &str, parameter: &str) -> String {
     format!("{STATE}{kind}:{parameter}")
@@ -40,8 +41,8 @@ pub(crate) fn writing(step: u64, nonce: u64) -> String {
 /// The bytes that every file system allows in a name.
 const SHORT: usize = 40;
 
-/// The name of a folder `name` while it is written. It begins with that name, which is cut so that a name of the same length is
-/// allowed too, wherever `name` is.
+/// Returns the name of a folder `name` while it is written. It begins with that name, which is cut
+/// so that a name of the same length is allowed too, wherever `name` is.
 pub(crate) fn unfinished(name: &str, nonce: u64) -> String {
     let end = format!(".writing-{nonce:016x}");
     let room = name.len().max(SHORT) - ".".len() - end.len();

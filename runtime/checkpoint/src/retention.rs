@@ -4,8 +4,8 @@ use crate::error::Error;
 use crate::lease::Lease;
 
 impl Lease {
-    /// Removes generations that are older than those to be kept (W10). The newest one is that of `newest`, which has just been
-    /// written. Returns the failures.
+    /// Removes generations that are older than those to be kept (W10). The newest one is that of
+    /// `newest`, which has just been written. Returns the failures.
     pub(crate) fn remove_old(&self, newest: u64) -> Vec<Error> {
         let steps = match self.store().steps() {
             Ok(steps) => steps,

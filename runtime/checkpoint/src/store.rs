@@ -11,10 +11,11 @@ use crate::generation::Generation;
 use crate::lease::{Lease, nonce};
 use crate::name::{deleted, generation, step_of, writing};
 
-/// The least number of generations that are kept, so that a save does not disturb a job that reads the one before the last.
+/// The least number of generations that are kept, so that a save does not disturb a job that reads
+/// the one before the last.
 const KEPT_AT_LEAST: usize = 2;
 
-/// How often a search begins again because a writer has removed a generation meanwhile.
+/// Maximum number of searches, where a writer removes generations meanwhile.
 const MOST_LOOKS: usize = 16;
 
 /// A directory of generations. Reading needs only this; writing needs a [`Lease`].
@@ -53,8 +54,9 @@ impl Store {
         &self.root
     }
 
-    /// Takes the right to write to the store, and removes files that crashes have left behind. Makes the directory if it does
-    /// not exist. `holder` names this job in the error that a second job gets.
+    /// Takes the right to write to the store, and removes files that crashes have left behind.
+    /// Makes the directory if it does not exist. `holder` names this job in the error that a second
+    /// job gets.
     ///
     /// # Errors
     /// [`Error::Leased`] if another job holds the lease; [`Error::Io`].
@@ -62,7 +64,8 @@ impl Store {
         Lease::take(self, holder)
     }
 
-    /// The steps of its generations, ascending, whether intact or not. Empty if the directory does not exist.
+    /// Returns the steps of its generations, ascending, whether intact or not. Empty if the
+    /// directory does not exist.
     ///
     /// # Errors
     /// [`Error::Io`] if the directory exists and cannot be read.
@@ -76,17 +79,34 @@ impl Store {
         Ok(steps)
     }
 
-    /// Opens the generation of a step. Looks again before it calls one broken: a writer may be removing it, or may have just replaced it.
+    /// Returns whether the store has a generation of a step, intact or not. Looks for its name,
+    /// too: a file system that several machines share may list a new entry late.
     ///
     /// # Errors
-    /// [`Error::NoSuchStep`]; [`Error::Removed`] if a writer has removed the generation meanwhile; [`Error::Manifest`] if the manifest is of another step; the errors of [`Generation::open`].
+    /// [`Error::Io`] if the directory exists and cannot be read.
+    pub fn has(&self, step: u64) -> Result<bool, Error> {
+        if self.steps()?.contains(&step) {
+            return Ok(true);
+        }
+        let path = self.generation_path(step);
+        match self.files.list(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            listed => listed.map(|_| true).map_err(Error::io("list", &path)),
+        }
+    }
+
+    /// Opens the generation of a step. Looks again before it calls one broken: a writer may be
+    /// removing it, or may have just replaced it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchStep`]; [`Error::Removed`] if a writer has removed the generation meanwhile;
+    /// [`Error::Manifest`] if the manifest is of another step; the errors of [`Generation::open`].
     pub fn open(&self, step: u64) -> Result<Generation, Error> {
-        let has = self.steps()?;
-        if !has.contains(&step) {
-            return Err(Error::NoSuchStep { store: self.root.clone(), step, has });
+        if !self.has(step)? {
+            return Err(Error::NoSuchStep { store: self.root.clone(), step, has: self.steps()? });
         }
         match self.open_listed(step) {
-            Err(error) if error.is_damage() && !self.steps()?.contains(&step) => {
+            Err(error) if error.is_damage() && !self.has(step)? => {
                 Err(Error::Removed { path: self.generation_path(step) })
             }
             Err(error) if error.is_loss() => self.open_listed(step),
@@ -104,12 +124,14 @@ impl Store {
         Err(Error::manifest(opened.path(), problem))
     }
 
-    /// The newest generation whose manifest and file sizes are intact. With `before`, only generations of earlier steps count. If a
-    /// writer removes a generation meanwhile, the search begins again.
+    /// Returns the newest generation whose manifest and file sizes are intact. With `before`, only
+    /// generations of earlier steps count. If a writer removes a generation meanwhile, the search
+    /// begins again.
     ///
     /// # Errors
-    /// [`Error::Version`] if a newer version wrote a generation that is newer than all intact ones; [`Error::Io`] if the directory
-    /// exists and cannot be read, or for a problem that every generation would have.
+    /// [`Error::Version`] if a newer version wrote a generation that is newer than all intact ones;
+    /// [`Error::Io`] if the directory exists and cannot be read, or for a problem that every
+    /// generation would have.
     pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
         let mut looks = 1;
         loop {
@@ -120,7 +142,7 @@ impl Store {
         }
     }
 
-    /// As [`newest`](Self::newest), of the generations that are listed now.
+    /// Returns the newest of the generations that are listed now, as [`newest`](Self::newest) does.
     fn newest_listed(&self, before: Option<u64>) -> Result<Fallback, Error> {
         let mut broken = Vec::new();
         let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
@@ -134,11 +156,12 @@ impl Store {
         Ok(Fallback { generation: None, broken })
     }
 
-    /// The newest generation whose manifest and file sizes are intact; `None` if the store is empty. Logs a warning for each
-    /// newer one that is broken.
+    /// Returns the newest generation whose manifest and file sizes are intact; `None` if the store
+    /// is empty. Logs a warning for each newer one that is broken.
     ///
     /// # Errors
-    /// The errors of [`newest`](Self::newest). If there are generations and none is intact, the error of the newest one.
+    /// The errors of [`newest`](Self::newest). If there are generations and none is intact, the
+    /// error of the newest one.
     pub fn latest(&self) -> Result<Option<Generation>, Error> {
         let Fallback { generation, mut broken } = self.newest(None)?;
         if generation.is_none() && !broken.is_empty() {
@@ -150,14 +173,16 @@ impl Store {
         Ok(generation)
     }
 
-    /// The directory in which writers write a generation of `step`. Its name contains `nonce`. Does not access the file system.
+    /// Returns the directory in which writers write a generation of `step`. Its name contains
+    /// `nonce`. Does not access the file system.
     #[must_use]
     pub fn place(&self, step: u64, nonce: u64) -> Place {
         let path = self.root.join(writing(step, nonce));
         Place::new(Arc::clone(&self.files), path, (step, nonce))
     }
 
-    /// Removes a generation. Renames it first to a name that no reader looks at, so that no reader finds a part of it.
+    /// Removes a generation. Renames it first to a name that no reader looks at, so that no reader
+    /// finds a part of it.
     pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
         let hidden = self.hide(step)?;
         self.files.remove(&hidden).map_err(Error::io("remove", &hidden))

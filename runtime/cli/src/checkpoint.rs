@@ -79,11 +79,13 @@ fn open(directory: &Path, step: Option<u64>) -> Result<Generation, Box<dyn Error
     }
 }
 
-/// How often a command begins again with the newest checkpoint, because a running job has removed the one that it read.
+/// Maximum number of times that a command begins with the newest checkpoint. It begins again if a
+/// running job has removed the one that it read.
 const MOST_TRIES: usize = 5;
 
 impl Which {
-    /// Opens the checkpoint, and calls `act` with it. If a running job removes the newest one meanwhile, the then newest is taken.
+    /// Opens the checkpoint, and calls `act` with it. If a running job removes the newest one
+    /// meanwhile, begins again with its successor.
     fn read<T>(
         &self,
         mut act: impl FnMut(&Generation) -> Result<T, Box<dyn Error>>,

@@ -12,13 +12,15 @@
 //! and the end of the command to the launcher, and receives the signals for the group. When the launcher dies, the socket closes,
 //! and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
-//! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
-//! processes to start), `files` (the limit of open files), `ranks` (messages from attendants), `frame` (their encoding), `claims` and
-//! `peer` (the checks of an attendant that connects), `attendant`, `pipes`, `replace`, `terminal`, `writer`, `window` and `lines`
-//! (output and logs), `threads`.
+//! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a
+//! rank, and to signals), `job` (the processes to start), `files` (the limit of open files),
+//! `ranks` (messages from attendants), `frame` (their encoding), `claims` and `peer` (the checks of
+//! an attendant that connects), `attendant`, `pipes`, `replace`, `terminal`, `writer`, `window` and
+//! `lines` (output and logs), `threads`.
 //!
-//! The reader of the output may stand still. Then the lines of ranks wait, and so do the ranks, but the launcher does not: it knows
-//! the end of each rank, and ends the job in time. Lines that nobody has taken by then are counted and told.
+//! The reader of the output may block. Then the lines of ranks wait, and so do the ranks, but the
+//! launcher does not: it learns of the end of each rank, and ends the job in time. It counts the
+//! lines that have not been read by then, and reports their number.
 
 mod attempt;
 pub(crate) mod attendant;
@@ -74,8 +76,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 
-    /// Seconds between SIGTERM and SIGKILL for the other ranks, when a rank has failed; then the most seconds for which the last lines
-    /// wait for their reader
+    /// Seconds between SIGTERM and SIGKILL for the other ranks, when a rank has failed; then the
+    /// most seconds for which the last lines wait for their reader
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     grace: u64,
 

@@ -13,9 +13,11 @@
 //! hsdp completions bash                                    prints the completion script of a shell
 //! ```
 //!
-//! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ, or if operations of schedules do not
-//! complete; 2 if the arguments are invalid or the command fails. `launch` ends with the exit code of the first rank that failed: for a rank
-//! that a signal killed, 128 plus the signal's number. A job that a signal interrupts ends with 0 only if all its ranks do.
+//! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ,
+//! or if operations of schedules do not complete; 2 if the arguments are invalid or the command
+//! fails. `launch` ends with the exit code of the first rank that failed: for a rank that a signal
+//! killed, 128 plus the signal's number. If no rank has failed in a job that a signal interrupts,
+//! the code is 0 only if all ranks have ended.
 
 mod calibrate;
 mod check;

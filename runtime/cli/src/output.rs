@@ -1,15 +1,25 @@
-//! The files that options name to be written: checked before the work, and written as a whole after it.
+//! The files that options name to be written: checked before the work, and written as a whole
+//! after it.
 
 use std::path::{Path, PathBuf};
 
 use hsdp_program::file::{FileError, Output, OutputFolder};
 
-/// Checks a file to write, if there is one. It must be none of `inputs`, which may be names of what is bundled.
+/// Checks a file to write, if there is one. It must be none of `inputs`, which may also be names of
+/// bundled models and machines.
 ///
 /// # Errors
 /// In one line.
 pub(crate) fn check(file: Option<&PathBuf>, inputs: &[&Path]) -> Result<Option<Output>, String> {
     file.map(|file| Output::check(file, inputs).map_err(cannot_write)).transpose()
+}
+
+/// Refuses stdout as a file to write, for a command that prints JSON.
+///
+/// # Errors
+/// In one line.
+pub(crate) fn check_beside_json(files: &[&Option<Output>]) -> Result<(), String> {
+    files.iter().copied().flatten().try_for_each(Output::differs_from_stdout).map_err(cannot_write)
 }
 
 /// Checks a folder to make, if there is one.
@@ -20,6 +30,7 @@ pub(crate) fn check_folder(folder: Option<&PathBuf>) -> Result<Option<OutputFold
     folder.map(|folder| OutputFolder::check(folder).map_err(cannot_write)).transpose()
 }
 
+/// Returns the message about a file that cannot be written.
 pub(crate) fn cannot_write(error: FileError) -> String {
     format!("cannot write {error}")
 }

@@ -75,6 +75,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     if let (Some(svg), Some(schedules)) = (&svg, &schedules) {
         schedules.differs_from(svg).map_err(cannot_write)?;
     }
+    if options.json {
+        output::check_beside_json(&[&svg, &schedules])?;
+    }
     let planned = planned(options)?;
     if let Some(file) = &svg {
         let picture = picture::of(&planned.name, &planned.plan)?;

@@ -129,6 +129,9 @@ struct Searched<'a> {
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let inputs = [&options.model, &options.machine].map(Path::new);
     let html = output::check(options.html.as_ref(), &inputs)?;
+    if options.json {
+        output::check_beside_json(&[&html])?;
+    }
     let machine = machine::find(&options.machine)?;
     let model = Model::find(&options.model)?;
     let spec = options.optimizer.applied_to(&model.spec);

@@ -269,7 +269,8 @@ fn a_running_job_that_removes_checkpoints_is_no_damage() {
                 &["reshard", "/run", &copy, "--files", "2"],
             ] {
                 let (code, said, told) = place.checkpoint(arguments);
-                // A job that saves every few milliseconds may win against a copy each time; then the error says so.
+                // A job that saves every few milliseconds may outrun each copy; then the error
+                // names it.
                 let has_lost = code == Some(2) && told.contains("was removed while it was read");
                 let is_well = code == Some(0) || has_lost && arguments.len() > 2;
                 has_ended.store(!is_well, Ordering::Relaxed);

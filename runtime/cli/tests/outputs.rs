@@ -139,11 +139,11 @@ fn an_input_is_no_output() {
     assert_eq!(fs::read_to_string(&model).expect("there"), text);
     let file = folder.at("file");
     let error = refusal(&mut hsdp(&[&PLAN[..], &["--svg", &file, "--schedules", &file]].concat()));
-    assert!(error.ends_with(": it is named twice, and one output would overwrite the other\n"));
+    assert!(error.ends_with(": it is named twice, and has room for one output\n"), "{error}");
     assert!(!Path::new(&file).exists());
     let error =
         refusal(&mut hsdp(&[&SIMULATE[..], &["--trace", &file, "--chakra", &file]].concat()));
-    assert!(error.ends_with(": it is named twice, and one output would overwrite the other\n"));
+    assert!(error.ends_with(": it is named twice, and has room for one output\n"), "{error}");
     assert!(!Path::new(&file).exists());
     let error = refusal(&mut hsdp(&[&SIMULATE[..], &["--chakra", &steps]].concat()));
     assert_eq!(error, format!("hsdp: cannot write {steps}: entity already exists\n"));
@@ -166,7 +166,70 @@ fn stdout_and_the_null_device_are_written_as_they_are() {
     assert!(said.starts_with("<svg ") && said.contains("gpt2-small: "), "{said}");
 }
 
-/// The text of a command that succeeds.
+#[test]
+fn a_stream_has_room_for_one_output() {
+    let folder = Folder::new();
+    let json = "it is stdout, to which another output goes";
+    for (command, problem) in [
+        (
+            [&PLAN[..], &["--svg", "/dev/stdout", "--schedules", "/dev/stdout"]].concat(),
+            "it is named twice, and has room for one output",
+        ),
+        ([&PLAN[..], &["--json", "--svg", "/dev/stdout"]].concat(), json),
+        ([&PLAN[..], &["--json", "--schedules", "/dev/stdout"]].concat(), json),
+        ([&SIMULATE[..], &["--json", "--trace", "/dev/stdout"]].concat(), json),
+        ([&SEARCH[..], &["--json", "--html", "/dev/stdout"]].concat(), json),
+    ] {
+        let error = refusal(&mut hsdp(&command));
+        assert_eq!(error, format!("hsdp: cannot write /dev/stdout: {problem}\n"), "{command:?}");
+    }
+    let both = [&PLAN[..], &["--svg", "/dev/stderr", "--schedules", "/dev/stderr"]].concat();
+    let error = refusal(&mut hsdp(&both));
+    assert!(error.ends_with("/dev/stderr: it is named twice, and has room for one output\n"));
+    let apart = ["--json", "--svg", "/dev/null", "--schedules", "/dev/null"];
+    let text = said(&mut hsdp(&[&PLAN[..], &apart].concat()));
+    assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{text}");
+    // The redirected stdout is a file, by whatever name.
+    let path = folder.at("said");
+    let file = fs::File::create(&path).expect("made");
+    let mut plan = hsdp(&[&PLAN[..], &["--json", "--svg", &path]].concat());
+    let output = plan.stdout(file).output().expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(error, format!("hsdp: cannot write {path}: {json}\n"));
+}
+
+/// Runs in a mount namespace, which some systems do not permit.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_mount_point_is_refused_before_the_work() {
+    let folder = Folder::new();
+    let [old, mounted] = ["old", "mounted"].map(|name| folder.at(name));
+    for file in [&old, &mounted] {
+        fs::write(file, "old").expect("written");
+    }
+    let mount = |script: &str| {
+        let mut command = bounded("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+        command.args([&mounted, &old]);
+        command
+    };
+    let probe = mount("mount --bind \"$1\" \"$2\"").output();
+    if !probe.is_ok_and(|it| it.status.success()) {
+        eprintln!("this system permits no mounts, so the test checks nothing");
+        return;
+    }
+    let script = "mount --bind \"$1\" \"$2\" && shift 2 && exec \"$@\"";
+    for command in folder.commands() {
+        let mut command_on_mount = mount(script);
+        command_on_mount.arg(env!("CARGO_BIN_EXE_hsdp")).args(with(&command, &old));
+        let error = refusal(&mut command_on_mount);
+        let problem = "it is a mount point, which cannot be replaced";
+        assert_eq!(error, format!("hsdp: cannot write {old}: {problem}\n"), "{command:?}");
+    }
+    assert_eq!(folder.names().len(), 3, "nothing is left behind");
+}
+
+/// Returns the text of a command that succeeds.
 fn said(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it starts");
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));

@@ -10,8 +10,9 @@
 //! | `model.layers.N` | block *N* |
 //! | `root` | `model.norm`, and `lm_head` if it has a weight of its own |
 //!
-//! In reading order: `model` (the units), `block`, `attention`, `linear` (with the adapters of LoRA), `rotary`, `config`, `keys`
-//! (what each key of `config.json` does), `pretrained` (a folder of transformers).
+//! In reading order: `model` (the units), `block`, `attention`, `linear` (with the adapters of
+//! LoRA), `rotary`, `config`, `keys` (what each key of `config.json` does), `pretrained` (a folder
+//! of transformers).
 //!
 //! ```
 //! use candle_core::{Device, Tensor};

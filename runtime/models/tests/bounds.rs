@@ -134,7 +134,8 @@ fn metrics_that_cannot_be_read_are_refused() {
     assert!(error.contains("metrics.jsonl: line 1 has more than 16777216 bytes"), "{error}");
 }
 
-/// The files of a run are opened before its first step, at its first step and at its end. A FIFO would hold it at each.
+/// The files of a run are opened before its first step, at its first step and at its end. A FIFO
+/// would hold it at each.
 #[test]
 fn outputs_that_cannot_be_written_are_refused_before_the_run() {
     for name in ["summary.json", "loss.svg", "trace.json", "trace.json.new", "metrics.jsonl.new"] {

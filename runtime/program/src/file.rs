@@ -59,9 +59,21 @@ pub enum FileError {
         /// The input, as it is named there.
         input: PathBuf,
     },
-    /// Two outputs of a command are one file.
-    #[error("{}: it is named twice, and one output would overwrite the other", Shown(.path))]
+    /// Two outputs of a command are one file or stream.
+    #[error("{}: it is named twice, and has room for one output", Shown(.path))]
     Twice {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// It is stdout, and another program reads what the command prints there.
+    #[error("{}: it is stdout, to which another output goes", Shown(.path))]
+    IsStdout {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// A file system is mounted at it, so no other file can take its place.
+    #[error("{}: it is a mount point, which cannot be replaced", Shown(.path))]
+    IsMountPoint {
         /// The file to write.
         path: PathBuf,
     },

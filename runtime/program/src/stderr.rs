@@ -18,7 +18,8 @@ pub fn tell_with(program: &str, message: impl Display, text: &str) {
     let _ = io::stderr().lock().write_all(lines(program, message, text).as_bytes());
 }
 
-/// As [`tell`], and returns after `most` even if the reader of stderr stands still. Then the message may come later, or not at all.
+/// Prints a message as [`tell`] does, but returns after `most` even if the reader of stderr blocks.
+/// Then the message may come later, or not at all.
 pub fn tell_within(program: &str, message: impl Display, most: Duration) {
     let (program, message) = (program.to_owned(), message.to_string());
     let (done, told) = mpsc::channel();

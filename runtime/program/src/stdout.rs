@@ -10,8 +10,9 @@ use serde_json::Value;
 #[error("cannot print to stdout: {0}")]
 pub struct PrintError(#[source] io::Error);
 
-/// Prints text to stdout, with one newline after its last word, and returns when the system has it. Control characters other than
-/// newlines and tabs are shown as escapes: names in files could change the terminal.
+/// Prints text to stdout, with one newline after its last word, and returns when the system has it.
+/// Control characters other than newlines and tabs are shown as escapes: names in files could
+/// change the terminal.
 ///
 /// # Errors
 /// [`PrintError`]. A closed pipe is no error, because its reader has read enough.
@@ -23,7 +24,7 @@ pub fn print(text: impl Display) -> Result<(), PrintError> {
 /// Prints JSON to stdout. All control characters in its texts are escapes of JSON.
 ///
 /// # Errors
-/// As [`print()`].
+/// The errors of [`print()`].
 pub fn print_json(value: &Value) -> Result<(), PrintError> {
     // JSON itself leaves those above ASCII as they are.
     let text = escaped(&value.to_string(), |text, control| {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 /// No check takes longer, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The error of a check.
+/// Returns the error of a check.
 fn refusal(path: &Path) -> String {
     let (done, ended) = mpsc::channel();
     let path = path.to_owned();
@@ -160,7 +160,7 @@ fn two_names_of_one_file_are_not_two_outputs() {
     let one = Output::check(&at("file"), &[]).expect("it can be written");
     let second = Output::check(&at("again/file"), &[]).expect("it can be written");
     let error = second.differs_from(&one).expect_err("one file").to_string();
-    assert!(error.ends_with("file: it is named twice, and one output would overwrite the other"));
+    assert!(error.ends_with("file: it is named twice, and has room for one output"), "{error}");
     let other = Output::check(&at("other"), &[]).expect("it can be written");
     other.differs_from(&one).expect("two files");
 }

@@ -15,6 +15,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use std::num::NonZeroUsize;
+use std::{panic, thread};
+
 pub use self::all_reduces::{AllReduceRow, read_all_reduces};
 pub use self::errors::Errors;
 pub use self::fitted::Fitted;
@@ -46,21 +49,30 @@ const ROUNDS_OF_TRIAL: usize = 8;
 const ENDED: usize = 3;
 const ROUNDS: usize = 60;
 
-/// Fits the numbers called `names` of `machine` to measurements, so that the squares of the logarithms of `predicted / measured` are least. All other
-/// numbers stay. `predict` has the time of a row on a machine.
+/// Rounds with all rows of a large table, after a sample has led near to the minimum.
+const ROUNDS_OF_ALL: usize = 8;
+
+/// Rows for which another thread is worth its start.
+const ROWS_OF_THREAD: usize = 64;
+
+/// Fits the numbers called `names` of `machine` to measurements, so that the squares of the
+/// logarithms of `predicted / measured` are least. All other numbers stay. `predict` returns the
+/// time of a row on a machine; rows of a large table are predicted on all cores.
 ///
-/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on its arguments alone. Of more than 1,000 rows it
-/// begins with some of them.
+/// The fit begins at the numbers of `machine` and at other points in fixed places, so it depends on
+/// its arguments alone. With more than 1,000 rows it begins with a sample of them.
 ///
 /// # Errors
-/// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer than two measurements for each number differ (rows
-/// with the same prediction on `machine` count once), if a time is 0, if no prediction depends on a number, if the relative standard error of a number
-/// is above 1, if others can replace it, or if the best value is at the end of what is physically possible. Those of `predict` for the machine itself.
-pub fn fit<R>(
+/// [`Error::MachineNumber`] if the machine has no number of such a name. [`Error::Fit`] if fewer
+/// than two measurements for each number differ (rows with the same prediction on `machine` count
+/// once), if a time is 0, if no prediction depends on a number, if the relative standard error of a
+/// number is above 1, if others can replace it, or if the best value is at an end of the possible
+/// range. The errors of `predict` for the machine itself.
+pub fn fit<R: Sync>(
     machine: &Machine,
     names: &[&str],
     measured: &Measurements<'_, R>,
-    predict: impl Fn(&Machine, &R) -> Result<Time, Error>,
+    predict: impl Fn(&Machine, &R) -> Result<Time, Error> + Sync,
 ) -> Result<Fit, Error> {
     let numbers = names.iter().map(|name| number(machine, name)).collect::<Result<Vec<_>, _>>()?;
     let predicted = measured.rows.iter().map(|(row, _)| predict(machine, row));
@@ -90,8 +102,9 @@ struct Fitting<'a, R, P> {
     predict: P,
 }
 
-impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
-    /// The best minimum that is found. Of many rows, a sample leads near to it, and all rows lead on from there.
+impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> Fitting<'_, R, P> {
+    /// Returns the best minimum found. In a large table a sample leads near to it, and the fit goes
+    /// on from there with all rows.
     fn best(
         &self,
         squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
@@ -108,16 +121,16 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         let sampled = Problem { ends: squares.ends.clone(), residuals };
         let (point, _) = self.best_of_many(&sampled, own)?;
         let residuals = (squares.residuals)(&point)?;
-        Ok(squares.descend((point, residuals), ROUNDS))
+        Ok(squares.descend((point, residuals), ROUNDS_OF_ALL))
     }
 
-    /// The places of the machine's own numbers.
+    /// Returns the places of the machine's own numbers.
     fn own(&self) -> Vec<f64> {
         let places = self.ranges.iter().zip(&self.numbers);
         places.map(|(range, number)| range.place(number.value)).collect()
     }
 
-    /// The best minimum that is found from many points.
+    /// Returns the best minimum found from many points.
     fn best_of_many(
         &self,
         squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
@@ -134,12 +147,29 @@ impl<R, P: Fn(&Machine, &R) -> Result<Time, Error>> Fitting<'_, R, P> {
         squares.lowest(ended, 1).pop().ok_or_else(|| problem("there is no start".into()))
     }
 
-    /// The logarithms of predictions by measurements, of the rows at these indices.
+    /// Returns the logarithms of predictions by measurements, for the rows at these indices.
     fn residuals(&self, point: &[f64], rows: &[usize]) -> Result<Vec<f64>, Error> {
         let machine = self.at(point)?;
-        let logarithm =
-            |(row, time): &(R, Time)| Ok(logarithm((self.predict)(&machine, row)?, *time));
-        rows.iter().map(|row| logarithm(&self.measured.rows[*row])).collect()
+        let logarithm = |row: &usize| {
+            let (row, time) = &self.measured.rows[*row];
+            Ok(logarithm((self.predict)(&machine, row)?, *time))
+        };
+        let of = |rows: &[usize]| rows.iter().map(logarithm).collect::<Result<Vec<_>, _>>();
+        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let each = rows.len().div_ceil(threads).max(ROWS_OF_THREAD);
+        if rows.len() <= each {
+            return of(rows);
+        }
+        let parts = thread::scope(|scope| {
+            let of = &of;
+            let threads: Vec<_> =
+                rows.chunks(each).map(|rows| scope.spawn(move || of(rows))).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect::<Result<Vec<_>, Error>>()
+        })?;
+        Ok(parts.concat())
     }
 
     /// The machine with the numbers of a point.

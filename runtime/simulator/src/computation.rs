@@ -70,7 +70,8 @@ impl Computation {
     /// The cost of the forward of a unit.
     ///
     /// # Panics
-    /// If the model has no such unit, or no training computes in the dtype of the batch. So do the other methods.
+    /// If the model has no such unit, or no training computes in the dtype of the batch. The other
+    /// methods panic alike.
     #[must_use]
     pub fn forward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
         let unit = &self.units[unit.index()];

@@ -1,5 +1,5 @@
-//! The search for the fastest steps: all meshes and options of a model on so many ranks, of which
-//! those that fit are candidates.
+//! The search for the fastest steps. Its candidates are all meshes and options of a model on a
+//! number of ranks.
 //!
 //! Predictions have errors. So steps whose predictions differ by less than the [stated
 //! error](StatedError) tie: the list has all that tie with the fastest first, by memory (what a
@@ -11,9 +11,9 @@
 //! (`bound`). So candidates are simulated in the order of that bound until it is slower than the
 //! fastest, and then in the order of their memory, as far as their bounds allow.
 //!
-//! Memory and time are bounded: [`Space`] refuses what is too large before any work, a candidate
-//! takes 40 bytes, plans are made again where they are simulated, and simulations have a budget.
-//! What is left out for want of it is counted.
+//! Memory and time are bounded: [`Space`] refuses a search that is too large before any work, a
+//! candidate takes 40 bytes, plans are made again where they are simulated, and simulations have a
+//! budget. Candidates that are left out for want of it are counted.
 
 mod bound;
 mod candidate;
@@ -54,8 +54,8 @@ pub struct Search {
     pub error: StatedError,
     /// Tokens a second of the fastest prediction; 0 if nothing fits.
     pub fastest: f64,
-    /// The best: by band, then by memory, then by tokens a second, then in the order in which
-    /// candidates are tried. None is behind the fastest by more than half of its speed.
+    /// Best candidates: by band, then by memory, then by tokens a second, then in the order in
+    /// which candidates are tried. All have at least half of the fastest speed.
     pub best: Vec<Found>,
     /// Tokens a second of the fastest of each mesh and number of microbatches, to the stated error.
     pub cells: BTreeMap<Cell, f64>,
@@ -72,7 +72,7 @@ pub struct Search {
 
 /// The budget of simulations, in colors and units: twenty seconds of a core.
 const BUDGET: u64 = 30_000_000;
-/// A simulation counts as that of so many colors more, for its plan and its costs.
+/// Colors that a simulation counts more than it has, for its plan and its costs.
 const OF_PLAN: u64 = 8;
 /// The part of the budget that the search for the fastest may use, and with it the list.
 const FOR_FASTEST: f64 = 0.5;
@@ -106,7 +106,7 @@ impl Search {
     }
 }
 
-/// What is known of a candidate.
+/// Knowledge of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     /// Its bound.
@@ -122,7 +122,7 @@ struct Searching<'a> {
     fitting: &'a Fitting<'a>,
     error: StatedError,
     fastest: f64,
-    /// By candidate.
+    /// Knowledge of each candidate.
     known: Vec<Known>,
     /// Candidates, those with the highest bound first.
     by_bound: Vec<u32>,
@@ -230,8 +230,9 @@ impl<'a> Searching<'a> {
                 for (_, index) in tied {
                     if listed.found.len() < top.get()
                         && !listed.has_as_good(self.fitting, self.fit(index))
+                        && let Some(found) = self.found(index, band)?
                     {
-                        listed.found.extend(self.found(index, band)?);
+                        listed.found.push(found);
                         listed.put(self.fitting, self.fit(index));
                     }
                 }

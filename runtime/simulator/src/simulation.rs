@@ -78,7 +78,7 @@ pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
 /// Simulates a step of ranks whose colors are known.
 ///
 /// # Errors
-/// Those of [`simulate`].
+/// The errors of [`simulate`].
 pub(crate) fn simulate_among(
     orders: &Orders,
     costs: &dyn Costs,
@@ -90,7 +90,7 @@ pub(crate) fn simulate_among(
 /// Simulates a step, and returns all that each color does, besides: so no microbatch is skipped.
 ///
 /// # Errors
-/// Those of [`simulate`].
+/// The errors of [`simulate`].
 pub fn trace(orders: &Orders, costs: &dyn Costs) -> Result<(Timing, Vec<Span>), Error> {
     let colors = Colors::of_orders(orders, costs);
     let mut simulation = Simulation::new(orders, costs, colors, Some(Vec::new()));

@@ -49,20 +49,22 @@ impl StatedError {
 /// Speeds further behind are in one band.
 const MOST_BANDS: u32 = 1000;
 
-/// The words in the source of each number that a fit found.
+/// First words of the source of a number that a fit found.
 pub(crate) const FITTED: &str = "fitted to ";
 
 impl Machine {
-    /// Whether all numbers that `hsdp calibrate` fits to steps have a fit as their source.
+    /// Returns whether the source of each number that `hsdp calibrate` fits to steps begins with
+    /// `fitted to`, as sources of fits do.
     #[must_use]
     pub fn is_fitted(&self) -> bool {
-        let is_fitted = |name: &str| {
-            self.numbers().iter().any(|it| it.name == name && it.source.contains(FITTED))
+        let numbers = self.numbers();
+        let is_fitted = |name: &&str| {
+            numbers.iter().any(|it| it.name == *name && it.source.starts_with(FITTED))
         };
-        StepRow::numbers(self).iter().all(|name| is_fitted(name))
+        StepRow::numbers(self).iter().all(is_fitted)
     }
 
-    /// The error that docs/simulator.md states for steps of so many ranks.
+    /// Returns the error that docs/simulator.md states for steps of a number of ranks.
     #[must_use]
     pub fn stated_error(&self, ranks: usize) -> StatedError {
         match (self.is_fitted(), self.device()) {

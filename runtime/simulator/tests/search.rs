@@ -123,7 +123,7 @@ fn the_list_is_that_of_all_candidates() {
         assert!(search.unfit.values().sum::<u64>() > 0, "not all fit");
         let fastest = all.iter().map(|(_, speed, _)| *speed).fold(0.0, f64::max);
         assert_eq!(search.fastest, fastest, "{machine}");
-        // Of each mesh, from the best band on: the least memory, as far as a better band has not as
+        // The list has, for each mesh and band, the least memory, unless a better band has as
         // little.
         let mut expected = Vec::new();
         for mesh in [[1, 4], [2, 2], [4, 1]].map(|[r, s]| Mesh::new(r, s).expect("a mesh")) {
@@ -210,6 +210,15 @@ fn the_error_depends_on_the_fit_and_on_the_ranks() {
         cores.set(name, 0.5, "fitted to 14 rows of steps.csv").expect("possible");
     }
     assert_eq!(cores.stated_error(4), StatedError::CORES);
+    let number = |source| {
+        Machine::bundled("a100-node").and_then(|mut node| {
+            node.set("compute.half", 1e9, source).map(|()| node.stated_error(8))
+        })
+    };
+    assert_eq!(number("fitted to 12 rows of steps.csv"), Ok(StatedError::NODE));
+    for source in ["not fitted to steps", "an estimate, to be fitted to steps", "Fitted to steps"] {
+        assert_eq!(number(source), Ok(StatedError::OTHERS), "{source}");
+    }
 }
 
 /// What would take too long is refused before it begins.

@@ -1,18 +1,17 @@
-//! What an opening of checkpoints may do: all, or read alone; and the removal of later checkpoints.
+//! The rights of an opening of checkpoints: all, or to read alone; and the removal of later
+//! checkpoints.
 
 use std::sync::Arc;
 
 use hsdp_checkpoint::Error as StoreError;
-use hsdp_sharding::Rank;
 
-use super::together::{Failed, Problem, Together};
-use super::{Checkpoints, Resumed};
-use crate::comparison;
+use super::together::{Problem, Together};
+use super::{CheckpointOptions, Checkpoints, Resumed};
 use crate::engine::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
-/// What an opening of checkpoints may do.
+/// Rights of an opening of checkpoints.
 #[derive(Debug)]
 pub(super) enum Access {
     /// Load, save and remove. The model knows by the handle that its checkpoints are saved.
@@ -31,21 +30,44 @@ impl Access {
     }
 }
 
+/// Compares how ranks open checkpoints, and returns the number of these: the largest that is free
+/// on all ranks, after `opened` on this one. A rank alone may have failed to open earlier ones.
+///
 /// # Errors
-/// [`Error::Checkpoint`] if only some ranks may write.
-pub(super) fn compare(together: Together<'_>, access: &Access) -> Result<(), Error> {
-    let said = together.tell([u64::from(access.is_writer())])?;
-    let said: Vec<u64> = said.into_iter().map(|[access]| access).collect();
-    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
-    let [here, there] = [rank, other].map(|rank| match said[rank] {
-        0 => "for reading alone",
-        _ => "to save",
-    });
-    let what = format!("the checkpoints are opened {here}, and on rank {other} {there}");
-    Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
+/// [`Error::Checkpoint`] if only some ranks may write, or ranks have other options;
+/// [`Error::Comm`].
+pub(super) fn agree(
+    together: Together<'_>,
+    access: &Access,
+    options: &CheckpointOptions,
+    opened: u32,
+) -> Result<u32, Error> {
+    let CheckpointOptions { content, other_options, other_parameters, .. } = options;
+    let (access, opened) = (u64::from(access.is_writer()), u64::from(opened));
+    let words = [*content as u64, *other_options as u64, *other_parameters as u64];
+    let [content, other_options, other_parameters] = words;
+    let said = together.tell([access, content, other_options, other_parameters, opened])?;
+    let said = |word: usize| said.iter().map(|words| words[word]).collect::<Vec<_>>();
+    together.check_same(&said(0), |here, there, other| {
+        let [here, there] = [here, there].map(|is_writer| match is_writer {
+            0 => "for reading alone",
+            _ => "to save",
+        });
+        format!("the checkpoints are opened {here}, and on rank {other} {there}")
+    })?;
+    for (word, name) in [
+        (1, "the content of its checkpoints"),
+        (2, "its choice of other options"),
+        (3, "its choice of other parameters"),
+    ] {
+        let text = |_, _, other| format!("{name} is another than on rank {other}");
+        together.check_same(&said(word), text)?;
+    }
+    let number = said(4).into_iter().max().unwrap_or(0);
+    Ok(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-/// The problem of a lease that was refused, with another way to load.
+/// Returns the problem of a lease that was refused, with another way to load.
 pub(super) fn refused(error: StoreError) -> Problem {
     let is_for_readers = match &error {
         StoreError::Leased { .. } => true,
@@ -66,10 +88,11 @@ pub(super) fn refused(error: StoreError) -> Problem {
 }
 
 impl Checkpoints {
-    /// Removes the checkpoints of all later steps than `step`, and returns their steps: a run that has gone back to an earlier checkpoint
-    /// cannot save before the last of these otherwise. The checkpoint of `step` must be there. If the program ends meanwhile, the
-    /// checkpoints that are left are whole, and the same call removes the rest. The call waits for a save in the background that is
-    /// under way.
+    /// Removes the checkpoints of all later steps than `step`, and returns their steps: a run that
+    /// has gone back to an earlier checkpoint cannot save before the last of these otherwise. The
+    /// checkpoint of `step` must be there. If the program ends meanwhile, the checkpoints that are
+    /// left are whole, and the same call removes the rest. The call waits for a save in the
+    /// background that is under way.
     ///
     /// ```
     /// use hsdp::checkpoint::Checkpoints;
@@ -93,26 +116,19 @@ impl Checkpoints {
     /// Collective over the model's world. `step` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks if there is no checkpoint of `step` that can be opened, or ranks have given different steps:
-    /// then nothing is removed; and if rank 0 cannot remove one. [`Error::Misuse`] if the checkpoints were opened by
-    /// [`read_only`](Self::read_only). The errors of an earlier save and of the communication, as for [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks if there is no checkpoint of `step` that can be opened,
+    /// or ranks have given different steps: then nothing is removed; and if rank 0 cannot remove
+    /// one. [`Error::Misuse`] if the checkpoints were opened by [`read_only`](Self::read_only). The
+    /// errors of an earlier save and of the communication, as for [`save`](Self::save).
     pub fn discard_after(&mut self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
         let operation = "discarding checkpoints";
         self.check_writer(model, operation)?;
         self.settle(model)?;
         let fabric = &model.engine.fabric;
-        let together =
-            Together::new(fabric, (operation, model.committed_steps())).about(self.number);
-        let said = together.tell([step])?;
-        let said: Vec<u64> = said.into_iter().map(|[step]| step).collect();
-        if let Some([rank, other]) = comparison::odd_one(&said) {
-            let (here, there) = (said[rank], said[other]);
-            let what =
-                format!("those after step {here} here, and after step {there} on rank {other}");
-            return Err(
-                together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) })
-            );
-        }
+        let together = Together::new(fabric, operation, model.committed_steps()).about(self.number);
+        together.compare_word(step, |here, there, other| {
+            format!("those after step {here} here, and after step {there} on rank {other}")
+        })?;
         let lease = &self.lease;
         let discard = || lease.as_ref().map(|lease| lease.lock().discard_after(step)).transpose();
         // Also if it fails: some of the later ones may be gone by then.
@@ -132,13 +148,23 @@ impl Checkpoints {
             if self.access.is_writer() {
                 return Ok(());
             }
-            let what = "these checkpoints were opened by `Checkpoints::read_only`: open them by `Checkpoints::open`, which takes the right to write";
+            let what = "these checkpoints were opened by `Checkpoints::read_only`: open them by \
+                        `Checkpoints::open`, which takes the right to write";
             Err(model.engine.fabric.misuse(operation, model.committed_steps(), what.to_owned()))
         })
     }
 
-    /// The steps of checkpoints that are later than `step`, as rank 0 sees them. Collective.
+    /// Returns the steps of checkpoints that are later than `step`, as rank 0 sees them.
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if ranks have given different steps, or rank 0 cannot read the folder;
+    /// [`Error::Comm`].
     pub(super) fn later_than(&self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
+        // The step that is loaded is in the tags of what follows, so that it cannot differ there.
+        self.loading(model, model.committed_steps()).compare_word(step, |here, there, other| {
+            format!("the checkpoint of step {here} here, and of step {there} on rank {other}")
+        })?;
         let together = self.loading(model, step);
         let steps = together.run(|| {
             let steps = if together.is_first() { self.store.steps()? } else { Vec::new() };
@@ -154,7 +180,8 @@ impl Checkpoints {
         {
             tracing::warn!(
                 later = ?loaded.later,
-                "there are later checkpoints than that of step {}, which was loaded: no save succeeds up to step {last}, unless \
+                "there are later checkpoints than that of step {}, which was loaded: no save \
+                 succeeds up to step {last}, unless \
                  `Checkpoints::discard_after` removes them",
                 loaded.step
             );

@@ -21,21 +21,22 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 
 impl Checkpoints {
-    /// Begins a save like [`save`](Self::save), and returns as soon as the saved state is copied to host memory: the
-    /// next step need not wait for the disk. Call [`poll`](Self::poll) after each step, and [`finish`](Self::finish) in
-    /// the end. If this value is dropped before that, hsdp cancels the save and removes its files; then another job can
-    /// use the directory.
+    /// Begins a save like [`save`](Self::save), and returns as soon as the saved state is copied to
+    /// host memory: the next step need not wait for the disk. Call [`poll`](Self::poll) after each
+    /// step, and [`finish`](Self::finish) in the end. If this value is dropped before that, hsdp
+    /// cancels the save and removes its files; then another job can use the directory.
     ///
-    /// There is one save at a time: the call waits for one that is under way, and `poll` returns the success of that
-    /// one, too. If that one has failed, this call returns its error, and begins nothing: call it again. The copy takes
+    /// There is one save at a time: the call waits for one that is under way, and `poll` returns
+    /// the success of that one, too. If that one has failed, this call returns its error, and
+    /// begins nothing: call it again. The copy takes
     /// [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next save reuses.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if an earlier save has failed and no call has said so, `user` differs between
-    /// ranks or is too large, or a rank cannot make its copy; [`Error::Misuse`], [`Error::Disagreement`] and
-    /// [`Error::Comm`] as for [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks, if an earlier save has failed and no call has said so,
+    /// `user` differs between ranks or is too large, or a rank cannot make its copy;
+    /// [`Error::Misuse`], [`Error::Disagreement`] and [`Error::Comm`] as for [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -47,37 +48,37 @@ impl Checkpoints {
         model.engine.check_updated()?;
         self.settle(model)?;
         let frozen = self.frozen_part(model, save::saving(model).about(self.number))?;
-        let saving = Saving::of((&self.store, self.number), (model, optimizer), (user, frozen));
+        let saving = Saving::of(&self.store, self.number, model, optimizer, user, frozen);
         let (place, head) = saving.agree(save::fresh())?;
-        // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
-        // threads.
+        // A rank that writes while others still copy would delay them, and so itself, where there
+        // are fewer cores than threads.
         let copied = self.snapshot.copy(model, optimizer, self.content);
         let together = saving.together();
         together.agree(copied)?.map_err(|failed| together.error(failed))?;
         let snapshot = mem::take(&mut self.snapshot);
         let part = Part { rank: model.rank(), writer: saving.writer(), place, snapshot };
         let begun = part.begin(self.lease.clone());
-        self.in_flight = Some(InFlight::new((model.committed_steps(), head), begun));
+        self.in_flight = Some(InFlight::new(model.committed_steps(), head, begun));
         Ok(())
     }
 
-    /// The result of a save in the background, once: a failure first, then the oldest success. `None` while the save is
-    /// under way, or if there is none.
+    /// Returns the result of a save in the background, once: a failure first, then the oldest
+    /// success. `None` while the save is under way, or if there is none.
     ///
-    /// Collective over the model's world, between steps: all ranks get the result of the same save in the same call.
-    /// The call waits for no file. Rank 0 makes the generation only after a call has told it that all ranks have
-    /// written.
+    /// Collective over the model's world, between steps: all ranks get the result of the same save
+    /// in the same call. The call waits for no file. Rank 0 makes the generation only after a call
+    /// has told it that all ranks have written.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks if the save failed: earlier checkpoints are as they were, and training may go
-    /// on. [`Error::Comm`].
+    /// [`Error::Checkpoint`] on all ranks if the save failed: earlier checkpoints are as they were,
+    /// and training may go on. [`Error::Comm`].
     pub fn poll(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
         self.look(model)?;
         Ok(self.saved.pop_front())
     }
 
-    /// Waits for a save in the background. Returns its result, or first that of an earlier save that has succeeded and
-    /// that no call has returned yet; `None` when all results were returned.
+    /// Waits for a save in the background. Returns its result, or first that of an earlier save
+    /// that has succeeded and that no call has returned yet; `None` when all results were returned.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -115,8 +116,8 @@ impl Checkpoints {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Exchanges how the ranks have ended a stage, and begins the next one. Returns the failure of the save, if this
-    /// stage has failed.
+    /// Exchanges how the ranks have ended a stage, and begins the next one. Returns the failure of
+    /// the save, if this stage has failed.
     fn go_on(&mut self, together: Together<'_>) -> Result<Option<Error>, Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(None) };
         let agreed = together.agree(in_flight.end.clone().unwrap_or(Ok(None)))?;
@@ -202,11 +203,12 @@ pub(super) struct InFlight {
     end: Option<End>,
 }
 
-/// The thread that writes, the receiver of its results, and the sender of the verdict for which it waits.
+/// The thread that writes, the receiver of its results, and the sender of the verdict for which it
+/// waits.
 type Begun = (JoinHandle<Snapshot>, Receiver<End>, Option<Sender<Verdict>>);
 
 impl InFlight {
-    fn new((step, head): (u64, Head), begun: Result<Begun, Problem>) -> Self {
+    fn new(step: u64, head: Head, begun: Result<Begun, Problem>) -> Self {
         let stage = Stage::Writing(Box::new(head));
         match begun {
             Ok((thread, ends, verdicts)) => {
@@ -220,7 +222,7 @@ impl InFlight {
     }
 
     fn together<'a>(&self, model: &'a ShardedModel, checkpoints: u32) -> Together<'a> {
-        Together::new(&model.engine.fabric, ("saving", self.step)).about(checkpoints)
+        Together::new(&model.engine.fabric, "saving", self.step).about(checkpoints)
     }
 
     /// Whether this rank has ended the stage. Waits up to `within` for that.
@@ -281,7 +283,7 @@ impl Part {
             memory::set_rank(self.rank);
             give_way();
             match lease {
-                Some(lease) => self.lead(&lease, (&says, &told)),
+                Some(lease) => self.lead(&lease, &says, &told),
                 None => say(&says, self.make_and_write()),
             }
             self.snapshot
@@ -301,9 +303,9 @@ impl Part {
         Ok(None)
     }
 
-    /// The work of rank 0: it begins the generation, writes its part as every rank does, and in the end commits or
-    /// discards, as all ranks have agreed.
-    fn lead(&self, lease: &Mutex<Lease>, (says, told): (&Sender<End>, &Receiver<Verdict>)) {
+    /// Does the work of rank 0: begins the generation, writes its part as every rank does, and in
+    /// the end commits or discards, as all ranks have agreed.
+    fn lead(&self, lease: &Mutex<Lease>, says: &Sender<End>, told: &Receiver<Verdict>) {
         let mut lease = lease.lock();
         let written = lease.begin_at(self.place.clone()).map_err(Problem::from);
         let written = written.and_then(|draft| self.write().map(|_| draft));
@@ -330,8 +332,8 @@ impl Part {
     }
 }
 
-/// Lets the threads that train go first, where there are fewer cores than threads: a tenth of a core is left to this
-/// thread.
+/// Lets the threads that train go first, where there are fewer cores than threads: a tenth of a
+/// core is left to this thread.
 fn give_way() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(10) {
@@ -350,7 +352,7 @@ mod tests {
     use crate::checkpoint::together::Kind;
 
     fn in_flight(begun: Result<Begun, Problem>) -> InFlight {
-        InFlight::new((3, Head::of_step(3)), begun)
+        InFlight::new(3, Head::of_step(3), begun)
     }
 
     fn begun(end: Option<End>) -> (InFlight, Sender<End>) {

@@ -1,25 +1,23 @@
 //! The state that an optimizer gives to a checkpoint, and takes from one.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
-use hsdp_checkpoint::{Generation, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Generation, OptimizerHead, state_tensor};
 use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 
-use super::fitting::Fitting;
+use super::fitting::{Fitting, Stateful};
 use super::options::SavedOptions;
 use super::together::Problem;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
-use crate::optimizer::Average;
 
 /// An optimizer whose state goes into checkpoints.
 ///
-/// Several optimizers of one model are one, as a pair or a triple: the state of each goes into the same checkpoint. They keep different
-/// kinds of state.
+/// Several optimizers of one model are one, as a pair or a triple: the state of each goes into the
+/// same checkpoint. They keep different kinds of state.
 pub trait Checkpointed: Sized + Send + Sync {
     /// Whether the optimizer was made for this model.
     fn is_of(&self, model: &ModelId) -> bool;
@@ -30,7 +28,8 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
-    /// The kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No other optimizer of the same checkpoint has one of them.
+    /// Returns the kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No
+    /// other optimizer of the same checkpoint has one of them.
     fn kinds(&self) -> Vec<&'static str>;
 
     /// The tensors of its state, the same on all ranks; none before the first update.
@@ -39,7 +38,8 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// The tensors that it would read from a checkpoint.
     fn expected(&self, saved: &SavedState<'_>) -> Expected;
 
-    /// Elements of a tensor of its state, of a parameter, that this rank has: borrowed, or a copy. `None` if it has no such tensor.
+    /// Elements of a tensor of its state, of a parameter, that this rank has: borrowed, or a copy.
+    /// `None` if it has no such tensor.
     ///
     /// # Errors
     /// [`Error::Device`](Error) if the state lies on a device that fails.
@@ -50,8 +50,9 @@ pub trait Checkpointed: Sized + Send + Sync {
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error>;
 
-    /// Copies elements of a tensor of its state, from the `start`-th on, until `into` is full. `false` if it has no such tensor. Training
-    /// waits for this copy where a checkpoint is saved in the background.
+    /// Copies elements of a tensor of its state, from the `start`-th on, until `into` is full.
+    /// `false` if it has no such tensor. Training waits for this copy where a checkpoint is saved
+    /// in the background.
     ///
     /// # Errors
     /// As [`state`](Self::state).
@@ -65,8 +66,8 @@ pub trait Checkpointed: Sized + Send + Sync {
         Ok(state.map(|state| copy_part(&state, (0, into))).is_some())
     }
 
-    /// A new optimizer with the state of a checkpoint, and with the same options, or those of the
-    /// checkpoint that it takes. This one does not change.
+    /// Returns a new optimizer with the state of a checkpoint, and with the same options, or those
+    /// of the checkpoint that it takes. This one does not change.
     ///
     /// # Errors
     /// If the checkpoint cannot be read, or there is no memory for the state.
@@ -78,7 +79,8 @@ pub(crate) fn copy_part(all: &[f32], (from, into): (usize, &mut [f32])) {
     copy_past_caches(into, &all[from..from + into.len()]);
 }
 
-/// A tensor of an optimizer's state, f32. Its name in a checkpoint is `optimizer:<kind>:<parameter>`.
+/// A tensor of an optimizer's state, f32. Its name in a checkpoint is
+/// `optimizer:<kind>:<parameter>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateTensor {
     /// The kind of state, such as `exp_avg`.
@@ -92,9 +94,11 @@ pub struct StateTensor {
 /// The relation of the elements of a tensor of state to those of its parameter, and so to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// An element for each of the parameter: the tensor has its shape, and each rank of a shard group has a part.
+    /// An element for each of the parameter: the tensor has its shape, and each rank of a shard
+    /// group has a part.
     Elements,
-    /// An element for each block of this number of elements of the parameter, which is cut between blocks only.
+    /// An element for each block of this number of elements of the parameter, which is cut between
+    /// blocks only.
     Blocks(usize),
     /// This number of elements, all of which each rank of the shard group has.
     Whole(usize),
@@ -145,7 +149,7 @@ pub struct SavedState<'a> {
     pub(super) whose: Whose,
     /// The options that the optimizer takes.
     pub(crate) options: SavedOptions<'a>,
-    /// What fits, if only that is taken.
+    /// Parts that fit, if only these are taken.
     pub(super) fitting: Option<&'a Fitting>,
 }
 
@@ -165,37 +169,38 @@ impl SavedState<'_> {
         Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
 
-    /// The parameters of which there is such state, in the order of the model: all trainable ones, if one optimizer updates them all, and
-    /// there is any.
+    /// Returns the parameters that have such state which is [taken](Self::takes_state), in the order
+    /// of the model: all trainable ones, if one optimizer updates them all, and there is any.
     #[must_use]
     pub fn parameters_with(&self, kinds: &[&str]) -> Vec<ParamId> {
         let tensors = &self.generation.manifest().tensors;
-        let has =
-            |name: &str| kinds.iter().any(|kind| tensors.contains_key(&state_tensor(kind, name)));
-        let params = self.fabric.plan.spec().params();
-        let trainable = params.filter(|(_, param)| param.role == Role::Trainable);
+        let has = |id, name: &str| {
+            let mut kinds = kinds.iter();
+            self.takes_state(id)
+                && kinds.any(|kind| tensors.contains_key(&state_tensor(kind, name)))
+        };
         let (all, with): (Vec<_>, Vec<_>) =
-            trainable.map(|(id, param)| (id, has(&param.name).then_some(id))).unzip();
+            self.trainable().map(|(id, param)| (id, has(id, &param.name).then_some(id))).unzip();
         match self.whose {
             Whose::One if with.iter().any(Option::is_some) => all,
             _ => with.into_iter().flatten().collect(),
         }
     }
 
-    /// The parameters whose updates are counted, and of which there is no state but averages, in the order of the model.
+    /// Returns the parameters whose updates are counted, and [taken](Self::takes_state), and that
+    /// have no state but averages, in the order of the model.
     #[must_use]
     pub fn counted_without_state(&self) -> Vec<ParamId> {
-        let tensors = self.generation.manifest().tensors.keys();
-        let states = tensors.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
-        let with: BTreeSet<&str> =
-            states.filter(|(kind, _)| *kind != Average::KIND).map(|(_, name)| name).collect();
-        let head = self.generation.manifest().optimizer.as_ref();
-        let is_counted = |name: &String| head.is_some_and(|head| head.updates.contains_key(name));
-        let params = self.fabric.plan.spec().params();
-        let without = params.filter(|(_, param)| {
-            param.role == Role::Trainable && is_counted(&param.name) && !with.contains(&*param.name)
-        });
+        let stateful = Stateful::of(self.generation.manifest());
+        let without = self
+            .trainable()
+            .filter(|(id, param)| self.takes_state(*id) && stateful.only_counts(&param.name));
         without.map(|(id, _)| id).collect()
+    }
+
+    fn trainable(&self) -> impl Iterator<Item = (ParamId, &Param)> {
+        let params = self.fabric.plan.spec().params();
+        params.filter(|(_, param)| param.role == Role::Trainable)
     }
 
     /// A parameter of the model.
@@ -207,16 +212,19 @@ impl SavedState<'_> {
         &self.fabric.plan.spec()[parameter]
     }
 
-    /// Whether the state of a parameter is taken. Otherwise it begins anew, where only what fits is
-    /// taken ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
+    /// Returns whether the state of a parameter is taken. Otherwise it begins anew, where only what
+    /// fits is taken ([`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting)).
     #[must_use]
     pub fn takes_state(&self, parameter: ParamId) -> bool {
         self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
     }
 
-    /// Whether only what fits is taken.
-    pub(crate) fn is_fitting(&self) -> bool {
-        self.fitting.is_some()
+    /// Returns whether the next update decides which optimizer gets the parameters without state. It
+    /// does if only the part that fits is taken, and if the checkpoint was saved after such a load
+    /// and before any update.
+    pub(crate) fn is_open(&self) -> bool {
+        let stateful = Stateful::of(self.generation.manifest());
+        self.fitting.is_some() || self.trainable().any(|(_, param)| stateful.lacks(&param.name))
     }
 
     /// Reads elements of a parameter as it is after the load, which are `own` in the model before.
@@ -234,7 +242,7 @@ impl SavedState<'_> {
         Ok(self.generation.read(name, start as u64, into)?)
     }
 
-    /// The number of updates of a parameter; 0 if its state is not taken.
+    /// Returns the number of updates of a parameter; 0 if its state is not taken.
     #[must_use]
     pub fn updates(&self, parameter: ParamId) -> u64 {
         if !self.takes_state(parameter) {
@@ -267,19 +275,12 @@ impl SavedState<'_> {
 
 /// State of optimizers, from which an optimizer reads its own.
 pub(crate) trait Source {
-    /// The number of updates of a parameter.
-    fn updates(&self, parameter: ParamId) -> u64;
-
     /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
     /// `into` as it is if the source has no such state.
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
 }
 
 impl Source for SavedState<'_> {
-    fn updates(&self, parameter: ParamId) -> u64 {
-        self.updates(parameter)
-    }
-
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
         self.read(of, start, into)
     }

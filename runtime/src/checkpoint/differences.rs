@@ -20,7 +20,7 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
     }
 }
 
-/// What a load wants of a checkpoint, and allows to differ.
+/// Content that a load wants of a checkpoint, and its rules for differences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) content: Content,
@@ -60,7 +60,8 @@ pub(super) fn check<'a, O: Checkpointed>(
     Ok((options, fitting))
 }
 
-/// Refuses a checkpoint whose parameters are not those of the model, whatever else it has. Returns what fits, if only that is taken.
+/// Refuses a checkpoint whose parameters are not those of the model, whatever else it has. Returns
+/// what fits, if only that is taken.
 pub(super) fn check_weights(
     saved: SavedState<'_>,
     wanted: Content,
@@ -73,22 +74,8 @@ pub(super) fn check_weights(
         check_frozen(saved, wanted)?;
         return Ok(Some(fitting));
     }
-    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
-    let mut wrong = Vec::new();
-    let named = named(fabric, content_of(manifest), &[]);
-    for (name, shape) in &named {
-        match manifest.tensors.get(name) {
-            None => wrong.push(format!("`{name}` is missing")),
-            Some(tensor) if tensor.shape != *shape => {
-                wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
-            }
-            Some(_) => {}
-        }
-    }
-    let parameters = manifest.tensors.keys().filter(|name| !name.starts_with(STATE));
-    let expected: BTreeSet<&String> = named.iter().map(|(name, _)| name).collect();
-    let left_over = parameters.filter(|name| !expected.contains(name));
-    wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
+    let names = saved.generation.manifest().tensors.keys();
+    let wrong = wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE)));
     if !wrong.is_empty() {
         let path = saved.generation.path().display();
         let what = format!("{path} is of another model: {}", wrong.join("; "));
@@ -107,7 +94,8 @@ fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> 
     let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
     if lacks && !frozen.is_empty() {
         let what = format!(
-            "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the model its frozen parameters, and open its \
+            "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the \
+             model its frozen parameters, and open its \
              checkpoints with Content::Trainable",
             frozen.join(", ")
         );
@@ -120,7 +108,7 @@ fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {
     fabric.plan.spec().units().iter().flat_map(|unit| &unit.params)
 }
 
-/// The text of an optimizer of another kind than the program's.
+/// Returns the text of an optimizer of another kind than the program's.
 fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
     match &manifest.optimizer {
         Some(OptimizerHead { kind, .. }) if *kind == own.kind => None,
@@ -131,14 +119,25 @@ fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
     }
 }
 
-/// All differences between a checkpoint and this model and optimizer.
+/// Returns all differences between a checkpoint and this model and optimizer.
 fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<String> {
-    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
-    let mut wrong = Vec::new();
     let Expected { tensors, counted } = optimizer.expected(saved);
-    wrong.extend(missing_counts(saved, &counted));
-    let mut expected = BTreeSet::new();
-    for (name, shape) in named(fabric, content_of(manifest), &tensors) {
+    let mut wrong = missing_counts(saved, &counted);
+    wrong.extend(wrong_tensors(saved, &tensors, saved.generation.manifest().tensors.keys()));
+    wrong
+}
+
+/// Compares the tensors of a checkpoint with those of the model and with `states`. Returns a text
+/// for each that is missing or has another shape, and for each of `names`, tensors of the
+/// checkpoint, that is left over.
+fn wrong_tensors<'a>(
+    saved: &SavedState<'a>,
+    states: &[StateTensor],
+    names: impl Iterator<Item = &'a String>,
+) -> Vec<String> {
+    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
+    let (mut wrong, mut expected) = (Vec::new(), BTreeSet::new());
+    for (name, shape) in named(fabric, content_of(manifest), states) {
         match manifest.tensors.get(&name) {
             None => wrong.push(format!("`{name}` is missing")),
             Some(tensor) if tensor.shape != shape => {
@@ -148,12 +147,13 @@ fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<St
         }
         expected.insert(name);
     }
-    let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
+    let left_over = names.filter(|name| !expected.contains(*name));
     wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
     wrong
 }
 
-/// The names and shapes of the tensors that a checkpoint should have: those of each parameter, one after the other.
+/// Returns the names and shapes of the tensors that a checkpoint should have: those of each
+/// parameter, one after the other.
 fn named(fabric: &Fabric, content: Content, tensors: &[StateTensor]) -> Vec<(String, Vec<u64>)> {
     let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
     for tensor in tensors {
@@ -178,7 +178,8 @@ fn left_over_text(fabric: &Fabric, name: &str) -> String {
     format!("`{shown}` is {what} that this model does not have")
 }
 
-/// The parameters whose updates the optimizer counts and the checkpoint does not, one text for each.
+/// Returns the parameters whose updates the optimizer counts and the checkpoint does not, one text
+/// for each.
 fn missing_counts(saved: &SavedState<'_>, counted: &[ParamId]) -> Vec<String> {
     let manifest = saved.generation.manifest();
     let Some(OptimizerHead { updates, .. }) = &manifest.optimizer else { return Vec::new() };

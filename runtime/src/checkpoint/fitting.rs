@@ -1,5 +1,5 @@
-//! Loads of a checkpoint whose parameters are not those of the model: what fits is taken, and the
-//! rest is listed.
+//! Loads of a checkpoint whose parameters are not those of the model: the part that fits is taken,
+//! and the rest is listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use hsdp_sharding::{Param, ParamId, Role};
 use super::{Expected, SavedState, StateTensor};
 use crate::optimizer::Average;
 
-/// What a load does where the checkpoint has other parameters than the model, or other parameters
+/// Rule of a load where the checkpoint has other parameters than the model, or other parameters
 /// are frozen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherParameters {
@@ -18,9 +18,13 @@ pub enum OtherParameters {
     Refuse,
     /// The model takes each parameter that the checkpoint has under its name with its shape, and
     /// keeps its own values of the others. The optimizer takes the state of parameters that are
-    /// trained there and here, and begins anew with the others. [`Resumed`] lists what is new and
-    /// what is left over. This is for a new head, a head that is gone, or parameters that are
-    /// frozen or trained anew.
+    /// trained there and here, and begins anew with the others. [`Resumed`] lists new parameters,
+    /// new states, and tensors of the checkpoint that are left over. This is for a new head, a head
+    /// that is gone, or parameters that are frozen or trained anew.
+    ///
+    /// Where several optimizers make an update, the next one decides which of them gets a parameter
+    /// without state. It is an error if a parameter whose state was taken goes to another
+    /// optimizer.
     ///
     /// Groups of parameters are compared by their number and options, and not by the parameters
     /// that they have. The optimizer has the same kind as the one that was saved.
@@ -29,17 +33,17 @@ pub enum OtherParameters {
     TakeFitting,
 }
 
-/// What of a checkpoint fits a model.
+/// Parts of a checkpoint that fit a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fitting {
     /// Parameters whose state is taken.
     states: BTreeSet<ParamId>,
-    /// Parameters of which the checkpoint has no values that fit.
+    /// Parameters without a fitting value in the checkpoint.
     lacking: BTreeSet<ParamId>,
     pub(super) lists: Unmatched,
 }
 
-/// The lists of what does not fit.
+/// The names of parameters and tensors that do not fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unmatched {
     pub(super) new_parameters: Vec<String>,
@@ -48,7 +52,7 @@ pub(super) struct Unmatched {
 }
 
 impl Fitting {
-    /// Finds what fits, where an optimizer expects these tensors and counts.
+    /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
     pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
         let (spec, manifest) = (saved.fabric.plan.spec(), saved.generation.manifest());
         let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
@@ -98,31 +102,31 @@ impl Fitting {
         fitting
     }
 
-    /// Whether the state of a parameter is taken.
+    /// Returns whether the state of a parameter is taken.
     pub(super) fn takes_state(&self, parameter: ParamId) -> bool {
         self.states.contains(&parameter)
     }
 
-    /// Whether the checkpoint lacks values of a parameter.
+    /// Returns whether the checkpoint lacks values of a parameter.
     pub(super) fn lacks(&self, parameter: ParamId) -> bool {
         self.lacking.contains(&parameter)
     }
 }
 
-/// Whether a checkpoint has values of a parameter, with its shape.
+/// Returns whether a checkpoint has values of a parameter, with its shape.
 fn has_value(manifest: &Manifest, param: &Param) -> bool {
     let shape = param.shape.iter().map(|size| *size as u64);
     manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
 }
 
 /// The parameters of a checkpoint that optimizers have updated, besides averages.
-struct Stateful<'a> {
+pub(super) struct Stateful<'a> {
     with_state: BTreeSet<&'a str>,
     counted: BTreeSet<&'a str>,
 }
 
 impl<'a> Stateful<'a> {
-    fn of(manifest: &'a Manifest) -> Self {
+    pub(super) fn of(manifest: &'a Manifest) -> Self {
         let states = manifest.tensors.keys();
         let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
         let with_state = states.filter(|(kind, _)| *kind != Average::KIND).map(|it| it.1).collect();
@@ -135,9 +139,14 @@ impl<'a> Stateful<'a> {
         !self.with_state.is_empty() || !self.counted.is_empty()
     }
 
-    /// Whether there is state of others, and none of this parameter.
-    fn lacks(&self, name: &str) -> bool {
+    /// Returns whether there is state of other parameters, and none of this one.
+    pub(super) fn lacks(&self, name: &str) -> bool {
         self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
+    }
+
+    /// Returns whether the updates of a parameter are counted, and there is no state of it.
+    pub(super) fn only_counts(&self, name: &str) -> bool {
+        self.counted.contains(name) && !self.with_state.contains(name)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The digest of the frozen parameters, by which a checkpoint without them knows the model of which it is a part.
+//! The digest of the frozen parameters, by which a checkpoint without them recognizes its model.
 
 use hsdp_kernels::unpack;
 use hsdp_sharding::{ALIGNMENT, Axis, ParamId, Rank};
@@ -9,7 +9,8 @@ use crate::engine::fabric::Fabric;
 use crate::engine::shard::{HostShard, Shard};
 use crate::error::Error;
 
-/// Elements of a block, of which each has a hash. Parameters are cut at multiples of it, so each block lies on one rank.
+/// Elements of a block, which has a hash of its own. Parameters are cut at multiples of it, so each
+/// block lies on one rank.
 const BLOCK: usize = 32;
 
 const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no block");
@@ -32,7 +33,7 @@ pub(super) fn part(
     Ok(sum)
 }
 
-/// The digest, of all ranks' parts.
+/// Returns the digest, the sum of the parts of the first replica.
 pub(super) fn of_parts(fabric: &Fabric, parts: &[u64]) -> u64 {
     let first_replica = fabric.plan.mesh().group(Axis::Shard, Rank::new(0));
     first_replica.iter().fold(0, |sum, rank| sum.wrapping_add(parts[rank.index()]))

@@ -31,23 +31,25 @@ pub struct Import<'a> {
 type Init<'a> = Box<dyn Fn(&Param) -> Vec<f32> + Send + Sync + 'a>;
 
 impl<'a> Import<'a> {
-    /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. As transformers does, it reads
-    /// the first where both are there. Its tensors have the names of parameters. Links in it are followed.
+    /// Chooses a folder with `model.safetensors`, or with several files and
+    /// `model.safetensors.index.json`. As transformers does, an import reads the first where both
+    /// are there. Its tensors have the names of parameters. Links in it are followed.
     #[must_use]
     pub fn of(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), names: Box::new(str::to_owned), init: None }
     }
 
-    /// The same folder, where `names` maps the name of a parameter to the name of its tensor. Two parameters may have
+    /// Sets the map from the name of a parameter to the name of its tensor. Two parameters may have
     /// one tensor.
     #[must_use]
     pub fn naming(self, names: impl Fn(&str) -> String + Send + Sync + 'a) -> Self {
         Self { names: Box::new(names), ..self }
     }
 
-    /// The same folder, which may lack tensors: those of parameters that are added to a model, for example. `init` returns the values
-    /// of such a parameter, as that of [`ShardedModel::new`] does: in f32, row-major, `numel` elements, the same on all ranks. It is
-    /// called once for each, in the order of the spec.
+    /// Allows the folder to lack tensors, of parameters that are added to a model, for example.
+    /// `init` returns the values of such a parameter, as that of [`ShardedModel::new`] does: in f32,
+    /// row-major, `numel` elements, the same on all ranks. It is called once for each, in the order
+    /// of the spec.
     #[must_use]
     pub fn or_init(self, init: impl Fn(&Param) -> Vec<f32> + Send + Sync + 'a) -> Self {
         Self { init: Some(Box::new(init)), ..self }
@@ -67,25 +69,30 @@ pub struct Imported {
     pub model: ShardedModel,
     /// The names of the folder's tensors that are not parameters of the model.
     pub left_over: Vec<String>,
-    /// The names of the parameters that the folder lacks, in the order of the spec. They have the values of [`Import::or_init`].
+    /// The names of the parameters that the folder lacks, in the order of the spec. They have the
+    /// values of [`Import::or_init`].
     pub initialised: Vec<String>,
 }
 
 impl ShardedModel {
-    /// As [`new`](Self::new), with the parameters of a folder. Each rank reads only the elements of its own shards, as
-    /// f32. Beside its shards it holds one block of a file in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in
-    /// the compute dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
+    /// Makes a model as [`new`](Self::new) does, with the parameters of a folder. Each rank reads
+    /// only the elements of its own shards, as f32. Beside its shards it holds one block of a file
+    /// in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in the compute
+    /// dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
     ///
-    /// The ranks may have copies of the folder in different places. Before they read values, they compare which tensors the folder has,
-    /// where they lie in its files, [a sample of each](hsdp_checkpoint::Folder::contents), and the tensor of each parameter.
+    /// The ranks may have copies of the folder in different places. Before they read values, they
+    /// compare which tensors the folder has, where they lie in its files, [a sample of
+    /// each](hsdp_checkpoint::Folder::contents), and the tensor of each parameter.
     ///
-    /// Rank 0 warns of each of the folder's [oddities](Folder::oddities). Collective over the world.
+    /// Rank 0 warns of each of the folder's [oddities](Folder::oddities). Collective over the
+    /// world.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
-    /// [`Import::or_init`], all of which it names, if that returns another number of elements, or if the folder cannot be read.
-    /// [`Error::Disagreement`] also if the folders of two ranks differ, `or_init` returns different values on different ranks, or ranks
-    /// that hold the same shard have read different values for it.
+    /// The errors of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks: it names all
+    /// tensors that have another shape, or are missing without [`Import::or_init`]; also if that
+    /// returns another number of elements, or the folder cannot be read. [`Error::Disagreement`]
+    /// also if the folders of two ranks differ, `or_init` returns different values on different
+    /// ranks, or ranks that hold the same shard have read different values for it.
     pub fn import(
         world: World,
         spec: ModelSpec,
@@ -93,23 +100,23 @@ impl ShardedModel {
         import: &Import<'_>,
     ) -> Result<Imported, Error> {
         let fabric = Self::fabric(world, spec, options)?;
-        let together = Together::new(&fabric, ("importing", 0));
+        let together = Together::new(&fabric, "importing", 0);
         let (folder, found, opened) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
             warn_of_oddities(&fabric, &folder, &import.folder);
             let found = compare(&fabric, &folder, import)?;
-            let opened = opened(&fabric, (&folder, &found), import)?;
+            let opened = opened(&fabric, &folder, &found, import)?;
             Ok((folder, found, opened))
         })?;
         together.compare(&opened)??;
         let (shards, values) = together.run(|| {
             let values = RefCell::new(InitialValues::default());
             let shards = shards_of(&fabric, |unit, portions, parameters| {
-                let (missing, held) =
+                let (missing, held): (Vec<_>, Vec<_>) =
                     portions.iter().partition(|it| found.missing.contains(&it.name));
                 let given = &mut *values.borrow_mut();
-                init((&fabric, unit), (import, &found), (missing, parameters), given)?;
-                read(&folder, import, (held, parameters))
+                init(&fabric, unit, import, &found, &missing, parameters, given)?;
+                read(&folder, import, &held, parameters)
             })?;
             Ok((shards, values.into_inner()))
         })?;
@@ -121,10 +128,11 @@ impl ShardedModel {
     }
 }
 
-/// The folder that this rank has opened: its tensors, and the one of each parameter.
+/// Returns the folder that this rank has opened: its tensors, and the one of each parameter.
 fn opened(
     fabric: &Fabric,
-    (folder, found): (&Folder, &Found),
+    folder: &Folder,
+    found: &Found,
     import: &Import<'_>,
 ) -> Result<Opened, Problem> {
     let mut lines = folder.contents()?;
@@ -147,16 +155,20 @@ struct Found {
 fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
     if fabric.world.rank().index() == 0 {
         for what in folder.oddities() {
-            tracing::warn!(folder = %path.display(), %what, "the folder of a model contradicts itself");
+            tracing::warn!(folder = %path.display(), %what, "the folder of a model contradicts \
+                                                             itself");
         }
     }
 }
 
 /// Sets the portions of a unit that the folder lacks.
 fn init(
-    (fabric, unit): (&Fabric, UnitId),
-    (import, found): (&Import<'_>, &Found),
-    (portions, parameters): (Vec<&Portion>, &mut [f32]),
+    fabric: &Fabric,
+    unit: UnitId,
+    import: &Import<'_>,
+    found: &Found,
+    portions: &[&Portion],
+    parameters: &mut [f32],
     values: &mut InitialValues,
 ) -> Result<(), Problem> {
     let Some(init) = &import.init else { return Ok(()) };
@@ -178,7 +190,8 @@ fn init(
 fn read(
     folder: &Folder,
     import: &Import<'_>,
-    (portions, parameters): (Vec<&Portion>, &mut [f32]),
+    portions: &[&Portion],
+    parameters: &mut [f32],
 ) -> Result<(), Problem> {
     for Portion { name, offset, range, .. } in portions {
         folder.read(&(import.names)(name), *offset, &mut parameters[range.clone()])?;
@@ -186,7 +199,8 @@ fn read(
     Ok(())
 }
 
-/// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing without a value in its place.
+/// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing
+/// without a value in its place.
 fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
     let (mut used, mut missing, mut wrong) = (BTreeSet::new(), BTreeSet::new(), Vec::new());

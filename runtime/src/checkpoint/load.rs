@@ -1,11 +1,9 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
-use hsdp_sharding::{ParamId, Role, UnitId, UnitLayout};
+use hsdp_sharding::{ParamId, Rank, Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::checkpointed::Whose;
@@ -32,11 +30,13 @@ pub struct Resumed {
     pub user: Value,
     /// The problems of newer checkpoints that were broken, one text for each.
     pub broken: Vec<String>,
-    /// The steps of later checkpoints, ascending, if the program has named the step. No save succeeds up to the last of them, unless
-    /// they are broken, or [`Checkpoints::discard_after`] removes them. Rank 0 logs a warning, too, if these checkpoints may save.
+    /// The steps of later checkpoints, ascending, if the program has named the step. No save
+    /// succeeds up to the last of them, unless they are broken, or [`Checkpoints::discard_after`]
+    /// removes them. Rank 0 logs a warning, too, if these checkpoints may save.
     pub later: Vec<u64>,
-    /// With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), the parameters that keep the values of the model,
-    /// because the checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
+    /// The parameters that keep the values of the model, with
+    /// [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), because the
+    /// checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
     pub new_parameters: Vec<String>,
     /// The trained parameters whose optimizer state begins anew: their averages begin as the
     /// parameters, and all else with zeros.
@@ -49,29 +49,24 @@ pub struct Resumed {
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
 
-/// The pauses before ranks look again for the newest checkpoint, where two of them have found different ones.
-const PAUSES: [Duration; 4] = [
-    Duration::ZERO,
-    Duration::from_millis(20),
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-];
-
-/// How often a load begins again with the newest checkpoint, because another job has removed the one that was read.
+/// Maximum number of looks for the newest checkpoint, where another job may have removed the one
+/// that was found.
 const MOST_LOOKS: usize = 16;
 
 impl Checkpoints {
-    /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
-    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and rank 0 logs each
-    /// of them as a warning. The call waits for a save in the background that is under way.
+    /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was
+    /// saved on. `None` if there is no checkpoint at all. The result lists newer checkpoints that
+    /// are broken, and rank 0 logs each of them as a warning. The call waits for a save in the
+    /// background that is under way.
     ///
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, a newer version of this program wrote
-    /// the newest, it is of another model or optimizer (the error lists all differences), it has no frozen parameters
-    /// ([`Content::Trainable`]) and these checkpoints have [`Content::All`] or the model has other ones, or an earlier save has failed
-    /// and no call has said so. The model and the optimizer are then as they were. [`Error::Misuse`] as for
+    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, a newer version
+    /// of this program wrote the newest, it is of another model or optimizer (the error lists all
+    /// differences), it has no frozen parameters ([`Content::Trainable`]) and these checkpoints
+    /// have [`Content::All`] or the model has other ones, or an earlier save has failed and no call
+    /// has said so. The model and the optimizer are then as they were. [`Error::Misuse`] as for
     /// [`save`](Self::save); [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
         &mut self,
@@ -120,8 +115,8 @@ impl Checkpoints {
         }
     }
 
-    /// Loads the checkpoint of `step` into the model and the optimizer. The result has the steps of [later](Resumed::later) checkpoints,
-    /// which keep this job from saving.
+    /// Loads the checkpoint of `step` into the model and the optimizer. The result has the steps of
+    /// [later](Resumed::later) checkpoints, which keep this job from saving.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -140,7 +135,8 @@ impl Checkpoints {
         Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
-    /// Waits for a save that is under way: without that it would depend on timing which checkpoint is the latest.
+    /// Waits for a save that is under way: without that it would depend on timing which checkpoint
+    /// is the latest.
     fn begin_load<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -157,18 +153,30 @@ impl Checkpoints {
         }
     }
 
-    /// The newest generation before a step, by its name, which all ranks must see. Another job may save one between the looks of two
-    /// ranks, so they look again before they call that a difference.
+    /// Returns the step of the newest generation before a step that any rank sees, if each rank has
+    /// it under its name.
+    ///
+    /// Ranks list a folder at different moments, between which another job may save, and a file
+    /// system may list a new entry late. It is there under its name all the same, unless the rank's
+    /// folder is another one. Each look compares anew, since the job may have removed what was
+    /// listed.
     fn newest_before(&self, model: &ShardedModel, before: u64) -> Result<Option<u64>, Error> {
         let together = self.loading(model, model.committed_steps());
-        let mut pauses = PAUSES.into_iter();
-        let mut pause = Duration::ZERO;
+        let mut looks = 1;
         loop {
-            let newest = together.run(|| {
-                let steps = self.steps_after(pause)?;
-                Ok(steps.into_iter().rev().find(|step| *step < before))
+            let steps = together.run(|| Ok(self.store.steps()?))?;
+            let newest = steps.into_iter().rev().find(|step| *step < before);
+            // 0 stands for no generation. A step is less than `before`, so this does not overflow.
+            let said = together.tell([newest.map_or(0, |step| step + 1)])?.concat();
+            let latest = said.iter().max().and_then(|step| step.checked_sub(1));
+            let Some(latest) = latest.filter(|_| said.iter().any(|step| *step != said[0])) else {
+                return Ok(newest);
+            };
+            let found = together.run(|| {
+                let is_there = newest == Some(latest) || self.store.has(latest)?;
+                Ok(if is_there { Some(latest) } else { newest })
             })?;
-            let found = match newest {
+            let found = match found {
                 Some(step) => format!("step {step} as its newest checkpoint"),
                 None => "no checkpoint".to_owned(),
             };
@@ -177,18 +185,12 @@ impl Checkpoints {
                 before => format!("{found} before step {before}"),
             };
             let path = self.store.root().display().to_string();
-            match (together.compare(&Opened { path, lines: vec![line] })?, pauses.next()) {
-                (Ok(()), _) => return Ok(newest),
-                (Err(differ), None) => return Err(together.error(differ.into())),
-                (Err(_), Some(next)) => pause = next,
+            match together.compare(&Opened { path, lines: vec![line] })? {
+                Ok(()) => return Ok(Some(latest)),
+                Err(_) if looks < MOST_LOOKS => looks += 1,
+                Err(differ) => return Err(together.error(differ.into())),
             }
         }
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "no event tells that another job has saved")]
-    fn steps_after(&self, pause: Duration) -> Result<Vec<u64>, Problem> {
-        thread::sleep(pause);
-        Ok(self.store.steps()?)
     }
 
     /// Opens the generation of a step on all ranks, which compare what they have found.
@@ -198,7 +200,8 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Result<Generation, Failed>, Error> {
         let together = self.loading(model, step);
-        let generation = match together.attempt(|| Ok(self.store.open(step)?))? {
+        let opened = together.attempt(|| Ok(self.store.open(step)?))?;
+        let generation = match opened.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(generation) => generation,
             Err(failed) => return Ok(Err(failed)),
         };
@@ -208,15 +211,15 @@ impl Checkpoints {
         Ok(compared.map(|()| generation).map_err(Failed::from))
     }
 
-    /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was read.
+    /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was
+    /// read.
     fn load_step<O: Checkpointed>(
         &mut self,
         model: &mut ShardedModel,
         optimizer: &mut O,
         step: u64,
     ) -> Result<Result<Resumed, Failed>, Error> {
-        let generation = self.open_step(model, step)?;
-        let generation = match generation.inspect_err(|failed| self.note_broken(step, failed)) {
+        let generation = match self.open_step(model, step)? {
             Ok(generation) => generation,
             Err(failed) => return Ok(Err(failed)),
         };
@@ -262,7 +265,8 @@ impl Checkpoints {
         Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))
     }
 
-    /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
+    /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if
+    /// checkpoints may have none.
     fn compare_frozen(
         &mut self,
         model: &ShardedModel,
@@ -270,14 +274,19 @@ impl Checkpoints {
         saved: Option<u64>,
     ) -> Result<Result<(), Failed>, Error> {
         let together = self.loading(model, step);
-        let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
-        let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
+        let Some(part) = self.frozen_part(model, together)? else {
+            // The model has no frozen parameters if the checkpoint may lack them. Their digest is
+            // 0.
+            let compared = same_frozen(saved, [0]);
+            return Ok(compared.map_err(|problem| Failed { rank: Rank::new(0), problem }));
+        };
+        let parts = together.tell([part])?.concat();
         let here = frozen::of_parts(&model.engine.fabric, &parts);
         together.agree(same_frozen(saved, [here]))
     }
 
-    /// Compares the parameters that a checkpoint leaves out, frozen ones or those that do not fit, with
-    /// its digest of frozen ones. Collective if there may be any.
+    /// Compares the parameters that a checkpoint leaves out, frozen ones or those that do not fit,
+    /// with its digest of frozen ones. Collective if there may be any.
     pub(super) fn compare_left_out(
         &mut self,
         model: &ShardedModel,
@@ -293,7 +302,7 @@ impl Checkpoints {
 
     /// Returns the operation that loads the checkpoint of a step.
     pub(super) fn loading<'a>(&self, model: &'a ShardedModel, step: u64) -> Together<'a> {
-        Together::new(&model.engine.fabric, ("loading", step)).about(self.number)
+        Together::new(&model.engine.fabric, "loading", step).about(self.number)
     }
 }
 
@@ -301,7 +310,8 @@ impl Checkpoints {
 fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(), Problem> {
     match saved {
         Some(saved) if !here.contains(&saved) => Err(Problem::lasting(format!(
-            "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {:#018x} here",
+            "the checkpoint was saved with other frozen parameters than this model has: their \
+             digest is {saved:#018x}, and {:#018x} here",
             here[0]
         ))),
         _ => Ok(()),
@@ -350,7 +360,8 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
     let rates = options::replaced_rates(manifest, own).filter(|_| takes_rates);
     let rates = rates.map(|[ours, there]| {
         format!(
-            "the learning rates of the checkpoint, {there}, replace those that the program has set, {ours}: set a rate after the load, or \
+            "the learning rates of the checkpoint, {there}, replace those that the program has \
+             set, {ours}: set a rate after the load, or \
              choose OtherOptions::KeepOwn"
         )
     });
@@ -360,7 +371,8 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
         let there =
             scale.map_or("none".to_owned(), |scale| format!("a dynamic one, {}", scale.value));
         format!(
-            "the checkpoint has another kind of loss scale ({there}) than this model ({scaling:?}), which begins with its own"
+            "the checkpoint has another kind of loss scale ({there}) than this model \
+             ({scaling:?}), which begins with its own"
         )
     });
     let unmatched = saved.fitting.and_then(|fitting| fitting.lists.text());
@@ -397,8 +409,8 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     take_parameters(model, parameters);
 }
 
-/// Replaces the parameters of a model, and forgets its last update: all trained parameters are those
-/// of the checkpoint, or of an update that was compared.
+/// Replaces the parameters of a model, and forgets its last update: all trained parameters are
+/// those of the checkpoint, or of an update that was compared.
 pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
     let mut state = model.engine.state();
     parameters.put(&mut state.shards);
@@ -416,14 +428,15 @@ struct Read {
     user: Value,
     /// Texts for a warning.
     notes: Vec<String>,
-    /// What fits, if only that is taken.
+    /// Parts that fit, if only these are taken.
     fitting: Option<Fitting>,
 }
 
 /// The parameters that were read, by unit.
 pub(super) enum Parameters {
     All(Vec<Shard>),
-    /// The trained elements of this rank's shards, in f32. They take the place of the present ones, and frozen parameters stay.
+    /// The trained elements of this rank's shards, in f32. They take the place of the present ones,
+    /// and frozen parameters stay.
     Trained(Vec<Vec<f32>>),
 }
 

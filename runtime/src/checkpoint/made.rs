@@ -1,10 +1,12 @@
-//! A generation whose save failed after rank 0 had made it. The next call of the same save returns it.
+//! A generation whose save failed after rank 0 had made it. The next call of the same save returns
+//! it.
 
 use std::path::{Path, PathBuf};
 
 use crate::model::ModelId;
 
-/// The identity of a save: the parameters after a number of steps and of loads, and digests of `user` and of the optimizer's options.
+/// The identity of a save: the parameters after a number of steps and of loads, and digests of
+/// `user` and of the optimizer's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) model: ModelId,

@@ -14,7 +14,8 @@ use crate::model::ShardedModel;
 pub(crate) const ONE_OF_EACH_KIND: &str =
     "a checkpoint keeps the state of one of each kind, which may have groups";
 
-/// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all trainable parameters.
+/// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all
+/// trainable parameters.
 ///
 /// # Errors
 /// [`Error::Misuse`].
@@ -46,13 +47,14 @@ fn unclear<O: Checkpointed>(optimizer: &O) -> Option<String> {
     let mut all = optimizer.kinds().into_iter();
     let unclear = all.find(|kind| !is_name(kind) || !kinds.insert(*kind))?;
     Some(format!(
-        "state of kind `{}`: a checkpoint needs a name of letters, digits and `_` that no other optimizer of the update has",
+        "state of kind `{}`: a checkpoint needs a name of letters, digits and `_` that no other \
+         optimizer of the update has",
         unclear.escape_debug()
     ))
 }
 
-/// One optimizer has updated all trainable parameters, or has no state. Several may each have updated some. A parameter that is
-/// updated need not have state.
+/// One optimizer has updated all trainable parameters, or has no state. Several may each have
+/// updated some. A parameter that is updated need not have state.
 fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
     let spec = model.plan().spec();
     let OptimizerHead { kind, updates, .. } = optimizer.head(spec);
@@ -65,6 +67,7 @@ fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<Strin
         return None;
     }
     Some(format!(
-        "{kind} has updated {updated} of {trainable} trainable parameters: a checkpoint needs all optimizers of the update, as a pair"
+        "{kind} has updated {updated} of {trainable} trainable parameters: a checkpoint needs all \
+         optimizers of the update, as a pair"
     ))
 }

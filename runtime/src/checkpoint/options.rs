@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::fitting::OtherParameters;
 use super::pair::AND;
 
-/// What a load does where the options with which the program made its optimizer are not those in
+/// Rule of a load where the options with which the program made its optimizer are not those in
 /// the checkpoint.
 ///
 /// If they are equal, a load restores the learning rates that were set during training. So a
@@ -30,7 +30,7 @@ pub enum OtherOptions {
 /// The options in a checkpoint that an optimizer takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SavedOptions<'a> {
-    /// None: it keeps its own.
+    /// The optimizer's own options.
     Own,
     /// The learning rates. All other options are equal.
     Rates { now: &'a Value },
@@ -93,7 +93,8 @@ pub(super) fn agreed<'a>(
     if refused {
         let texts: Vec<&str> = wrong.iter().map(|it| &*it.text).collect();
         let what = format!(
-            "its optimizer was made with other options: {}; give the optimizer these options, or choose with \
+            "its optimizer was made with other options: {}; give the optimizer these options, or \
+             choose with \
              CheckpointOptions::other_options which count",
             texts.join("; ")
         );

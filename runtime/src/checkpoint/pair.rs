@@ -17,8 +17,9 @@ pub(super) const AND: &str = "+";
 
 /// The optimizers of one update: `(muon, adamw)`. Three are `((muon, adamw), ema)`.
 ///
-/// The kinds of both make its kind, such as `muon+adamw`. Both were made for the same model, and they are of different kinds: without
-/// that the checkpoint does not say to which of them a tensor belongs.
+/// The kinds of both make its kind, such as `muon+adamw`. Both were made for the same model, and
+/// they are of different kinds: without that the checkpoint does not say to which of them a tensor
+/// belongs.
 impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let [first, second] = [self.0.head(spec), self.1.head(spec)];

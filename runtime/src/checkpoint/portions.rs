@@ -76,7 +76,8 @@ impl Written {
         Self { name, shape, offset, source: Source::Shard { unit, range } }
     }
 
-    /// The elements of a tensor of state that a rank writes because of a portion of the parameter, if there are any.
+    /// Returns the elements of a tensor of state that a rank writes because of a portion of the
+    /// parameter, if there are any.
     fn of_portion(fabric: &Fabric, portion: &Portion, tensor: StateTensor) -> Option<Self> {
         let held = portion.param_range();
         match tensor.spread {
@@ -112,8 +113,8 @@ impl Written {
     }
 }
 
-/// The elements that this rank writes of a model and of the state of its optimizer, in the order of its file: parameters first, and
-/// then one kind of state after the other.
+/// Returns the elements that this rank writes of a model and of the state of its optimizer, in the
+/// order of its file: parameters first, and then one kind of state after the other.
 pub(super) fn to_write(fabric: &Fabric, states: &[StateTensor], content: Content) -> Vec<Written> {
     let mut portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
     portions.retain(|portion| content.has(portion.role));

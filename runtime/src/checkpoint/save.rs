@@ -13,9 +13,8 @@ use serde_json::Value;
 
 use super::made::{Identity, Made};
 use super::portions::{self, Source, Written};
-use super::together::{Failed, Kind, Problem, Together};
+use super::together::{Failed, Problem, Together};
 use super::{Checkpointed, Checkpoints, Content, frozen};
-use crate::comparison;
 use crate::digest;
 use crate::engine::shard::HostShard;
 use crate::error::Error;
@@ -31,23 +30,24 @@ pub struct Saved {
 }
 
 impl Checkpoints {
-    /// Saves the model, its optimizer, and `user`, the values that the program needs to go on: a data cursor, seeds of
-    /// random numbers. All of it is on the disk when the call returns. If the save fails, earlier checkpoints are as
-    /// they were, and training may go on. The call waits for a save in the background that is under way. If that one has
-    /// succeeded, [`poll`](Self::poll) says so; if it has failed, this call returns its error, and saves nothing: call it
-    /// again.
+    /// Saves the model, its optimizer, and `user`, the values that the program needs to go on: a
+    /// data cursor, seeds of random numbers. All of it is on the disk when the call returns. If the
+    /// save fails, earlier checkpoints are as they were, and training may go on. The call waits for
+    /// a save in the background that is under way. If that one has succeeded, [`poll`](Self::poll)
+    /// says so; if it has failed, this call returns its error, and saves nothing: call it again.
     ///
-    /// The communication may fail when the checkpoint is on the disk already. The same call then returns it, if it comes
-    /// before a step or a load, with the same `user`.
+    /// The communication may fail when the checkpoint is on the disk already. The same call then
+    /// returns it, if it comes before a step or a load, with the same `user`.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
-    /// differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a step, while its gradients exist, inside
-    /// [`ShardedModel::with_shards`], if the optimizer was made for another model, or if these checkpoints were opened by
-    /// [`read_only`](Self::read_only). [`Error::Disagreement`] if ranks have updated the last step with
-    /// different options. [`Error::Comm`], also if ranks are at different steps.
+    /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or
+    /// optimizer options differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a
+    /// step, while its gradients exist, inside [`ShardedModel::with_shards`], if the optimizer was
+    /// made for another model, or if these checkpoints were opened by
+    /// [`read_only`](Self::read_only). [`Error::Disagreement`] if ranks have updated the last step
+    /// with different options. [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -59,7 +59,7 @@ impl Checkpoints {
         model.engine.check_updated()?;
         self.settle(model)?;
         let frozen = self.frozen_part(model, saving(model).about(self.number))?;
-        let saving = Saving::of((&self.store, self.number), (model, optimizer), (user, frozen));
+        let saving = Saving::of(&self.store, self.number, model, optimizer, user, frozen);
         let made = self.made.as_ref().and_then(|made| made.path_of(&saving.identity()));
         let (place, head) = saving.agree(if made.is_some() { EXISTS } else { fresh() })?;
         if place.nonce() == EXISTS {
@@ -77,7 +77,7 @@ impl Checkpoints {
 
 /// The operation of all ranks.
 pub(super) fn saving(model: &ShardedModel) -> Together<'_> {
-    Together::new(&model.engine.fabric, ("saving", model.committed_steps()))
+    Together::new(&model.engine.fabric, "saving", model.committed_steps())
 }
 
 /// The nonce of rank 0 where the generation is there already.
@@ -106,9 +106,12 @@ pub(super) struct Saving<'a, O> {
 
 impl<'a, O: Checkpointed> Saving<'a, O> {
     pub(super) fn of(
-        (store, number): (&'a Store, u32),
-        (model, optimizer): (&'a ShardedModel, &'a O),
-        (user, frozen): (&'a Value, Option<u64>),
+        store: &'a Store,
+        number: u32,
+        model: &'a ShardedModel,
+        optimizer: &'a O,
+        user: &'a Value,
+        frozen: Option<u64>,
     ) -> Self {
         let of_optimizer = optimizer.head(model.plan().spec());
         let OptimizerHead { options, made_with, .. } = &of_optimizer;
@@ -154,11 +157,12 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         })
     }
 
-    /// The place that rank 0 has chosen for the files, and the manifest's head. Collective over the world.
+    /// Returns the place that rank 0 has chosen for the files, and the manifest's head. Collective
+    /// over the world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks, [`Error::Disagreement`] if they differed in
-    /// the last update; [`Error::Comm`].
+    /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks,
+    /// [`Error::Disagreement`] if they differed in the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
         let (engine, [user, options, made_with]) = (&self.model.engine, self.digests());
         let hint = engine.state().last_weight;
@@ -167,9 +171,14 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         let said = self.together().tell(said)?;
         let said = |word: usize| said.iter().map(|it| it[word]).collect::<Vec<_>>();
         engine.compare_updates(&said(0))?;
-        self.check_same("the value `user` is", &said(1))?;
-        self.check_same("the options of its optimizer are", &said(2))?;
-        self.check_same("the options with which its optimizer was made are", &said(6))?;
+        for (what, word) in [
+            ("the value `user` is", 1),
+            ("the options of its optimizer are", 2),
+            ("the options with which its optimizer was made are", 6),
+        ] {
+            let text = |_, _, other| format!("{what} not the same as on rank {other}");
+            self.together().check_same(&said(word), text)?;
+        }
         self.check_size()?;
         let hint = said(3).into_iter().max().unwrap_or(0);
         let frozen = self.frozen.map(|_| frozen::of_parts(&engine.fabric, &said(5)));
@@ -181,16 +190,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 
     /// # Errors
-    /// [`Error::Checkpoint`] if the digests differ between ranks.
-    fn check_same(&self, what: &str, digests: &[u64]) -> Result<(), Error> {
-        let Some([rank, other]) = comparison::odd_one(digests) else { return Ok(()) };
-        let what = format!("{what} not the same as on rank {other}");
-        let problem = Problem { kind: Kind::Lasting, what };
-        Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
-    }
-
-    /// # Errors
-    /// [`Error::Checkpoint`] if a manifest cannot hold one of these texts, which are the same on all ranks.
+    /// [`Error::Checkpoint`] if a manifest cannot hold one of these texts, which are the same on
+    /// all ranks.
     fn check_size(&self) -> Result<(), Error> {
         let options = "the options of the optimizer have";
         let names = ["the value `user` has", options, options];
@@ -199,12 +200,12 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
             return Ok(());
         };
         let what = format!("{name} {size} bytes as JSON, more than {MOST_USER_BYTES}");
-        let problem = Problem { kind: Kind::Lasting, what };
+        let problem = Problem::lasting(what);
         Err(self.together().error(Failed { rank: Rank::new(0), problem }))
     }
 
-    /// Rank 0 makes a generation of the parts that all ranks have written. Returns its directory, on rank 0, or puts it into
-    /// `made` if the ranks do not learn of it.
+    /// Makes a generation, on rank 0, of the parts that all ranks have written. Returns its
+    /// directory, on rank 0, or puts it into `made` if the ranks do not learn of it.
     fn commit(
         &self,
         draft: Option<Draft<'_>>,
@@ -237,10 +238,12 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 }
 
-/// The checkpoint's directory. Work that failed after the commit is logged, and is not a failure of the save.
+/// Returns the checkpoint's directory. Work that failed after the commit is logged, and is not a
+/// failure of the save.
 pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
-        tracing::warn!(%error, "the checkpoint is saved; the part that failed is tried again with the next");
+        tracing::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
+                                the next");
     }
     committed.path
 }

@@ -16,8 +16,8 @@ use crate::digest;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// How many times within a deadline a rank tells the others that it is still at work. A rank that has ended says so at
-/// once.
+/// Number of times within a deadline that a rank tells the others that it is still at work. A rank
+/// that has ended says so at once.
 const SIGNS_OF_LIFE: u32 = 4;
 
 /// The reason why a rank's part failed.
@@ -35,7 +35,8 @@ pub(super) struct Opened {
     pub(super) lines: Vec<String>,
 }
 
-/// The first difference between what two ranks have opened: the first rank that differs, and one with which it was compared.
+/// The first difference between what two ranks have opened: the first rank that differs, and one
+/// with which it was compared.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
     pub(super) ranks: [Rank; 2],
@@ -73,7 +74,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The word that ranks exchange: the worst is the greatest.
+    /// Returns the word that ranks exchange: the worst is the greatest.
     fn code(self) -> u64 {
         match self {
             Self::Damage => 1,
@@ -139,9 +140,9 @@ fn at_work(said: &[u64]) -> Vec<usize> {
     said.iter().enumerate().filter(|(_, is_alive)| **is_alive != 0).map(|(rank, _)| rank).collect()
 }
 
-/// The rank whose problem all ranks report, and the code of its kind: the first lasting one, or else the first removal, or else the
-/// first damage.
-/// Another generation would not help where one rank says so.
+/// Returns the rank whose problem all ranks report, and the code of its kind: the first lasting
+/// one, or else the first removal, or else the first damage. Another generation would not help
+/// where one rank says so.
 fn worst(said: &[u64]) -> Option<(usize, u64)> {
     let failed = said.iter().copied().enumerate().filter(|(_, code)| *code != 0);
     failed.max_by_key(|(rank, code)| (*code, Reverse(*rank)))
@@ -165,7 +166,7 @@ pub(super) struct Failed {
 }
 
 impl<'a> Together<'a> {
-    pub(super) fn new(fabric: &'a Fabric, (operation, step): (&'static str, u64)) -> Self {
+    pub(super) fn new(fabric: &'a Fabric, operation: &'static str, step: u64) -> Self {
         Self { fabric, operation, step, checkpoints: None }
     }
 
@@ -192,10 +193,10 @@ impl<'a> Together<'a> {
         self.attempt(part)?.map_err(|failed| self.error(failed))
     }
 
-    /// As [`run`](Self::run), but returns the failure as a value.
+    /// Runs a part as [`run`](Self::run) does, but returns the failure as a value.
     ///
-    /// A part may take any time: it runs on a thread of its own, while this thread tells the other ranks that it is
-    /// alive.
+    /// A part may take any time: it runs on a thread of its own, while this thread tells the other
+    /// ranks that it is alive.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -214,8 +215,9 @@ impl<'a> Together<'a> {
             };
             let name = format!("hsdp-checkpoint-{rank}");
             let part = thread::Builder::new().name(name).spawn_scoped(scope, run);
-            // Nothing is ever sent: the channel closes when the part ends. If no thread could be started, the part has
-            // ended at once, and the other ranks are told as for any other end.
+            // Nothing is ever sent: the channel closes when the part ends. If no thread could be
+            // started, the part has ended at once, and the other ranks are told as for any other
+            // end.
             self.wait(|within| ended.recv_timeout(within) != Err(mpsc::RecvTimeoutError::Timeout))?;
             self.agree(match part.map(ScopedJoinHandle::join) {
                 Ok(Ok(result)) => result,
@@ -225,8 +227,8 @@ impl<'a> Together<'a> {
         })
     }
 
-    /// Waits until all ranks' parts have ended: `has_ended` says whether this rank's part has ended within a duration.
-    /// Collective over the world.
+    /// Waits until all ranks' parts have ended: `has_ended` says whether this rank's part has ended
+    /// within a duration. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -277,14 +279,13 @@ impl<'a> Together<'a> {
         Ok(Err(Failed { rank, problem: Problem { kind: Kind::of_code(code), what } }))
     }
 
-    /// Compares what ranks have opened, each for itself: their folders may hold different versions. If two differ, all ranks get the
-    /// first difference. Collective over the world.
+    /// Compares what ranks have opened, each for itself: their folders may hold different versions.
+    /// If two differ, all ranks get the first difference. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn compare(&self, opened: &Opened) -> Result<Result<(), Difference>, Error> {
-        let said = self.tell([digest::of_lines(&opened.lines)])?;
-        let said: Vec<u64> = said.into_iter().map(|[digest]| digest).collect();
+        let said = self.tell([digest::of_lines(&opened.lines)])?.concat();
         let Some(places) = comparison::odd_one(&said) else { return Ok(Ok(())) };
         let ranks = places.map(Rank::new);
         let lines = comparison::first_difference(self.fabric, ranks, &opened.lines)?;
@@ -294,7 +295,8 @@ impl<'a> Together<'a> {
         Ok(Err(Difference { ranks, paths, lines: lines.unwrap_or_else(digests) }))
     }
 
-    /// Exchanges `WORDS` words with all ranks. Returns them in rank order. Collective over the world.
+    /// Exchanges `WORDS` words with all ranks. Returns them in rank order. Collective over the
+    /// world.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -306,7 +308,35 @@ impl<'a> Together<'a> {
         Ok(self.fabric.control.exchange(self.tag(), mine, words)?)
     }
 
-    /// A list of numbers that rank 0 has. Collective over the world.
+    /// Checks that all ranks have `said` the same word, in rank order. `text` describes the first
+    /// difference, given the word of the rank that differs, another word, and the rank that has it.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] of the rank that differs, the same on all ranks.
+    pub(super) fn check_same(
+        &self,
+        said: &[u64],
+        text: impl FnOnce(u64, u64, Rank) -> String,
+    ) -> Result<(), Error> {
+        let Some([rank, other]) = comparison::odd_one(said) else { return Ok(()) };
+        let problem = Problem::lasting(text(said[rank], said[other], Rank::new(other)));
+        Err(self.error(Failed { rank: Rank::new(rank), problem }))
+    }
+
+    /// Exchanges a word with all ranks, and checks that all have the same one, as
+    /// [`check_same`](Self::check_same) does. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], the same on all ranks; [`Error::Comm`].
+    pub(super) fn compare_word(
+        &self,
+        mine: u64,
+        text: impl FnOnce(u64, u64, Rank) -> String,
+    ) -> Result<(), Error> {
+        self.check_same(&self.tell([mine])?.concat(), text)
+    }
+
+    /// Returns a list of numbers that rank 0 has. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].

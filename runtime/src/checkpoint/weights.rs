@@ -15,10 +15,13 @@ use crate::model::ShardedModel;
 use crate::optimizer::Average;
 
 impl Checkpoints {
-    /// Loads the parameters of the newest intact checkpoint into the model, as [`load_latest`](Self::load_latest) does, and nothing else:
-    /// the model keeps its number of steps and its loss scale, and optimizers keep their state. Make optimizers and averages after this call.
-    /// The checkpoint may be of any optimizer, or of none. With [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting) the
-    /// model takes the parameters that fit. With [`Weights::Average`], parameters that have a moving average get that.
+    /// Loads the parameters of the newest intact checkpoint into the model, as
+    /// [`load_latest`](Self::load_latest) does, and nothing else: the model keeps its number of
+    /// steps and its loss scale, and optimizers keep their state. Make optimizers and averages
+    /// after this call. The checkpoint may be of any optimizer, or of none. With
+    /// [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting) the model takes the
+    /// parameters that fit. With [`Weights::Average`], parameters that have a moving average get
+    /// that.
     ///
     /// ```
     /// use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights};
@@ -52,7 +55,8 @@ impl Checkpoints {
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// As [`load_latest`](Self::load_latest), and [`Error::Checkpoint`] if averages are wanted and the checkpoint has none.
+    /// As [`load_latest`](Self::load_latest), and [`Error::Checkpoint`] if averages are wanted and
+    /// the checkpoint has none.
     pub fn load_latest_weights(
         &mut self,
         model: &mut ShardedModel,
@@ -134,7 +138,10 @@ impl Checkpoints {
     }
 }
 
-/// The names of tensors with the averages of parameters, by parameter.
+/// Returns the names of tensors with the averages of parameters, by parameter.
+///
+/// # Errors
+/// If there are none, or one has another shape than its parameter.
 fn averages(
     generation: &Generation,
     weights: Weights,
@@ -142,15 +149,19 @@ fn averages(
     if weights == Weights::Trained {
         return Ok(BTreeMap::new());
     }
-    let tensors = &generation.manifest().tensors;
-    let average = |(name, _): (&String, &TensorEntry)| {
+    let (tensors, path) = (&generation.manifest().tensors, generation.path().display());
+    let mut averages = BTreeMap::new();
+    for (name, tensor) in tensors.iter().filter(|(name, _)| !name.starts_with(STATE)) {
         let average = state_tensor(Average::KIND, name);
-        let is_there = !name.starts_with(STATE) && tensors.contains_key(&average);
-        is_there.then(|| (name.clone(), average))
-    };
-    let averages: BTreeMap<_, _> = tensors.iter().filter_map(average).collect();
+        let Some(TensorEntry { shape, .. }) = tensors.get(&average) else { continue };
+        if *shape != tensor.shape {
+            let name = average.escape_debug();
+            let what = format!("{path}: `{name}` has shape {shape:?}, not {:?}", tensor.shape);
+            return Err(Problem::lasting(what));
+        }
+        averages.insert(name.clone(), average);
+    }
     if averages.is_empty() {
-        let path = generation.path().display();
         let what = format!(
             "{path} has no averages: none of its tensors is named `optimizer:ema:<parameter>`"
         );

@@ -14,11 +14,13 @@ pub(super) struct Factors<T>(pub(super) Vec<T>);
 impl<T: Differentiable> Factors<T> {
     /// Multiplies each cotangent by the product of the other members' elements.
     ///
-    /// Each member gets all members' elements of its own range, makes the products that leave one out, and sends them
-    /// back: two all_to_alls, and memory for one input, where an all_gather would need one for each member. A product
-    /// that leaves one out is made of the elements before and after that one, never by a division.
+    /// Each member gets all members' elements of its own range, makes the products that leave one
+    /// out, and sends them back: two all_to_alls, and memory for one input, where an all_gather
+    /// would need one for each member. A product that leaves one out is made of the elements before
+    /// and after that one, never by a division.
     ///
-    /// Products of 16-bit elements travel in f32: f16 may hold a gradient whose product of others it cannot hold.
+    /// Products of 16-bit elements travel in f32, because a product of the other members' elements
+    /// may overflow f16 even if the gradient does not.
     pub(super) fn multiply_by_others(
         &self,
         group: &Group,
@@ -31,7 +33,7 @@ impl<T: Differentiable> Factors<T> {
         }
     }
 
-    /// Multiplies with products that travel as `P`.
+    /// Does the same with products that travel as `P`.
     fn multiply<P: Differentiable>(
         &self,
         group: &Group,
@@ -48,7 +50,8 @@ impl<T: Differentiable> Factors<T> {
     }
 }
 
-/// For each member, the products of the other members' elements. `everybodys` has one range of each, in member order.
+/// Returns, for each member, the products of the other members' elements. `everybodys` has one
+/// range of each, in member order.
 fn others<T: Differentiable, P: Differentiable>(everybodys: &[T], members: usize) -> Vec<P> {
     let len = everybodys.len() / members;
     let mut others = vec![P::from_f64(1.0); everybodys.len()];

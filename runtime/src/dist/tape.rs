@@ -86,8 +86,8 @@ impl<C: Carrier> Tape<C> {
         self.anew(self.shared.tag, Record::Nothing)
     }
 
-    /// A new tape on the same axes, whose collectives have the tag `tag`. Ranks compare it: two
-    /// tapes that are used at a time, with tags of their own, cannot be taken for each other.
+    /// Returns a new tape on the same axes, whose collectives have the tag `tag`. Ranks compare
+    /// tags, so they notice if two tapes with different tags, both in use, are confused.
     #[must_use]
     pub fn tagged(&self, tag: Tag) -> Self {
         self.anew(tag, self.shared.record)

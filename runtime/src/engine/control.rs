@@ -53,7 +53,6 @@ impl Control {
         source.extend(words);
         target.resize(source.len() * self.group.size(), 0);
         let lent = self.group.all_gather_into(tag, Lent { source, target })?.wait()?;
-        self.world.note_meeting();
         let heard = hear(&lent.target);
         *self.said.lock() = lent.source;
         *self.heard.lock() = lent.target;

@@ -105,12 +105,10 @@ impl Fabric {
         })
     }
 
-    /// Takes the number and the name on which all ranks have agreed. From now on the model's
-    /// gathers and reductions are sequences of
-    /// their own, so that steps of several models may be open at a time: the moment at which an
-    /// all-reduce is issued depends on time.
-    /// Where operations go by NCCL they are issued in one order, and models share its
-    /// communicators.
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers
+    /// and reductions are sequences of their own, so that steps of several models may be open at a
+    /// time: the moment at which an all-reduce is issued varies. Where NCCL carries operations, they
+    /// are issued in one order, and models share its communicators.
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
         if !self.issues_in_one_order() {
@@ -267,10 +265,12 @@ impl Fabric {
         self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
     }
 
-    /// Tag of an exchange of the optimizer that updates `first` and later parameters. No two
-    /// optimizers of an update have the same first one.
-    pub(crate) fn tag_of_update(&self, first: ParamId, step: u64) -> Tag {
-        let number = u32::try_from(self.number_of(first)).unwrap_or(u32::MAX);
+    /// Returns the tag of an exchange of the optimizer that updates `first` and later parameters. No
+    /// two optimizers of an update have the same first one. One without parameters has the number
+    /// after the last parameter.
+    pub(crate) fn tag_of_update(&self, first: Option<ParamId>, step: u64) -> Tag {
+        let number = first.map_or_else(|| self.parameters(), |first| self.number_of(first));
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
         self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })
     }
 }

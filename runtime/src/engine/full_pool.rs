@@ -1,8 +1,9 @@
 //! A pool of the buffers of units that were released, for later gathers.
 //!
-//! The system zeroes a fresh buffer, page by page, before the gather writes it: one pass more than needed. So a buffer
-//! that is not used any more waits here for a parameter of its length and dtype. Lent and waiting buffers together take no more
-//! than the plan says of `full`. A step that is aborted leaves no buffer here.
+//! The system zeroes a fresh buffer, page by page, before the gather writes it: one pass more than
+//! needed. So a buffer that is no longer used waits here for a parameter of its length and dtype.
+//! Lent and waiting buffers together take no more memory than the plan has for `full`. A step that
+//! is aborted leaves no buffer here.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -27,7 +28,7 @@ struct Held {
     lent: ByteCount,
     /// Bytes that wait.
     waiting: ByteCount,
-    /// The waiting buffers, by size and dtype. An empty list is kept for later: a model has few sizes.
+    /// Waiting buffers, by size and dtype. An empty list is kept for later: a model has few sizes.
     spare: BTreeMap<(ByteCount, DType), Vec<HostBuffer>>,
     /// How often all buffers were released.
     generation: u64,
@@ -59,7 +60,7 @@ impl FullPool {
         self.held.lock().limit = limit;
     }
 
-    /// A buffer of `dtype` for each of `lens`, with arbitrary elements.
+    /// Lends a buffer of `dtype` for each of `lens`, with arbitrary elements.
     ///
     /// # Errors
     /// If there is no memory, even after all waiting buffers were released.
@@ -105,7 +106,7 @@ impl FullPool {
     }
 }
 
-/// The place of a waiting buffer of `len` elements.
+/// Returns the place of a waiting buffer of `len` elements.
 fn key(dtype: DType, len: usize) -> (ByteCount, DType) {
     (ElemCount::of(len).bytes(dtype), dtype)
 }
@@ -127,7 +128,8 @@ impl Held {
         self.spare.entry(key(buffer.dtype(), buffer.len())).or_default().push(buffer);
     }
 
-    /// Releases waiting buffers, the largest first, until lent and waiting bytes together are at most `limit`.
+    /// Releases waiting buffers, the largest first, until lent and waiting bytes together are at
+    /// most `limit`.
     fn shrink_to(&mut self, limit: ByteCount) {
         while self.lent + self.waiting > limit {
             let largest = self.spare.iter().rfind(|(_, list)| !list.is_empty());

@@ -1,21 +1,47 @@
-//! Work of all ranks between steps. A rank that fails in it has no step to drop: it tells the other ranks here. PROTOCOL.md,
-//! "Failures between steps".
+//! Work of all ranks between steps. A rank that fails in it has no step to drop: it notifies the
+//! other ranks here. PROTOCOL.md, "Failures between steps".
 
 use std::fmt::Display;
+use std::mem;
 
-use hsdp_comm::{StepFailure, World};
+use hsdp_comm::{Error as CommError, Mistake, StepFailure, World};
 
-/// Runs a part of the work. If it fails, the other ranks get its error, unless they have one already, and this rank leaves the
-/// epoch, unless it has left that for the same error of a rank that was ahead. Never waits for
-/// another rank.
-pub(crate) fn run<T, E: Display>(
+use crate::error::Error;
+
+/// An error with which a rank ends a part of the work.
+pub(crate) trait Failure: Display {
+    /// Returns the identity of the mistake that this error of `step` reports: of its kind and of
+    /// the operation that was called. It does not depend on the rank, nor on the program's values.
+    fn mistake(&self, step: u64) -> Mistake;
+}
+
+impl Failure for Error {
+    fn mistake(&self, step: u64) -> Mistake {
+        match self {
+            Self::Comm(error) => error.mistake(step),
+            _ => Mistake::of(&(mem::discriminant(self), self.operation(), step)),
+        }
+    }
+}
+
+impl Failure for CommError {
+    fn mistake(&self, step: u64) -> Mistake {
+        Mistake::of(&(mem::discriminant(self), step))
+    }
+}
+
+/// Runs a part of the work. If it fails, the other ranks get its error, unless they have one
+/// already, and this rank leaves the epoch. Where this rank has left an epoch by the same mistake
+/// of a rank that was ahead, the others get no error. Never waits for another rank.
+pub(crate) fn run<T, E: Failure>(
     world: &World,
     step: u64,
     part: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
     let epoch = world.epoch();
     part().inspect_err(|error| {
-        world.announce_mistake(epoch, StepFailure { step, reason: error.to_string() });
+        let failure = StepFailure { step, reason: error.to_string() };
+        world.announce_mistake(epoch, failure, error.mistake(step));
         world.next_epoch();
     })
 }

@@ -102,7 +102,7 @@ impl Engine {
         let what = format!("{leaked} was neither finished nor dropped");
         let error = self.fabric.misuse(operation, state.next_step, what);
         drop(state);
-        self.abort_step(opened, Some(error.to_string()));
+        self.abort_leaked_step(opened, &error);
         Err(error)
     }
 

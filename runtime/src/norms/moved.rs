@@ -1,5 +1,6 @@
 //! How far an update has moved the parameters, which the optimizer's pass measures where it is asked to.
 
+use hsdp_comm::{PartKind, Reduction};
 use hsdp_kernels::{UPDATE_BLOCK, squared_distance, squared_norm};
 
 use crate::engine::fabric::Fabric;
@@ -7,7 +8,6 @@ use crate::engine::joint;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 use crate::norms::{Norms, over_shards, trained};
-use hsdp_comm::PartKind;
 
 /// The squares of this rank's elements before an update and of their changes, by parameter.
 #[derive(Clone, Debug)]
@@ -106,7 +106,8 @@ impl MeasuredUpdate {
                 let what = "this is an update of another model".to_owned();
                 return Err(fabric.misuse("norms of an update", step, what));
             }
-            over_shards(fabric, (step, Some(PartKind::Change)), self.moved.squares.clone())
+            let squares = self.moved.squares.clone();
+            over_shards(fabric, step, Some(PartKind::Change), Reduction::Sum, squares)
         })?;
         Ok(trained(model, &squares, |of| value([of[0], of[1]])))
     }

@@ -13,7 +13,7 @@ use hsdp_kernels::adafactor::{
     squared_update,
 };
 use hsdp_kernels::squared_norm;
-use hsdp_sharding::{Param, ParamId, UnitId};
+use hsdp_sharding::{Param, ParamId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
@@ -125,11 +125,10 @@ impl FactoredMoments {
 }
 
 impl FactoredMoments {
-    /// The sums over the shard group.
+    /// Adds sums up over the shard group.
     fn all_reduced(&self, updating: &Updating<'_>, mut sums: Sums) -> Result<Sums, Error> {
         let fabric = updating.fabric;
         let first = self.covered.parameters().next();
-        let first = first.unwrap_or(ParamId { unit: UnitId::new(0), index: 0 });
         let tag = fabric.tag_of_update(first, updating.gradients.step);
         let values = std::mem::take(&mut sums.values);
         sums.values = fabric.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;

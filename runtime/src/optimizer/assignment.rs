@@ -9,9 +9,15 @@ use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Selected;
 
-/// The optimizer of each parameter, by the parameter's number in the model: an index, or [`NONE`]. The memory is used again.
+/// The optimizer of each parameter. The memory is used again.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Assignment(Vec<u16>);
+pub(crate) struct Assignment {
+    /// Index of the optimizer of each parameter, by the parameter's number in the model, or
+    /// [`NONE`].
+    of: Vec<u16>,
+    /// Kind of each optimizer that has one.
+    kinds: Vec<Option<&'static str>>,
+}
 
 /// No optimizer: the parameter is frozen.
 const NONE: u16 = u16::MAX;
@@ -26,13 +32,15 @@ impl Assignment {
         fabric: &Fabric,
         optimizers: &[Selected<'_>],
     ) -> Result<(), Error> {
-        self.0.clear();
-        self.0.resize(fabric.parameters(), NONE);
+        self.kinds.clear();
+        self.kinds.extend(optimizers.iter().map(|(optimizer, _)| optimizer.kind()));
+        self.of.clear();
+        self.of.resize(fabric.parameters(), NONE);
         for (id, param) in fabric.plan.spec().params() {
             if param.role == Role::Trainable {
                 let mut selected = optimizers.iter().enumerate().filter(|(_, (_, has))| has(param));
                 let one = (selected.next().map(|it| it.0), selected.next().map(|it| it.0));
-                self.0[fabric.number_of(id)] = only(one, &param.name)?;
+                self.of[fabric.number_of(id)] = only(one, &param.name)?;
             }
         }
         Ok(())
@@ -41,7 +49,7 @@ impl Assignment {
     /// Writes a line for the comparison of ranks, if there are several optimizers.
     pub(super) fn write(&self, optimizers: usize, lines: &mut String) {
         if optimizers > 1 {
-            let digest = digest::of_numbers(&self.0);
+            let digest = digest::of_numbers(&self.of);
             writeln!(lines, "parameters of {optimizers} optimizers {digest:#018x}")
                 .expect("a text");
         }
@@ -49,7 +57,14 @@ impl Assignment {
 
     /// The index of the optimizer of a parameter that is trained.
     pub(super) fn of(&self, fabric: &Fabric, parameter: ParamId) -> usize {
-        usize::from(self.0[fabric.number_of(parameter)])
+        usize::from(self.of[fabric.number_of(parameter)])
+    }
+
+    /// Describes the optimizer of a parameter that is trained.
+    pub(super) fn text_of(&self, fabric: &Fabric, parameter: ParamId) -> String {
+        let index = self.of(fabric, parameter);
+        let kind = self.kinds[index].map_or_else(String::new, |kind| format!(" ({kind})"));
+        format!("optimizer {index} of the update{kind}")
     }
 }
 

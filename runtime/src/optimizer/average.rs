@@ -19,26 +19,31 @@ use crate::optimizer::state::{Of, State};
 /// An average that updates move on, and that its owner reads.
 pub(crate) type Shared = Arc<Mutex<Average>>;
 
-/// The averages that exist of a model, in the order in which they were made.
+/// The averages of a model.
 #[derive(Debug, Default)]
-pub(crate) struct Averages(Vec<Weak<Mutex<Average>>>);
+pub(crate) struct Averages {
+    /// Averages that an owner may still have, in the order in which they were made.
+    all: Vec<Weak<Mutex<Average>>>,
+    /// Number of the last average that a program has made.
+    last: u32,
+}
 
 impl Averages {
     pub(crate) fn add(&mut self, average: &Shared) {
-        self.0.push(Arc::downgrade(average));
+        self.all.push(Arc::downgrade(average));
     }
 
-    /// Number of an average among those that exist, from 1: the same on all ranks, since all make
-    /// and drop the same ones.
-    pub(crate) fn number_of(&mut self, average: &Shared) -> u32 {
-        let of_all = self.living().iter().position(|it| Arc::ptr_eq(it, average));
-        of_all.map_or(u32::MAX, |at| u32::try_from(at + 1).unwrap_or(u32::MAX))
+    /// Returns the number of a new average, from 1 in the order of creation. It does not depend on
+    /// the averages that this rank has dropped, so it is equal on all ranks.
+    pub(crate) fn next_number(&mut self) -> u32 {
+        self.last = self.last.saturating_add(1);
+        self.last
     }
 
-    /// Those that an owner still has.
+    /// Returns the averages that an owner still has.
     pub(super) fn living(&mut self) -> Vec<Shared> {
-        self.0.retain(|average| average.strong_count() > 0);
-        self.0.iter().filter_map(Weak::upgrade).collect()
+        self.all.retain(|average| average.strong_count() > 0);
+        self.all.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

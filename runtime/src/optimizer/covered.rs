@@ -1,8 +1,10 @@
 //! The parameters that an optimizer updates, and the number of updates of each.
 
+use std::collections::BTreeSet;
+
 use hsdp_sharding::{ModelSpec, ParamId};
 
-use crate::checkpoint::Source;
+use crate::checkpoint::SavedState;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Updating;
@@ -12,35 +14,57 @@ use crate::optimizer::places::{Packing, Places};
 #[derive(Clone, Debug)]
 pub(super) struct Covered {
     pub(super) places: Places,
-    /// By unit and parameter: the number of its updates. A step in which a parameter has no gradient is not one of them.
+    /// Number of updates of each parameter, by unit and parameter. A step in which a parameter has
+    /// no gradient does not count.
     updates: Vec<Vec<u64>>,
+    cover: Cover,
+}
+
+/// The parameters that the next update may be of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cover {
+    /// The present ones and no others.
+    Fixed,
+    /// Any, if they include these, whose state a checkpoint had. It lacked the state of others, so
+    /// the next update decides which optimizer gets them.
+    Open { loaded: BTreeSet<ParamId> },
 }
 
 impl Covered {
-    /// The parameters that `has` selects, none of which was updated.
+    /// Returns the parameters that `has` selects, without any update.
     pub(super) fn of(fabric: &Fabric, has: impl Fn(ParamId) -> bool) -> Self {
         let places = Places::of(fabric, Packing::ELEMENTS, has);
         let units = fabric.plan.spec().units().iter();
-        Self { places, updates: units.map(|unit| vec![0; unit.params.len()]).collect() }
+        let updates = units.map(|unit| vec![0; unit.params.len()]).collect();
+        Self { places, updates, cover: Cover::Fixed }
     }
 
-    /// Checks that an optimizer of this kind updates these parameters and no others.
+    /// Checks that an optimizer of this kind, whose state is of these parameters, may update those
+    /// of an update. Returns whether they are the same; if not, the state has to be made anew.
     ///
     /// # Errors
-    /// [`Error::Options`] that names another one.
-    pub(super) fn check(&self, kind: &str, updating: &Updating<'_>) -> Result<(), Error> {
-        let mut params = updating.plan().spec().params();
+    /// [`Error::Options`] that names a parameter whose state would be lost, or which it may not
+    /// update.
+    pub(super) fn check(&self, kind: &str, updating: &Updating<'_>) -> Result<bool, Error> {
+        let params = || updating.plan().spec().params();
         let differs = |id: ParamId| self.places.has(id) != updating.has(id);
-        match params.find(|(id, _)| differs(*id)) {
-            None => Ok(()),
+        let is_refused = |id: ParamId| match &self.cover {
+            Cover::Fixed => differs(id),
+            Cover::Open { loaded } => loaded.contains(&id) && !updating.has(id),
+        };
+        match params().find(|(id, _)| is_refused(*id)) {
+            None => Ok(!params().any(|(id, _)| differs(id))),
             Some((id, param)) => {
                 let name = &param.name;
                 let what = match self.places.has(id) {
                     true => format!(
-                        "parameter `{name}`: {kind} has state of it, and does not update it now"
+                        "parameter `{name}`: {kind} has state of it, and {} updates it now; select \
+                         it for {kind}",
+                        updating.optimizer_of(id)
                     ),
                     false => format!(
-                        "parameter `{name}`: {kind} has no state of it, because it did not update it in its first update"
+                        "parameter `{name}`: {kind} has no state of it, because it did not update \
+                         it in its first update"
                     ),
                 };
                 Err(Error::Options { what })
@@ -53,14 +77,20 @@ impl Covered {
         self.places.parameters()
     }
 
-    /// Counts an update.
+    /// Counts an update, after which the parameters stay the same.
     pub(super) fn begin(&mut self, updating: &Updating<'_>) {
+        self.cover = Cover::Fixed;
         for id in self.places.parameters().filter(|id| updating.updates(*id)) {
             self.updates[id.unit.index()][id.index] += 1;
         }
     }
 
-    /// The number of updates of a parameter.
+    /// Returns whether a checkpoint had the state of a parameter, and no update has followed.
+    pub(super) fn has_loaded(&self, parameter: ParamId) -> bool {
+        matches!(&self.cover, Cover::Open { loaded } if loaded.contains(&parameter))
+    }
+
+    /// Returns the number of updates of a parameter.
     pub(super) fn count(&self, parameter: ParamId) -> u64 {
         self.updates[parameter.unit.index()][parameter.index]
     }
@@ -72,15 +102,22 @@ impl Covered {
 
     /// Takes the numbers of updates of the parameters that both have.
     pub(super) fn take_over(&mut self, earlier: &Self) {
-        for id in self.places.parameters() {
-            self.updates[id.unit.index()][id.index] = earlier.count(id);
+        self.count_as(|id| earlier.count(id));
+        self.cover = earlier.cover.clone();
+    }
+
+    /// Takes the numbers of updates in a checkpoint.
+    pub(super) fn read(&mut self, saved: &SavedState<'_>) {
+        self.count_as(|id| saved.updates(id));
+        if saved.is_open() {
+            let loaded = self.parameters().filter(|id| saved.takes_state(*id)).collect();
+            self.cover = Cover::Open { loaded };
         }
     }
 
-    /// Takes the numbers of updates in a checkpoint, or of earlier state.
-    pub(super) fn read(&mut self, saved: &dyn Source) {
+    fn count_as(&mut self, count: impl Fn(ParamId) -> u64) {
         for id in self.places.parameters() {
-            self.updates[id.unit.index()][id.index] = saved.updates(id);
+            self.updates[id.unit.index()][id.index] = count(id);
         }
     }
 }

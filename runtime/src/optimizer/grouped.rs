@@ -26,24 +26,13 @@ pub struct Grouped<O: OptimizerOptions> {
     method: &'static dyn Method<O>,
     groups: Groups<O>,
     state: Option<Box<dyn Updates<O>>>,
-    /// Whether the next update may be of other parameters than those that the state is of.
-    cover: Cover,
-}
-
-/// Whether an optimizer updates the parameters that its state is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cover {
-    /// It updates these and no others.
-    Fixed,
-    /// A checkpoint was loaded that has state of other parameters. The next update decides.
-    Open,
 }
 
 impl<O: OptimizerOptions> Grouped<O> {
     /// An optimizer without groups, before its first update.
     pub(super) fn of(model: &ShardedModel, method: &'static dyn Method<O>, options: O) -> Self {
         let groups = Groups::none(model, (method.kind(), options));
-        Self { model: model.id().clone(), method, groups, state: None, cover: Cover::Fixed }
+        Self { model: model.id().clone(), method, groups, state: None }
     }
 
     /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts, and that is in no earlier group.
@@ -84,13 +73,22 @@ impl<O: OptimizerOptions> Grouped<O> {
         (&self.groups, self.state.as_deref_mut().expect("`check` has made it"))
     }
 
-    /// Whether there is state of the parameters that are updated. An optimizer that keeps none may update others than before.
+    /// Whether there is state of the parameters that are updated. An optimizer that keeps none may
+    /// update others than before.
     fn fits(&self, updating: &Updating<'_>) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
         match state.covered().check(self.method.kind(), updating) {
             Err(_) if self.method.kinds(&self.groups.options).is_empty() => Ok(false),
-            Err(_) if self.cover == Cover::Open => Ok(false),
-            checked => checked.map(|()| true),
+            checked => checked,
+        }
+    }
+
+    /// Returns the parameters whose state a checkpoint has, or whose number of updates if there is
+    /// no state.
+    fn covered_in(&self, saved: &SavedState<'_>, options: &O) -> Vec<ParamId> {
+        match self.method.kinds(options) {
+            [] if self.method.traits().counts => saved.counted_without_state(),
+            kinds => saved.parameters_with(kinds),
         }
     }
 
@@ -100,9 +98,9 @@ impl<O: OptimizerOptions> Grouped<O> {
         let of = ("optimizer step", updating.gradients.step);
         let has = &|id| updating.has(id);
         let mut state = self.method.zeros(&self.groups, (updating.fabric, of), has)?;
-        if let (Some(earlier), Cover::Open) = (&self.state, self.cover) {
+        if let Some(earlier) = &self.state {
+            state.covered_mut().take_over(earlier.covered());
             let earlier = Earlier { fabric: updating.fabric, kept: &**earlier };
-            state.covered_mut().read(&earlier);
             let read = state.read(updating.fabric, &earlier);
             read.map_err(|problem| updating.misuse(problem.into_text()))?;
         }
@@ -135,7 +133,6 @@ impl<O: OptimizerOptions> Optimizer for Grouped<O> {
         if !self.fits(updating)? {
             self.make_state(updating)?;
         }
-        self.cover = Cover::Fixed;
         Ok(())
     }
 
@@ -189,7 +186,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
 
     fn expected(&self, saved: &SavedState<'_>) -> Expected {
         let groups = self.groups.following(saved.options).unwrap_or_else(|_| self.groups.clone());
-        let parameters = saved.parameters_with(self.method.kinds(&groups.options));
+        let parameters = self.covered_in(saved, &groups.options);
         let of = |id: &ParamId| self.method.tensors(&groups.options, *id, saved.parameter(*id));
         let tensors = parameters.iter().flat_map(of).collect();
         Expected {
@@ -224,8 +221,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
-        let kinds = self.method.kinds(&groups.options);
-        let has: BTreeSet<ParamId> = saved.parameters_with(kinds).into_iter().collect();
+        let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
         let fabric = &model.engine.fabric;
         let read = || {
             let of = ("loading", model.committed_steps());
@@ -235,7 +231,6 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;
-        let cover = if saved.is_fitting() { Cover::Open } else { Cover::Fixed };
-        Ok(Self { model: self.model.clone(), method: self.method, groups, state, cover })
+        Ok(Self { model: self.model.clone(), method: self.method, groups, state })
     }
 }

@@ -167,7 +167,12 @@ impl<O: OptimizerOptions> Groups<O> {
     pub(super) fn json(&self) -> Value {
         let mut all = self.json_of(&self.options, |group| &group.options);
         for (index, group) in self.groups.iter().enumerate() {
-            all[GROUPS][index][OWN_RATE] = Value::from(group.schedule == Schedule::Own);
+            let ratio = match group.schedule {
+                Schedule::Ratio(ratio) => Value::from(ratio),
+                Schedule::Own => Value::Null,
+                Schedule::Undefined => continue,
+            };
+            all[GROUPS][index][RATIO] = ratio;
         }
         all
     }
@@ -215,11 +220,13 @@ impl<O: OptimizerOptions> Groups<O> {
         for (index, group) in self.groups.iter_mut().enumerate() {
             let saved = &now[GROUPS][index];
             let rate = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
-            // An older format does not say whether a group has a schedule of its own.
             let follows = *group.options.learning_rate() == rate;
-            group.schedule = match saved[OWN_RATE].as_bool().unwrap_or(!follows) {
-                true => Schedule::Own,
-                false => schedule([self.made_with, group.made_with].map(rate_of)),
+            group.schedule = match (saved.get(RATIO), group.schedule) {
+                (Some(ratio), _) => ratio.as_f64().map_or(Schedule::Own, Schedule::Ratio),
+                // An older format has no ratio, and neither has a group without one.
+                (None, _) if !follows => Schedule::Own,
+                (None, Schedule::Undefined) => Schedule::Undefined,
+                (None, _) => schedule([self.made_with, group.made_with].map(rate_of)),
             };
             *group.options.learning_rate() = rate;
         }
@@ -240,10 +247,10 @@ impl<O: OptimizerOptions> Groups<O> {
     }
 }
 
-/// Names in the options of a checkpoint: of the groups, and of whether a group has a schedule of
-/// its own.
+/// Names in the options of a checkpoint: of the groups, and of the ratio that a group's rate keeps
+/// to that of the optimizer, which is null if the group has a schedule of its own.
 const GROUPS: &str = "groups";
-const OWN_RATE: &str = "has_own_rate";
+const RATIO: &str = "ratio";
 
 fn rate_of<O: OptimizerOptions>(mut options: O) -> f64 {
     *options.learning_rate()

@@ -92,10 +92,6 @@ pub(super) struct Earlier<'a> {
 }
 
 impl Source for Earlier<'_> {
-    fn updates(&self, parameter: ParamId) -> u64 {
-        self.kept.covered().count(parameter)
-    }
-
     fn read(
         &self,
         (kind, parameter): (&str, ParamId),

@@ -100,7 +100,7 @@ pub enum Allowed {
 }
 
 impl Allowed {
-    fn allows(self, value: f64) -> bool {
+    pub(crate) fn allows(self, value: f64) -> bool {
         match self {
             Self::Finite => in_f32(value).is_finite(),
             Self::NotNegative => in_f32(value).is_finite() && value >= 0.0,

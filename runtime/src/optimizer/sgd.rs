@@ -19,7 +19,7 @@ pub enum Momentum {
     /// Not at all; no state is kept.
     #[default]
     Off,
-    /// The update follows a velocity, of which each step keeps this fraction, which is below 1.
+    /// The update follows a velocity. Each step keeps this fraction of it, which is below 1.
     Classic(f64),
     /// Likewise, looking one step ahead.
     Nesterov(f64),

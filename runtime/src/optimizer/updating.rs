@@ -48,6 +48,11 @@ impl Updating<'_> {
         self.assignment.of(self.fabric, parameter) == self.index
     }
 
+    /// Describes the optimizer that updates a trainable parameter.
+    pub(super) fn optimizer_of(&self, parameter: ParamId) -> String {
+        self.assignment.text_of(self.fabric, parameter)
+    }
+
     /// Whether the parameter is updated now: it has a gradient, and the ranks agreed to apply it.
     ///
     /// # Panics
@@ -75,9 +80,8 @@ impl Updating<'_> {
         self.gradients.clip_factor()
     }
 
-    /// Elements of a parameter in this rank's shard of its unit's gradient, in f32, divided, and
-    /// clipped except for
-    /// [`clip`](Self::clip).
+    /// Copies elements of a parameter from this rank's shard of its unit's gradient, in f32,
+    /// divided, and clipped except for [`clip`](Self::clip).
     pub(super) fn gradient(
         &self,
         parameter: ParamId,

@@ -6,9 +6,10 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update` are the maximum over all ranks; the
 /// others are the same on every rank.
 ///
-/// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
-/// trainable, `numel` the number of elements of a unit's parameters without padding, and `size` the bytes of an element in the
-/// unit's [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
+/// In these formulas `shard_len` is the number of elements of a unit's shard, and n the number of
+/// trainable ones among them. `numel` is the number of elements of a unit's parameters without
+/// padding, and `size` the bytes of an element in the unit's
+/// [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
 /// frozen parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all others:
 ///
 /// | category | bytes |
@@ -89,17 +90,17 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     with(plan, &full_of(plan), grad_full)
 }
 
-/// The bytes of a gathered unit, whose parameters have a buffer each.
+/// Returns the bytes of a gathered unit, whose parameters have a buffer each.
 fn full_of(plan: &Plan) -> impl Fn(UnitId) -> ByteCount {
     |unit| plan.spec()[unit].numel().bytes(plan.compute_dtype(unit))
 }
 
-/// The bytes of a gathered unit that lies flat, with its padding, as on a device.
+/// Returns the bytes of a gathered unit that lies flat, with its padding, as on a device.
 fn flat_of(plan: &Plan) -> impl Fn(UnitId) -> ByteCount {
     |unit| ElemCount::of(plan.layout(unit).full_len()).bytes(plan.compute_dtype(unit))
 }
 
-/// The bytes of a unit's shard in its compute dtype.
+/// Returns the bytes of a unit's shard in its compute dtype.
 fn compute_shard(plan: &Plan, unit: UnitId) -> ByteCount {
     shard_len(plan.layout(unit)).bytes(plan.compute_dtype(unit))
 }
@@ -146,10 +147,10 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     }
 }
 
-/// The dtypes in which masters that stay on the host are rounded there.
+/// Dtypes to which masters that stay on the host are rounded there.
 const OFFLOADED_COPIES: [DType; 2] = [DType::BF16, DType::F16];
 
-/// The bytes of the rounded copy on the host of the largest shard that computes in `dtype`.
+/// Returns the bytes of the rounded copy on the host of the largest shard that computes in `dtype`.
 fn offloaded_copy(plan: &Plan, dtype: DType) -> ByteCount {
     let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
     most(units.map(|unit| &**plan.layout(unit)), shard_len).bytes(dtype)
@@ -170,7 +171,8 @@ fn flat(plan: &Plan) -> MemoryPlan {
     with(plan, &flat_of(plan), sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
 }
 
-/// The formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients that accumulate unsharded.
+/// Computes the formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients
+/// that accumulate unsharded.
 fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
@@ -233,7 +235,7 @@ fn most_in(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, phase: Phase) -> Byt
     }
 }
 
-/// The formula of `full`; the function `full` returns the bytes of a gathered unit.
+/// Computes the formula of `full`; the function `full` returns the bytes of a gathered unit.
 fn peak_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> ByteCount {
     live_full(plan, full).into_iter().max().unwrap_or(ByteCount::ZERO)
 }
@@ -292,7 +294,7 @@ impl Prefix {
     }
 }
 
-/// For each unit, the bytes of the kept units before it in the order of the forward.
+/// Returns for each unit the bytes of the kept units before it in the order of the forward.
 fn kept_before(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Vec<ByteCount> {
     let mut before = vec![ByteCount::ZERO; plan.order().len()];
     let mut sum = ByteCount::ZERO;

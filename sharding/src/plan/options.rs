@@ -119,7 +119,7 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// The compute dtype of a unit: its own, or `param_dtype`.
+    /// Returns the compute dtype of a unit: its own, or `param_dtype`.
     pub(crate) fn compute_dtype(&self, unit: &Unit) -> DType {
         unit.compute_dtype.unwrap_or(self.param_dtype)
     }

@@ -65,7 +65,8 @@ impl fmt::Display for StorageProblem {
             Self::Gathered(dtype) => {
                 write!(
                     f,
-                    "its unit is gathered in {dtype}: set param_dtype, or `compute_in` of the unit, to the dtype in which it is stored, or do not use `stored_in`"
+                    "its unit is gathered in {dtype}: set param_dtype, or `compute_in` of the \
+                     unit, to the dtype in which it is stored, or do not use `stored_in`"
                 )
             }
         }

@@ -86,11 +86,12 @@ impl Param {
         Self { role: Role::Frozen, ..self }
     }
 
-    /// Stores a frozen parameter in `dtype` alone, f16 or bf16, without an f32 master: 2 bytes an element and not 6. Its values are
-    /// rounded once, when the model is made.
+    /// Stores a frozen parameter in `dtype` alone, f16 or bf16, without an f32 master: 2 bytes an
+    /// element and not 6. Its values are rounded once, when the model is made.
     ///
-    /// The compute dtype of its unit must be the same ([`Plan::compute_dtype`](crate::Plan::compute_dtype)), and all frozen parameters of a unit are stored alike. A plan refuses anything
-    /// else ([`Error::InvalidStorage`](crate::Error::InvalidStorage)).
+    /// The [compute dtype](crate::Plan::compute_dtype) of its unit must be the same, and all frozen
+    /// parameters of a unit must be stored alike. A plan refuses anything else
+    /// ([`Error::InvalidStorage`](crate::Error::InvalidStorage)).
     ///
     /// ```
     /// use hsdp_sharding::{DType, Param};

@@ -85,8 +85,8 @@ pub(crate) fn ordered() -> impl Strategy<Value = (ModelSpec, Vec<UnitId>)> {
     })
 }
 
-/// The same model, where the frozen parameters of some units, one for each bit, are stored in the unit's compute dtype, which is
-/// `dtype` unless it has its own.
+/// Returns the model with the frozen parameters of some units, one for each bit of `units`, stored
+/// in the unit's compute dtype. That is `dtype` unless the unit has its own.
 pub(crate) fn stored(spec: &ModelSpec, dtype: DType, units: u8) -> ModelSpec {
     let unit = |(index, unit): (usize, &Unit)| {
         let mut unit = unit.clone();

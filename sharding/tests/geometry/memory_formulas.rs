@@ -273,7 +273,7 @@ fn what_is_offloaded_of_units_in_two_dtypes() {
         let [device, host] = [plan.memory_on_device(offload), plan.memory_offloaded(offload)];
         [device, host].map(|memory| memory.gather_input.get())
     };
-    // 32 and 64 elements a rank. What computes in f32 has no copy, unless its master is on the host.
+    // 32 and 64 elements a rank. A unit in f32 has no copy, unless its master is on the host.
     let island = plan(DType::F32);
     assert_eq!(copies(&island, Offload::None), [2 * 32, 0]);
     assert_eq!(copies(&island, Offload::All), [2 * 32 + 4 * 64, 2 * 32]);

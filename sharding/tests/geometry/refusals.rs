@@ -96,8 +96,8 @@ fn only_frozen_parameters_are_stored_in_the_dtype_in_which_they_are_gathered() {
     );
     assert_eq!(
         refused(DType::F32, [w(), base().stored_in(DType::BF16)]),
-        "parameter `base`, stored in bf16: its unit is gathered in f32: set param_dtype, or `compute_in` of the unit, to the \
-         dtype in which it is stored, or do not use `stored_in`"
+        "parameter `base`, stored in bf16: its unit is gathered in f32: set param_dtype, or \
+         `compute_in` of the unit, to the dtype in which it is stored, or do not use `stored_in`"
     );
     let beside = "stored in another way: store all frozen parameters of a unit alike";
     let other = || Param::new("other", [3]).frozen();

@@ -113,8 +113,9 @@ impl fmt::Display for Trial {
         } = options;
         write!(
             f,
-            "{mesh}, {between:?}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
-             {compare_replicas:?}, steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
+            "{mesh}, {between:?}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, \
+             {optimizer:?}, {width:?}, replicas compared: {compare_replicas:?}, steps by rank \
+             {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))
     }

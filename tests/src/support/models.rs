@@ -45,7 +45,8 @@ pub fn partly_frozen() -> ModelSpec {
     ModelSpec::new().unit(layer("first", [13, 7])).unit(second).unit(third)
 }
 
-/// The same units with these compute dtypes, in order and again from the start; `None` for that of the model.
+/// Declares these compute dtypes of the units, in order and again from the start. `None` stands for
+/// that of the model.
 #[must_use]
 pub fn computing_in(spec: &ModelSpec, dtypes: &[Option<DType>]) -> ModelSpec {
     let units = spec.units().iter().cloned().zip(dtypes.iter().cycle());

@@ -1,18 +1,21 @@
 //! Ranks that read copies of their own: two that differ are named before anything is taken over.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
-use hsdp::{Error, ModelOptions, ModelSpec, ShardedModel, World};
+use hsdp::{Ema, Error, ModelOptions, ModelSpec, ShardedModel, World};
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
-use hsdp_tests::support::worlds::{common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::hooked::Hooked;
 use super::training::{Training, spec};
 
 const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (3, 1)];
@@ -99,6 +102,45 @@ fn the_same_checkpoint_may_lie_in_different_folders() {
     });
 }
 
+/// Rank 1 cannot read the average, and rank 0 has read it when it learns that.
+#[test]
+fn an_average_keeps_its_number_where_a_load_fails_on_one_rank() {
+    let folders = folders(2);
+    let with_average = |world: World| {
+        let training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
+        let average = Ema::new(&training.model, 0.5)?;
+        Ok::<_, Error>((training.model, (training.optimizer, average)))
+    };
+    on_ranks(2, |world| {
+        let (model, both) = with_average(world)?;
+        let options = CheckpointOptions::default();
+        let mut checkpoints = Checkpoints::open(&model, folders[0].path(), options)?;
+        checkpoints.save(&model, &both, &json!(null))
+    });
+    copy(folders[0].path(), folders[1].path());
+    let damaged = last(&folders).join("step-00000000");
+    for entry in fs::read_dir(damaged).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|it| it == "safetensors") {
+            let mut bytes = fs::read(&path).expect("read");
+            *bytes.last_mut().expect("not empty") ^= 1;
+            fs::write(&path, bytes).expect("written");
+        }
+    }
+    on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let (mut model, mut both) = with_average(world)?;
+        let load = |model: &mut ShardedModel, both: &mut _, folder: &Path| {
+            let options = CheckpointOptions::default();
+            let mut checkpoints = Checkpoints::read_only(model, folder, options)?;
+            checkpoints.load_latest(model, both)
+        };
+        load(&mut model, &mut both, folders[rank].path()).expect_err("rank 1 cannot read it");
+        load(&mut model, &mut both, folders[0].path())?.expect("there is one");
+        model.with_shards(&both.1, |model| model.full_parameters())
+    });
+}
+
 fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -137,6 +179,66 @@ fn ranks_that_see_different_newest_checkpoints_are_named() {
     let told = refused(&folders, (2, 1), None);
     let expected = "has step 2 as its newest checkpoint, and on rank 0 ";
     assert!(told.contains(expected) && told.contains("has no checkpoint: "), "{told}");
+}
+
+/// The disk of a rank that lists nothing in `root`, the first times.
+fn late(root: &Path, times: usize) -> CheckpointOptions {
+    let (root, looks) = (root.to_owned(), AtomicUsize::new(0));
+    let files = Hooked::by(move |operation, path| match operation {
+        "list" if path == root && looks.fetch_add(1, Ordering::Relaxed) < times => {
+            Err(io::ErrorKind::NotFound.into())
+        }
+        _ => Ok(()),
+    });
+    CheckpointOptions { files: Arc::new(files), ..CheckpointOptions::default() }
+}
+
+/// As on a file system that several machines share, or beside a job that saves.
+#[test]
+fn ranks_load_the_newest_checkpoint_that_some_of_them_list_late() {
+    for (replicate, shard) in MESHES {
+        let ranks = replicate * shard;
+        let folder = tempfile::tempdir().expect("a folder");
+        save(folder.path(), (2, &[2, 4]), 7);
+        for of_late in [0, ranks - 1] {
+            let steps = on_ranks(ranks, |world| {
+                let times = if world.rank().index() == of_late { usize::MAX } else { 0 };
+                let mut training = Training::new(world, &ModelOptions::on(mesh(replicate, shard)))?;
+                let with = late(folder.path(), times);
+                let mut reading = Checkpoints::read_only(&training.model, folder.path(), with)?;
+                let Training { model, optimizer } = &mut training;
+                let loaded = reading.load_latest(model, optimizer)?.map(|it| it.step);
+                let weights = reading.load_latest_weights(model, Weights::Trained)?;
+                Ok((loaded, weights.map(|it| it.step)))
+            });
+            assert_eq!(common(steps), (Some(4), Some(4)), "rank {of_late} of {ranks}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_ask_for_different_steps_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), (2, &[2, 4]), 7);
+    for weights_alone in [false, true] {
+        let told = common_error(outcomes(3, |world| {
+            let step = if world.rank().index() == 1 { 2 } else { 4 };
+            let mut training = Training::new(world, &ModelOptions::on(mesh(1, 3)))?;
+            let mut checkpoints = training.checkpoints(folder.path())?;
+            let before = training.bits()?;
+            let Training { model, optimizer } = &mut training;
+            let loaded = match weights_alone {
+                true => checkpoints.load_weights(model, Weights::Trained, step),
+                false => checkpoints.load(model, optimizer, step),
+            };
+            assert_eq!(training.bits()?, before);
+            training.train(1)?;
+            loaded
+        }));
+        let expected =
+            "loading at step 0, on rank 1: the checkpoint of step 2 here, and of step 4 on rank 0";
+        assert_eq!(told.to_string(), expected);
+    }
 }
 
 /// The folder of a model, trained for some steps.
@@ -205,6 +307,7 @@ fn values_in_place_of_missing_tensors_are_compared() {
         import(world, (1, 2), &from)
     }));
     let told = error.to_string();
-    let expected = "the initial value of a parameter differs between ranks: rank 1 has `rows.weight` with digest 0x";
+    let expected = "the initial value of a parameter differs between ranks: rank 1 has \
+                    `rows.weight` with digest 0x";
     assert!(told.starts_with(expected), "{told}");
 }

@@ -125,7 +125,8 @@ fn row_39_so_does_a_loss_of_power_at_any_operation() {
     assert_eq!(sweep((Fault::Dies, Loss::Entries)), ended);
 }
 
-/// Four generations, of which the last two are discarded by a process that ends at its `at`-th operation; whether it had so many.
+/// Saves four generations, and discards the last two by a process that ends at its `at`-th
+/// operation. Returns whether that operation took place.
 fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     let (root, graveyard) = (folder.path().join("store"), folder.path().join("graves"));

@@ -9,12 +9,13 @@ use hsdp::checkpoint::{
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
-    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Unit, Whole, WholeParameters, World,
+    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Selected, Sgd,
+    SgdOptions, ShardedModel, StepOptions, Unit, Update, Whole, WholeParameters, World,
 };
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use serde_json::json;
+use tempfile::TempDir;
 
 type Parameters = BTreeMap<String, Vec<f32>>;
 
@@ -99,17 +100,31 @@ impl Train for ((Muon, AdamW), Ema) {
     }
 }
 
+/// Moves a parameter along its gradient, less in each update.
+fn slower(Whole { values, gradient, state, .. }: Whole<'_>) {
+    state[0] += 1.0;
+    values.iter_mut().zip(gradient).for_each(|(it, slope)| *it -= 0.1 * slope / state[0]);
+}
+
 impl Train for WholeParameters {
     fn make(model: &ShardedModel) -> Result<Self, Error> {
         Ok(WholeParameters::new(model, "counting", |_| 2))
     }
 
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
-        let update = |Whole { values, gradient, state, .. }: Whole<'_>| {
-            state[0] += 1.0;
-            values.iter_mut().zip(gradient).for_each(|(it, slope)| *it -= 0.1 * slope / state[0]);
-        };
-        model.update_whole(gradients, self, update).map(drop)
+        model.update_whole(gradients, self, slower).map(drop)
+    }
+}
+
+impl Train for (WholeParameters, AdamW) {
+    fn make(model: &ShardedModel) -> Result<Self, Error> {
+        Ok((WholeParameters::make(model)?, AdamW::new(model, AdamWOptions::default())))
+    }
+
+    fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
+        let (whole, adamw) = (&mut self.0.by(slower), &mut self.1);
+        let both: [Selected<'_>; 2] = [(whole, is_matrix), (adamw, |param| !is_matrix(param))];
+        model.update_by(gradients, both).map(drop)
     }
 }
 
@@ -460,5 +475,158 @@ fn parameters_that_stay_were_updated_alike() {
         assert!(error.to_string().contains("an option of the optimizer in step 0"), "{error}");
         // All trained parameters are those of the checkpoint: what was before does not count.
         common(on_ranks(2, |world| load(world, &spec(&[A]), of_weights)));
+    }
+}
+
+/// Trains three steps of one model, and two of the other from its checkpoint, by `train`. Between
+/// them the other model is loaded and saved again `saves` times without a step.
+fn resumed_after_saves<O: Train>(
+    [first, second]: [&ModelSpec; 2],
+    saves: usize,
+    train: impl Fn(&mut ShardedModel, &mut O) -> Result<(), Error> + Sync,
+) -> Parameters {
+    let folders: Vec<TempDir> =
+        (0..=saves).map(|_| tempfile::tempdir().expect("a folder")).collect();
+    on_ranks(2, |world| {
+        let mut model = model(world, first, (1, 2))?;
+        let mut by = O::make(&model)?;
+        steps(&mut model, &mut by, 0..3)?;
+        let mut checkpoints =
+            open(&model, folders[0].path(), Content::All, OtherParameters::Refuse)?;
+        checkpoints.save(&model, &by, &json!(7))
+    });
+    let loaded = |world: World, at: usize| {
+        let mut model = model(world, second, (1, 2))?;
+        let mut by = O::make(&model)?;
+        let other = if at == 0 { FITTING } else { OtherParameters::Refuse };
+        let mut checkpoints = open(&model, folders[at].path(), Content::All, other)?;
+        checkpoints.load_latest(&mut model, &mut by)?.expect("there is one");
+        Ok::<_, Error>((model, by))
+    };
+    for at in 0..saves {
+        on_ranks(2, |world| {
+            let (model, by) = loaded(world, at)?;
+            let next = folders[at + 1].path();
+            let mut checkpoints = open(&model, next, Content::All, OtherParameters::Refuse)?;
+            checkpoints.save(&model, &by, &json!(7))
+        });
+    }
+    common(on_ranks(2, |world| {
+        let (mut model, mut by) = loaded(world, saves)?;
+        train(&mut model, &mut by)?;
+        state(&mut model, &by)
+    }))
+}
+
+const OLD: [(&str, &[usize]); 3] = [A, ("b", &[6, 50]), C];
+/// A matrix and a vector are new, and a matrix is a vector now, which another optimizer updates.
+const NEW: [(&str, &[usize]); 5] = [A, ("head", &[2, 40]), ("b", &[300]), C, ("scale", &[30])];
+
+#[test]
+fn a_save_before_the_first_update_changes_nothing() {
+    fn compare<O: Train>() {
+        let (old, new) = (spec(&OLD), spec(&NEW));
+        let train = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
+        let [without, once, twice] =
+            [0, 1, 2].map(|saves| resumed_after_saves([&old, &new], saves, train));
+        assert!(without == once && once == twice);
+        let (whole, anew) = (alone::<O>(&old, 0..5), alone::<O>(&new, 3..5));
+        for (name, values) in &without {
+            let goes_on = ["a", "c"].contains(&name.trim_start_matches('*'));
+            let expected = if goes_on { &whole[name] } else { &anew[name] };
+            let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
+            let off = off.fold(0.0, f32::max);
+            assert!(off < 1e-5, "{name} is off by {off}");
+        }
+    }
+    compare::<((Muon, AdamW), Ema)>();
+    compare::<(WholeParameters, AdamW)>();
+}
+
+/// The state of such a parameter would be dropped without a word. A program that selects the right
+/// one afterwards goes on.
+#[test]
+fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
+    fn compare<O: Train>(
+        wrong: fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
+        expected: &str,
+    ) {
+        let (old, new) = (spec(&OLD), spec(&NEW));
+        let right = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
+        let corrected = |model: &mut ShardedModel, by: &mut O| {
+            let before = model.full_parameters()?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            let told = wrong(by, model, gradients).expect_err("state would be lost");
+            assert_eq!(told.to_string(), expected);
+            assert!(model.full_parameters()? == before);
+            right(model, by)
+        };
+        for saves in [0, 1] {
+            let ended = resumed_after_saves([&old, &new], saves, corrected);
+            assert!(ended == resumed_after_saves([&old, &new], saves, right), "{saves}");
+        }
+    }
+    compare::<((Muon, AdamW), Ema)>(
+        |((muon, adamw), _), model, gradients| {
+            let is_head = |param: &Param| param.name == "head";
+            let both: [Selected<'_>; 2] = [(muon, is_head), (adamw, |it| it.name != "head")];
+            model.update_by(gradients, both)
+        },
+        "parameter `a`: muon has state of it, and optimizer 1 of the update (adamw) updates \
+         it now; select it for muon",
+    );
+    compare::<(WholeParameters, AdamW)>(
+        |(whole, adamw), model, gradients| {
+            let is_head = |param: &Param| param.name == "head";
+            let whole = &mut whole.by(slower);
+            let both: [Selected<'_>; 2] = [(whole, is_head), (adamw, |it| it.name != "head")];
+            model.update_by(gradients, both)
+        },
+        "parameter `a`: counting has state of it, and optimizer 1 of the update (adamw) updates \
+         it now; select it for counting",
+    );
+    compare::<(WholeParameters, AdamW)>(
+        |(whole, adamw), model, gradients| {
+            let whole = &mut whole.by(slower);
+            let both: [Selected<'_>; 2] = [
+                (whole, |it| is_matrix(it) || it.name == "c"),
+                (adamw, |it| !is_matrix(it) && it.name != "c"),
+            ];
+            model.update_by(gradients, both)
+        },
+        "parameter `c`: adamw has state of it, and optimizer 0 of the update (counting) \
+         updates it now; select it for adamw",
+    );
+}
+
+/// Without `left` another rank owns `right`, which has no state yet.
+#[test]
+fn a_parameter_without_state_may_get_another_owner() {
+    let old = spec(&[("a", &[400])]);
+    let new = spec(&[("a", &[400]), ("left", &[350]), ("middle", &[100]), ("right", &[60])]);
+    let whole_and_sgd = |model: &mut ShardedModel, whole: &mut WholeParameters| {
+        let mut sgd = Sgd::new(model, SgdOptions::default());
+        for _ in 3..5 {
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            let whole = &mut whole.by(slower);
+            let both: [Selected<'_>; 2] =
+                [(whole, |it| it.name != "left"), (&mut sgd, |it| it.name == "left")];
+            model.update_by(gradients, both)?;
+        }
+        Ok(())
+    };
+    let ended = resumed_after_saves::<WholeParameters>([&old, &new], 0, whole_and_sgd);
+    let trained = alone::<WholeParameters>(&old, 0..3);
+    let moved = |from: f32, number: f32| from - 0.1 / number;
+    for (ended, from) in ended["a"].iter().zip(&trained["a"]) {
+        assert_eq!(*ended, moved(moved(*from, 4.0), 5.0));
+    }
+    let right = &new[new.find("right").expect("a parameter")];
+    for (ended, from) in ended["right"].iter().zip(init(right)) {
+        assert_eq!(*ended, moved(moved(from, 1.0), 2.0));
     }
 }

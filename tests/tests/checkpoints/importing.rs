@@ -202,7 +202,8 @@ fn a_parameter_that_is_missing_on_some_ranks_only_is_refused() {
         named.naming(move |name| if rank == 1 { format!("{name}!") } else { name.into() })
     };
     let told = refused(folder.path(), &from);
-    let expected = "the content of a folder differs between ranks: rank 1 has no tensor for `first.weight` in ";
+    let expected = "the content of a folder differs between ranks: rank 1 has no tensor for \
+                    `first.weight` in ";
     assert!(told.starts_with(expected), "{told}");
     assert!(told.contains(", rank 0 has tensor `first.weight` for `first.weight` in "), "{told}");
 }

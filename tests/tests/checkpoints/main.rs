@@ -1,8 +1,11 @@
-//! Checkpoints of models: what goes on from one is what would have gone on without, and what fails leaves everything as it was.
+//! Checkpoints of models: a run that goes on from one is equal to a run without an interruption,
+//! and a failure leaves everything as it was.
 //!
-//! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`, `half_updated`; `faulty` (a file system with a fault),
-//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `options`, `fitting` (of other parameters), `importing`, `apart` (ranks whose folders differ),
+//! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`,
+//! `refused`, `half_updated`; `faulty` (a file system with a fault), `crashes` (of the files
+//! alone), `failing` (of whole saves, on each rank); `hooked` (a file system that keeps waiting, or calls a
+//! test's function), `background`, `reported` (a failed save, to the next call), `retried`;
+//! `options`, `fitting` (of other parameters), `importing`, `apart` (ranks whose folders differ),
 //! `reading` (alone; and going back), `trainable` (checkpoints without frozen parameters).
 
 mod apart;

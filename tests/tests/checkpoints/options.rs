@@ -1,16 +1,21 @@
 //! The options of optimizers: a load restores the rates that were set, and tells of options that
 //! differ.
 
+use std::borrow::Cow;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, OtherOptions};
+use hsdp::checkpoint::{
+    CheckpointOptions, Checkpointed, Checkpoints, Expected, OtherOptions, Problem, SavedState,
+    StateTensor,
+};
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Ema, Error, Lion, LionOptions,
-    LossScaling, ModelOptions, Momentum, Muon, MuonOptions, Optimizer, Param, RateScale, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Update, World,
+    LossScaling, ModelId, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
+    ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
 };
-use hsdp_checkpoint::Hash;
+use hsdp_checkpoint::{Hash, OptimizerHead};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::warnings::Said;
@@ -164,8 +169,8 @@ impl Three {
     }
 }
 
-/// Saves after two steps of three optimizers, of which one has another rate than at first; the bits
-/// after two more.
+/// Saves after two steps of three optimizers, after the rate of one was changed. Returns the bits
+/// after two more steps.
 fn saved_three(folder: &Path) -> Bits {
     common(on_ranks(2, |world| {
         let mut model = model(world, (1, 2))?;
@@ -204,6 +209,58 @@ fn resumed_three(
     Ok([bits(&model)?, averages].concat())
 }
 
+/// A group of an optimizer whose rate was set before: the ratio is that of its own making, and not
+/// that of the options with which both were made.
+#[test]
+fn a_group_keeps_its_ratio_after_a_resume() {
+    let half = |it: AdamWOptions| AdamWOptions { learning_rate: it.learning_rate / 2.0, ..it };
+    let program = |model: &ShardedModel, made_with: f64, decay: f64| {
+        let options = AdamWOptions { weight_decay: decay, ..adamw(made_with) };
+        let mut adamw = AdamW::new(model, options);
+        adamw.set_learning_rate(0.25);
+        adamw.group(is_matrix, half)
+    };
+    for (made_with, other) in
+        [(1e-2, OtherOptions::Refuse), (0.0, OtherOptions::Refuse), (1e-2, OtherOptions::TakeSaved)]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let saved = |model: &ShardedModel| program(model, made_with, 0.0);
+        run((1, 2), Some(folder.path()), saved, |_| {});
+        let decay = if other == OtherOptions::TakeSaved { 0.5 } else { 0.0 };
+        let rates = common(on_ranks(2, |world| {
+            let mut model = model(world, (2, 1))?;
+            let mut optimizer = program(&model, made_with, decay);
+            let mut checkpoints = open(&model, folder.path(), other)?;
+            checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+            optimizer.set_learning_rate(0.5);
+            let options = optimizer.head(model.plan().spec()).options;
+            Ok(options["groups"][0]["options"]["learning_rate"].clone())
+        }));
+        assert_eq!(rates, json!(0.25), "{made_with} {other:?}");
+    }
+}
+
+/// A group that changes a rate of 0 is refused, also after a resume.
+#[test]
+fn a_group_without_a_ratio_has_none_after_a_resume() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = |model: &ShardedModel| {
+        let tenth =
+            |it: AdamWOptions| AdamWOptions { learning_rate: it.learning_rate / 10.0, ..it };
+        AdamW::new(model, adamw(0.0)).group(is_matrix, tenth)
+    };
+    let error = common_error(outcomes(2, |world| {
+        let mut model = model(world, (1, 2))?;
+        let mut optimizer = program(&model);
+        let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
+        checkpoints.save(&model, &optimizer, &json!(null))?;
+        checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+        optimizer.set_learning_rate(0.5);
+        step(&mut model, &mut optimizer, Optimizer::step)
+    }));
+    assert!(error.to_string().contains("there is no ratio to keep"), "{error}");
+}
+
 #[test]
 fn options_that_differ_are_listed_or_taken_or_kept() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -220,10 +277,10 @@ fn options_that_differ_are_listed_or_taken_or_kept() {
     assert_eq!(
         told.to_string(),
         format!(
-            "loading at step 2, on rank 0: {path}/step-00000002: its optimizer was made with other options: \
-             muon rate_scale is \"MatchRmsAdamW\" there, and \"Original\" here; adamw eps is 1e-6 there, and 1e-8 here; \
-             ema decay is 0.5 there, and 0.9 here; give the optimizer these options, or choose with \
-             CheckpointOptions::other_options which count"
+            "loading at step 2, on rank 0: {path}/step-00000002: its optimizer was made with other \
+             options: muon rate_scale is \"MatchRmsAdamW\" there, and \"Original\" here; adamw \
+             eps is 1e-6 there, and 1e-8 here; ema decay is 0.5 there, and 0.9 here; give the \
+             optimizer these options, or choose with CheckpointOptions::other_options which count"
         )
     );
     assert!(common(resumed(other, OtherOptions::TakeSaved)) == whole);
@@ -395,6 +452,89 @@ fn ranks_that_choose_differently_are_named() {
         let other = if is_first { OtherOptions::KeepOwn } else { OtherOptions::Refuse };
         open(&model(world, (1, 3))?, folder.path(), other).map(drop)
     }));
-    let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is another than on rank 1";
+    let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is \
+                    another than on rank 1";
     assert_eq!(told.to_string(), expected);
+}
+
+/// An optimizer of a program, which does not say with which options it was made.
+struct Own(AdamW);
+
+impl Checkpointed for Own {
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.0.is_of(model)
+    }
+
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        OptimizerHead { kind: "own".to_owned(), made_with: None, ..self.0.head(spec) }
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        self.0.kinds()
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        self.0.tensors()
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        self.0.expected(saved)
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        self.0.state(model, of, range)
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        Ok(Self(self.0.restored(model, saved)?))
+    }
+}
+
+/// Its present options are compared, which are those with which it was made as long as the program
+/// sets no other rate.
+#[test]
+fn an_own_optimizer_beside_an_average_has_its_options_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let make = |model: &ShardedModel, eps, decay| {
+        let own = Own(AdamW::new(model, AdamWOptions { eps, ..adamw(1e-2) }));
+        Ok::<_, Error>((own, Ema::new(model, decay)?))
+    };
+    let train = |model: &mut ShardedModel, both: &mut (Own, Ema)| {
+        (0..2).try_for_each(|_| step(model, &mut both.0.0, Optimizer::step))
+    };
+    let whole = common(on_ranks(2, |world| {
+        let mut model = model(world, (1, 2))?;
+        let mut both = make(&model, 1e-6, 0.5)?;
+        train(&mut model, &mut both)?;
+        let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
+        checkpoints.save(&model, &both, &json!(null))?;
+        train(&mut model, &mut both)?;
+        bits(&model)
+    }));
+    let resumed = |eps, decay, other| {
+        outcomes(2, |world| {
+            let mut model = model(world, (1, 2))?;
+            let mut both = make(&model, eps, decay)?;
+            let mut checkpoints = open(&model, folder.path(), other)?;
+            checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");
+            train(&mut model, &mut both)?;
+            bits(&model)
+        })
+    };
+    let told = common_error(resumed(1e-8, 0.9, OtherOptions::Refuse)).to_string();
+    let expected = "its optimizer was made with other options: own eps is 1e-6 there, and 1e-8 \
+                    here; ema decay is 0.5 there, and 0.9 here; give";
+    assert!(told.contains(expected), "{told}");
+    for (eps, decay, other) in
+        [(1e-6, 0.5, OtherOptions::Refuse), (1e-8, 0.9, OtherOptions::TakeSaved)]
+    {
+        for resumed in resumed(eps, decay, other) {
+            assert!(resumed.expect("they fit") == whole);
+        }
+    }
 }

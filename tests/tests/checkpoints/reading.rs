@@ -1,6 +1,6 @@
-//! Checkpoints that are opened for reading alone, parameters that are loaded alone, and a run that goes back to an earlier one.
+//! Checkpoints that are opened for reading alone, parameters that are loaded alone, and a run that
+//! goes back to an earlier checkpoint.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,68 +10,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, OtherParameters, Weights};
 use hsdp::{
     AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions,
+    StepOptions, Whole, WholeParameters,
 };
-use hsdp_checkpoint::{Disk, Files, Sink, Source};
+use hsdp_checkpoint::{Disk, Head, Slice, Store, Writer};
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use serde_json::json;
 
+use super::hooked::Hooked;
 use super::training::{Training, cursor, spec};
 
-/// The disk, of which nothing can be written, and with something that happens before a file is opened.
-struct ReadOnly(Box<dyn Fn(&Path) + Send + Sync>);
-
-impl fmt::Debug for ReadOnly {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ReadOnly")
-    }
-}
-
-fn refused<T>() -> io::Result<T> {
-    Err(io::Error::from(io::ErrorKind::ReadOnlyFilesystem))
-}
-
-impl Files for ReadOnly {
-    fn create_dir(&self, _: &Path) -> io::Result<()> {
-        refused()
-    }
-
-    fn create(&self, _: &Path) -> io::Result<Box<dyn Sink>> {
-        refused()
-    }
-
-    fn sync_dir(&self, _: &Path) -> io::Result<()> {
-        refused()
-    }
-
-    fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
-        refused()
-    }
-
-    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
-        refused()
-    }
-
-    fn remove(&self, _: &Path) -> io::Result<()> {
-        refused()
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        Disk.list(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
-        (self.0)(path);
-        Disk.open(path)
-    }
+/// The disk, without the right to write, and with something that happens before a file is opened.
+fn reading(act: impl Fn(&Path) + Send + Sync + 'static) -> CheckpointOptions {
+    let files = Hooked::by(move |operation, path| match operation {
+        "list" => Ok(()),
+        "open" => {
+            act(path);
+            Ok(())
+        }
+        _ => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+    });
+    CheckpointOptions { files: Arc::new(files), ..CheckpointOptions::default() }
 }
 
 fn read_only() -> CheckpointOptions {
-    let files = Arc::new(ReadOnly(Box::new(|_| {})));
-    CheckpointOptions { files, ..CheckpointOptions::default() }
+    reading(|_| {})
 }
 
 fn options((replicate, shard): (usize, usize)) -> ModelOptions {
@@ -172,11 +137,13 @@ fn ranks_that_open_checkpoints_in_different_ways_are_named() {
         }
         .map(drop)
     }));
-    let expected = "opening checkpoints at step 0, on rank 1: the checkpoints are opened for reading alone, and on rank 0 to save";
+    let expected = "opening checkpoints at step 0, on rank 1: the checkpoints are opened for \
+                    reading alone, and on rank 0 to save";
     assert_eq!(told.to_string(), expected);
 }
 
-/// Of any mesh and any optimizer; the steps and the optimizer stay as they were.
+/// The checkpoint may be of any mesh and any optimizer. The numbers of steps and the optimizer stay
+/// as they were.
 #[test]
 fn parameters_are_loaded_alone() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -233,6 +200,53 @@ fn averages_are_loaded_in_place_of_parameters() {
         model.full_parameters()
     });
     assert!(common(loaded) == averaged);
+}
+
+/// Rank 0, which removes old checkpoints, finds it intact.
+#[test]
+fn a_checkpoint_that_another_rank_finds_broken_takes_no_place_of_a_readable_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path(), 3);
+    on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let mut training = Training::new(world, &options((1, 2)))?;
+        let files = Hooked::by(move |operation, path| match operation {
+            "open" if rank == 1 && path.ends_with("step-00000003/manifest.json") => {
+                Err(io::Error::other("its disk fails"))
+            }
+            _ => Ok(()),
+        });
+        let with = CheckpointOptions { files: Arc::new(files), ..CheckpointOptions::default() };
+        let mut checkpoints = Checkpoints::open(&training.model, folder.path(), with)?;
+        let loaded = checkpoints.load_latest_weights(&mut training.model, Weights::Trained)?;
+        let loaded = loaded.expect("an older one is intact");
+        assert_eq!((loaded.step, loaded.broken.len()), (2, 1), "{:?}", loaded.broken);
+        training.train(4)?;
+        training.save(&mut checkpoints)?;
+        assert_eq!(checkpoints.store().steps().expect("listed"), [2, 3, 4]);
+        Ok(())
+    });
+}
+
+/// Its elements would be taken in another order.
+#[test]
+fn an_average_of_another_shape_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut lease = Store::new(folder.path(), Arc::new(Disk)).lease("test").expect("free");
+    let draft = lease.begin(1).expect("begun");
+    let slice = |tensor, shape| Slice { tensor, shape, offset: 0, values: (&[0.5; 6][..]).into() };
+    let slices = [slice("w", &[2, 3]), slice("optimizer:ema:w", &[3, 2])];
+    draft.place().write(Writer { index: 0, of: 1 }, &slices).expect("written");
+    draft.commit(Head::of_step(1), 1).expect("saved");
+    let told = common_error(outcomes(2, |world| {
+        let spec = hsdp::ModelSpec::new().unit(hsdp::Unit::new("u").param(Param::new("w", [2, 3])));
+        let mut model = ShardedModel::new(world, spec, options((1, 2)), |_| vec![1.0; 6])?;
+        let mut reading = Checkpoints::read_only(&model, folder.path(), read_only())?;
+        reading.load_weights(&mut model, Weights::Trained, 1)?;
+        reading.load_weights(&mut model, Weights::Average, 1).map(drop)
+    }));
+    let told = told.to_string();
+    assert!(told.ends_with("`optimizer:ema:w` has shape [3, 2], not [2, 3]"), "{told}");
 }
 
 #[test]
@@ -298,15 +312,13 @@ fn a_model_takes_the_parameters_that_fit_where_that_is_asked_for() {
 fn removing(root: &Path, step: u64) -> CheckpointOptions {
     let (root, has_removed) = (root.to_owned(), AtomicBool::new(false));
     let path = root.join(format!("step-{step:08}"));
-    let act = move |opened: &Path| {
+    reading(move |opened| {
         let is_file = opened.extension().is_some_and(|it| it == "safetensors");
         if is_file && opened.parent() == Some(&path) && !has_removed.swap(true, Ordering::SeqCst) {
             fs::rename(root.join("later"), root.join("step-00000003")).expect("saved");
             fs::rename(&path, root.join(".deleted")).expect("removed");
         }
-    };
-    let files = Arc::new(ReadOnly(Box::new(act)));
-    CheckpointOptions { files, ..CheckpointOptions::default() }
+    })
 }
 
 #[test]
@@ -348,7 +360,8 @@ fn a_load_of_a_step_that_the_job_removes_says_so() {
     }));
     let told = told.to_string();
     assert!(told.starts_with("loading at step 2, on rank "), "{told}");
-    let expected = "step-00000002 was removed while it was read: the job that writes there keeps its newest checkpoints only";
+    let expected = "step-00000002 was removed while it was read: the job that writes there keeps \
+                    its newest checkpoints only";
     assert!(told.ends_with(expected) || told.contains("has no generation of step 2"), "{told}");
 }
 
@@ -419,11 +432,47 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
         let checkpoints = Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
         let before = model.full_parameters()?;
         let told = update(&mut model).expect_err("no checkpoint keeps both").to_string();
-        let expected = "two optimizers of the update are adamw, and checkpoints of the model are open: a checkpoint keeps the state of one of each \
-                        kind, which may have groups";
+        let expected = "two optimizers of the update are adamw, and checkpoints of the model are \
+                        open: a checkpoint keeps the state of one of each kind, which may have \
+                        groups";
         assert!(told.starts_with("optimizer step on rank ") && told.ends_with(expected), "{told}");
         assert!(model.full_parameters()? == before);
         drop((checkpoints, reading));
+        update(&mut model)?;
+        Ok::<_, Error>(())
+    });
+}
+
+#[test]
+fn two_optimizers_of_whole_parameters_of_one_kind_are_refused_by_the_first_update() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut model = ShardedModel::new(world, spec(), options((1, 2)), springs::initial)?;
+        let mut states = [(); 2].map(|()| WholeParameters::new(&model, "halving", |_| 1));
+        let mut update = |model: &mut ShardedModel| {
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            let halve =
+                |Whole { values, .. }: Whole<'_>| values.iter_mut().for_each(|it| *it /= 2.0);
+            let [one, other] = &mut states;
+            model.update_by(
+                gradients,
+                [
+                    (&mut one.by(halve), |param: &Param| param.name.ends_with("weight")),
+                    (&mut other.by(halve), |param: &Param| !param.name.ends_with("weight")),
+                ],
+            )
+        };
+        let checkpoints = Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
+        let before = model.full_parameters()?;
+        let told = update(&mut model).expect_err("no checkpoint keeps both").to_string();
+        assert!(
+            told.contains("two optimizers of the update are halving, and checkpoints"),
+            "{told}"
+        );
+        assert!(model.full_parameters()? == before);
+        drop(checkpoints);
         update(&mut model)?;
         Ok::<_, Error>(())
     });

@@ -1,15 +1,21 @@
 //! Training that is ended and taken up again on the same mesh goes on bit for bit.
 
+use hsdp::checkpoint::Checkpointed;
 use hsdp::{
-    Accumulation, DType, DynamicScale, LossScaling, ModelOptions, Momentum, Objective, Precision,
-    Sgd, SgdOptions,
+    Accumulation, Allowed, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum,
+    Objective, Optimizer, OptimizerOptions, Precision, Rule, Run, RunState, Setting, Sgd,
+    SgdOptions,
 };
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
 use super::training::{Training, cursor};
 
-/// Losses and bits after `before` and `after` steps: in one go, and with a checkpoint in between, of another world.
-fn compare(options: &ModelOptions, by: impl Fn(&hsdp::ShardedModel) -> Sgd + Copy + Sync) {
+/// Compares losses and bits after `before` and `after` steps: in one go, and with a checkpoint in
+/// between, of another world.
+fn compare<O: Optimizer + Checkpointed>(
+    options: &ModelOptions,
+    by: impl Fn(&hsdp::ShardedModel) -> O + Copy + Sync,
+) {
     let (before, after) = (3, 3);
     let folder = tempfile::tempdir().expect("a folder");
     let ranks = options.mesh.world_size();
@@ -46,6 +52,54 @@ fn grouped(model: &hsdp::ShardedModel) -> Sgd {
 
 fn plain(model: &hsdp::ShardedModel) -> Sgd {
     Sgd::new(model, SgdOptions { learning_rate: 0.05, ..SgdOptions::default() })
+}
+
+/// A rate that falls with the number of updates, without state.
+#[derive(Clone, Copy, Debug)]
+struct Falling {
+    rate: f64,
+}
+
+impl OptimizerOptions for Falling {
+    const KIND: &'static str = "falling";
+
+    fn learning_rate(&mut self) -> &mut f64 {
+        &mut self.rate
+    }
+
+    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Number(self.rate, Allowed::NotNegative));
+    }
+}
+
+impl Rule for Falling {
+    const COUNTS: bool = true;
+    const ON_DEVICE: bool = false;
+
+    fn kinds(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn update(&self, number: u64, run: Run<'_>, _: RunState<'_>) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            reason = "a rate of a test, of few updates"
+        )]
+        let rate = (self.rate / number as f64) as f32;
+        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+            *parameter -= rate * gradient * run.clip;
+        }
+    }
+}
+
+#[test]
+fn an_own_optimizer_without_state_goes_on_with_its_number_of_updates() {
+    for (replicate, shard) in [(1, 1), (1, 2), (2, 2)] {
+        let falling =
+            |model: &hsdp::ShardedModel| Grouped::<Falling>::new(model, Falling { rate: 0.05 });
+        compare(&ModelOptions::on(mesh(replicate, shard)), falling);
+    }
 }
 
 #[test]

@@ -297,3 +297,28 @@ fn a_model_without_frozen_parameters_loads_its_own() {
         checkpoints.load(&mut model, &mut adamw, 0).map(drop)
     });
 }
+
+/// Its trained parameters are those that were saved, so that no tensor is missing or left over.
+#[test]
+fn a_model_without_the_frozen_parameters_is_another_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved_after_two_steps(folder.path(), (1, 2));
+    let trained = |unit: &Unit| {
+        let params = unit.params.iter().filter(|param| param.role == Role::Trainable).cloned();
+        params.fold(Unit::new(&unit.name), Unit::param)
+    };
+    let units = || spec().units().iter().map(trained).collect::<Vec<_>>();
+    let units = || units().into_iter().filter(|unit| !unit.params.is_empty());
+    for content in [Content::All, Content::Trainable] {
+        let told = common_error(outcomes(2, |world| {
+            let spec = units().fold(ModelSpec::new(), ModelSpec::unit);
+            let mut training = training(world, (spec, Precision::default()), (2, 1), base)?;
+            let mut checkpoints = open(&training.model, folder.path(), content)?;
+            let Training { model, optimizer } = &mut training;
+            checkpoints.load_latest(model, optimizer).map(drop)
+        }));
+        let told = told.to_string();
+        assert!(told.contains("was saved with other frozen parameters than this model"), "{told}");
+        assert!(told.ends_with("and 0x0000000000000000 here"), "{told}");
+    }
+}

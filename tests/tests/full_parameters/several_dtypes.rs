@@ -1,5 +1,5 @@
-//! Units that compute in dtypes of their own: each trains to the bits that it has in a model that computes in its dtype as a whole,
-//! since the units of these models do not depend on each other.
+//! Units that compute in dtypes of their own: each trains to the bits that it has in a model that
+//! computes in its dtype as a whole, since the units of these models do not depend on each other.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,7 @@ fn kept_and_frozen_units_shared_copies_and_narrow_wires_change_nothing() {
     }
 }
 
-/// The frozen parameters of a unit are stored in its dtype, which is another than that of the model.
+/// Frozen parameters of a unit are stored in its dtype, even if the model computes in another one.
 #[test]
 fn stored_parameters_have_the_dtype_of_their_unit() {
     let stored = |(unit, dtype): (&Unit, DType)| {
@@ -135,7 +135,8 @@ fn stored_parameters_have_the_dtype_of_their_unit() {
     }
 }
 
-/// A checkpoint has the f32 masters, so it is loaded with other dtypes of units, and training goes on from the same parameters.
+/// A checkpoint has the f32 masters, so it can be loaded with other dtypes of units, and training
+/// goes on from the same parameters.
 #[test]
 fn a_checkpoint_does_not_depend_on_the_dtypes_of_units() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -143,7 +143,8 @@ fn ranks_of_a_shard_group_that_start_from_different_values_are_named() {
         })
     }));
     let message = error.to_string();
-    let expected = "the initial value of a parameter differs between ranks: rank 1 has `second.bias` with digest 0x";
+    let expected = "the initial value of a parameter differs between ranks: rank 1 has \
+                    `second.bias` with digest 0x";
     assert!(message.starts_with(expected), "{message}");
     assert!(message.contains(", rank 0 has `second.bias` with digest 0x"), "{message}");
 }

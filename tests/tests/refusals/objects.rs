@@ -298,12 +298,19 @@ fn averages_that_ranks_evaluate_in_different_orders_are_named() {
     }
 }
 
+/// Ranks drop an average at different times, between two updates.
 #[test]
-fn an_average_that_was_dropped_leaves_its_number_to_the_next() {
+fn an_average_keeps_its_number_whatever_a_rank_has_dropped() {
     let run = |world: World, on: &ModelOptions| {
+        let rank = world.rank().index();
         let mut model = one(world, on)?;
-        let first = Ema::new(&model, 0.5)?;
+        let mut first = Some(Ema::new(&model, 0.5)?);
         let second = Ema::new(&model, 0.25)?;
+        step(&mut model)?;
+        first.take_if(|_| rank == 1);
+        model.with_shards(&second, |model| model.full_parameters())?;
+        let third = Ema::new(&model, 0.125)?;
+        model.with_shards(&third, |model| model.full_parameters())?;
         drop(first);
         step(&mut model)?;
         model.with_shards(&second, |model| model.full_parameters())?;
@@ -377,6 +384,21 @@ fn optimizers_that_ranks_call_in_different_orders_are_named() {
         model.update_by(gradients, both).map(drop)
     };
     let named = ["optimizer of parameter 0, ", "optimizer of parameter 2, "];
+    errors_of_meshes(&SHARDED, one, update, named);
+}
+
+#[test]
+fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
+    let update = |model: &mut ShardedModel, crosses: bool| {
+        let make = || Muon::new(model, MuonOptions::default());
+        let (mut idle, mut only) = (make(), make());
+        let gradients = gradients(model)?;
+        let of_none: Selected<'_> = (&mut idle, |_| false);
+        let of_all: Selected<'_> = (&mut only, |_| true);
+        let both = if crosses { [of_all, of_none] } else { [of_none, of_all] };
+        model.update_by(gradients, both).map(drop)
+    };
+    let named = ["optimizer of parameter 0, ", "optimizer of parameter 4, "];
     errors_of_meshes(&SHARDED, one, update, named);
 }
 

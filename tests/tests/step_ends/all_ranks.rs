@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
-    Ema, Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, WorldOptions,
+    Ema, Error, Mesh, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    WorldOptions,
 };
-use hsdp_comm::Between;
+use hsdp_comm::{Between, Channel, Pending, Tag};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{DEADLINE, mesh};
@@ -29,6 +30,26 @@ struct Program<'a> {
     foreign: Ema,
     checkpoints: Checkpoints,
     folder: &'a Path,
+}
+
+impl<'a> Program<'a> {
+    fn begin(world: &World, mesh: Mesh, folder: &'a Path) -> Result<Self, Error> {
+        let make = || {
+            let on = ModelOptions::on(mesh);
+            ShardedModel::new(world.clone(), three_units(), on, springs::initial)
+        };
+        let (model, other) = (make()?, make()?);
+        Ok(Self {
+            sgd: Sgd::new(&model, SgdOptions::default()),
+            others: Sgd::new(&other, SgdOptions::default()),
+            ema: Ema::new(&model, 0.5)?,
+            foreign: Ema::new(&other, 0.5)?,
+            checkpoints: Checkpoints::open(&model, folder, CheckpointOptions::default())?,
+            folder,
+            model,
+            other,
+        })
+    }
 }
 
 /// A mistake that a call refuses on every rank.
@@ -128,22 +149,7 @@ fn between_all(between: Between) {
         let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
         let ends = hsdp::launch(replicate * shard, options, |world| {
             let rank = world.rank().index();
-            let make = || {
-                let on = ModelOptions::on(mesh);
-                ShardedModel::new(world.clone(), three_units(), on, springs::initial)
-            };
-            let (model, other) = (make()?, make()?);
-            let with = CheckpointOptions::default();
-            let mut program = Program {
-                sgd: Sgd::new(&model, SgdOptions::default()),
-                others: Sgd::new(&other, SgdOptions::default()),
-                ema: Ema::new(&model, 0.5)?,
-                foreign: Ema::new(&other, 0.5)?,
-                checkpoints: Checkpoints::open(&model, folder.path(), with)?,
-                folder: folder.path(),
-                model,
-                other,
-            };
+            let mut program = Program::begin(&world, mesh, folder.path())?;
             for (at, (mistake, make)) in MISTAKES.into_iter().enumerate() {
                 for (turn, before) in (0..).zip(BEFORE) {
                     for (next, call) in NEXT {
@@ -168,6 +174,40 @@ fn between_all(between: Between) {
         });
         ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
     }
+}
+
+/// Rank 1 alone makes a mistake, and a collective of the user follows. Later rank 0 makes the same
+/// mistake: that is another one, which rank 1 is told of, and does not wait.
+#[test]
+fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_, begin) = MISTAKES[0];
+    let options = WorldOptions { deadline: Duration::from_secs(20), ..WorldOptions::default() };
+    let ends = hsdp::launch(2, options, |world| {
+        let mut program = Program::begin(&world, mesh(2, 1), folder.path())?;
+        let users = world.world_group(Channel::User);
+        let barrier = || users.barrier(Tag::default()).and_then(Pending::wait);
+        for round in 0..20 {
+            if world.rank().index() == 1 {
+                begin(&mut program).expect_err("it is refused");
+            } else {
+                // The export is of this rank alone, and leaves the epoch when rank 1 has failed.
+                while program.model.full_parameters().is_ok() {}
+            }
+            barrier()?;
+            let told = if world.rank().index() == 0 {
+                begin(&mut program).expect_err("it is refused")
+            } else {
+                gradients(&mut program.model).expect_err("rank 0 fails in its call")
+            };
+            let own = "begin_step on rank 0, step ";
+            assert!(told.to_string().contains(own), "round {round}: {told}");
+            assert!(!told.is_fatal(), "round {round}: {told}");
+            gradients(&mut program.model).map(drop)?;
+        }
+        Ok::<_, Error>(())
+    });
+    ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
 }
 
 #[test]

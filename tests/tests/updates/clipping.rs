@@ -50,7 +50,7 @@ impl Call {
         }
     }
 
-    /// The same as torch.nn.utils does it, in f64.
+    /// Clips in f64 as torch.nn.utils does. Returns the norm before it.
     fn expected(self, gradients: &mut Tensors) -> Option<f64> {
         let (names, norm, max) = match self {
             Self::Clip(max) => ("", Norm::P(2.0), max),
@@ -87,7 +87,7 @@ fn gradients(model: &mut ShardedModel) -> Result<Gradients, Error> {
     step.finish()
 }
 
-/// The gradient of that step on so many ranks, computed in one piece.
+/// Computes the gradient of that step on `ranks` ranks in one piece.
 fn reference(ranks: usize) -> Tensors {
     let params = three_units();
     let params = params.params().map(|(_, it)| (it.name.clone(), springs::initial(it))).collect();
@@ -257,8 +257,9 @@ fn ranks_that_clip_in_different_ways_are_told_so() {
         }));
         let told = error.to_string();
         assert!(
-            told.starts_with("an option of the optimizer in step 0 differs between ranks: rank 1 has gradients of ")
-                && told.contains("clipped to"),
+            told.starts_with(
+                "an option of the optimizer in step 0 differs between ranks: rank 1 has gradients of "
+            ) && told.contains("clipped to"),
             "{told}"
         );
     }
@@ -286,6 +287,9 @@ fn clipping_that_means_nothing_is_refused_on_all_ranks() {
             refused(&|model, it| it.clip_norm(model, |_| true, Norm::P(power), 1.0).map(drop));
         assert_eq!(told, format!("gradients cannot be clipped by a norm of power {power:?}"));
     }
+    // The number of elements, to the power of 1000, is beyond f64.
+    let told = refused(&|model, it| it.clip_norm(model, |_| true, Norm::P(1e-3), 1.0).map(drop));
+    assert_eq!(told, "gradients cannot be clipped by norm 0.001: it overflows f64");
     let told = refused(&|model, it| it.clip_value(model, |_| false, 1.0).map(drop));
     assert_eq!(told, "gradients cannot be clipped: no trainable parameter is selected");
     let other = crate::model();

@@ -102,7 +102,7 @@ impl Explanation {
     fn mismatch(&self, operation: &FlightEntry, members: &[MemberFinding]) -> String {
         let (place, FlightEntry { sequence, channel, epoch, .. }) = (place(operation), operation);
         let mut objects = members.iter().filter_map(|member| match &member.presence {
-            Presence::Issued(entry) => Some((entry.tag.model?, entry.tag.part)),
+            Presence::Issued(entry) => Some((entry.tag.model, entry.tag.part)),
             _ => None,
         });
         let first = objects.next();

@@ -79,7 +79,7 @@ fn complete(operation: &Operation, arrived: Arrived<usize>) {
 }
 
 fn aborted(step: u64) -> Error {
-    Error::StepAborted { rank: Rank::new(0), step, reason: "a test".into() }
+    Error::StepAborted { rank: Rank::new(0), step, reason: "a test".into(), mistake: None }
 }
 
 const ALL: [usize; 3] = [0, 10, 20];

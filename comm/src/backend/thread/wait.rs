@@ -59,8 +59,11 @@ impl Ticket {
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
             span.in_scope(|| self.until_settled());
         }
-        self.core.record(self.rank).flight.close(self.entry);
-        self.operation.take(self.slot)
+        let record = self.core.record(self.rank);
+        record.flight.close(self.entry);
+        let output = self.operation.take(self.slot)?;
+        record.meet(self.descriptor.epoch, &self.operation.ranks);
+        Ok(output)
     }
 
     fn until_settled(&self) {

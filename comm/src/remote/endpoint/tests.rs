@@ -86,7 +86,12 @@ fn opened_by(rank: usize, transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
 }
 
 fn gone() -> Error {
-    Error::StepAborted { rank: Rank::new(1), step: 0, reason: "stands for an end".into() }
+    Error::StepAborted {
+        rank: Rank::new(1),
+        step: 0,
+        reason: "stands for an end".into(),
+        mistake: None,
+    }
 }
 
 /// The messages that are to be sent.
@@ -126,7 +131,12 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
 
 #[test]
 fn the_lowest_rank_decides_which_end_all_ranks_have() {
-    let end = |rank| Error::StepAborted { rank: Rank::new(rank), step: 0, reason: "an end".into() };
+    let end = |rank| Error::StepAborted {
+        rank: Rank::new(rank),
+        step: 0,
+        reason: "an end".into(),
+        mistake: None,
+    };
     let (core, endpoint) = opened(Silent::default());
     endpoint.hear_proposal(Rank::new(2), &end(2));
     assert_eq!(messages(&endpoint), [Kind::End, Kind::End], "all, and the proposer");

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::super::message::MOST_STATEMENT;
 use super::{bytes, read};
 use crate::mismatch::Mismatch;
-use crate::{AbortReason, Descriptor, Error};
+use crate::{AbortReason, Descriptor, Error, Mistake};
 
 /// The end of the world or of a step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::remote) enum End {
     Mismatch(Arc<Mismatch>),
-    Step(Rank, u64, Arc<str>),
+    Step(Rank, u64, Arc<str>, Option<Mistake>),
     World(Rank, u64, Option<Arc<Descriptor>>, AbortReason),
     Work(Arc<Descriptor>, AbortReason),
     /// Of a kind that has no variant here: its text is passed on.
@@ -48,7 +48,9 @@ impl End {
     pub(in crate::remote) fn of(error: &Error, own: Rank) -> Self {
         match error.clone() {
             Error::CollectiveMismatch { table } => Self::Mismatch(table),
-            Error::StepAborted { rank, step, reason } => Self::Step(rank, step, reason),
+            Error::StepAborted { rank, step, reason, mistake } => {
+                Self::Step(rank, step, reason, mistake)
+            }
             Error::WorldAborted { rank, step, operation, reason } => {
                 Self::World(rank, step, operation, reason)
             }
@@ -62,7 +64,9 @@ impl From<End> for Error {
     fn from(end: End) -> Self {
         match end {
             End::Mismatch(table) => Self::CollectiveMismatch { table },
-            End::Step(rank, step, reason) => Self::StepAborted { rank, step, reason },
+            End::Step(rank, step, reason, mistake) => {
+                Self::StepAborted { rank, step, reason, mistake }
+            }
             End::World(rank, step, operation, reason) => {
                 Self::WorldAborted { rank, step, operation, reason }
             }

@@ -11,7 +11,9 @@ use super::*;
 use crate::engine::judge::{Issued, MemberWait, Numbers, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::remote::comparer::{Compared, Hashes, Question, Report, Urgency, Verdict};
-use crate::{AbortReason, Channel, Counts, Error, GroupId, Op, Reduction, Scaling, Stage, Tag};
+use crate::{
+    AbortReason, Channel, Counts, Error, GroupId, Mistake, Op, Reduction, Scaling, Stage, Tag,
+};
 
 fn descriptor() -> Descriptor {
     Descriptor {
@@ -89,9 +91,12 @@ fn ends() -> Vec<Error> {
         operation: Arc::clone(&operation),
         reason: reason.clone(),
     });
-    let step = Error::StepAborted { rank: zero, step: 3, reason: "it overflowed".into() };
-    let others = [Error::CollectiveMismatch { table }, step];
-    worlds.chain(works).chain(others).collect()
+    let step = |mistake| {
+        let reason = "it overflowed".into();
+        Error::StepAborted { rank: zero, step: 3, reason, mistake }
+    };
+    let steps = [None, Some(Mistake::of(&3))].map(step);
+    worlds.chain(works).chain([Error::CollectiveMismatch { table }]).chain(steps).collect()
 }
 
 #[test]

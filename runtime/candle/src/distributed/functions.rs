@@ -10,9 +10,10 @@ use crate::error::Error;
 
 /// candle's functions of one tensor, each for the states in which it is correct. Not collective.
 ///
-/// Linear functions take every state: their results for the terms of a sum add up to their result for the sum. The others do
-/// not take Partial values. Sums, means, factors and constants enter in f32 where the value is in 16 bits, and the result is
-/// rounded once. For other functions see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
+/// Linear functions take every state: their results for the terms of a sum add up to their result
+/// for the sum. The others do not take Partial values. Sums, means, factors and constants enter in
+/// f32 where the value is in 16 bits, and the result is rounded once. For other functions see
+/// [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
 ///
 /// ```compile_fail,E0277
 /// # use hsdp::dist::{Partial, Replicate};

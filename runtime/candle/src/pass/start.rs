@@ -37,8 +37,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Splits the seed of a loss of dtype `loss`, in whose graph `narrowest` is the narrowest dtype.
-    /// The seed is above 0.
+    /// Splits the seed of a loss of dtype `loss`, in whose graph `narrowest` is the narrowest
+    /// dtype. The seed is above 0.
     pub(super) fn of(seed: Seed, form: Form, [loss, narrowest]: [DType; 2]) -> Self {
         let natural = match form {
             Form::Mean => seed.loss_scale(),

@@ -161,7 +161,8 @@ fn a_gradient_that_is_not_there_is_zeros() {
     assert_eq!(seen, [[1.0, 1.0, 0.0, 0.0]; 2]);
 }
 
-/// candle rounds a factor, a constant and the one over a number of terms to the dtype of the tensor.
+/// candle rounds a factor, a constant and the one over a number of terms to the dtype of the
+/// tensor.
 #[test]
 fn sums_means_and_factors_in_16_bits_are_rounded_once() {
     for dtype in [DType::F16, DType::BF16] {

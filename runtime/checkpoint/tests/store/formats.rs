@@ -1,4 +1,5 @@
-//! Generations that a newer version wrote: they are told apart from damage, and nothing takes their place.
+//! Generations that a newer version wrote: they are told apart from damage, and nothing takes their
+//! place.
 
 use hsdp_checkpoint::{
     Elements, Error, Head, Lease, OptimizerHead, Slice, Store, Training, Writer,

@@ -1,10 +1,12 @@
 //! The guarantees that a store gives its users.
 //!
-//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular), `removed` (while they are read).
+//! `fixture` has a store and changes of it, `hooked` a disk with a hook; `retention`, `formats`
+//! (newer ones), `links` (and other files that are not regular), `removed` (while they are read).
 //! `tests/bounds.rs` (sizes, memory) uses it, too.
 
 mod fixture;
 mod formats;
+mod hooked;
 mod links;
 mod removed;
 mod retention;
@@ -82,7 +84,8 @@ fn row_40_a_second_job_is_refused_and_told_by_whom() {
     assert_eq!(
         refused,
         format!(
-            "{folder} is being written to by job 17 on host a: a store has one writing job at a time"
+            "{folder} is being written to by job 17 on host a: a store has one writing job at a \
+             time"
         )
     );
     drop(lease);
@@ -160,7 +163,8 @@ fn row_35_a_flipped_bit_is_found_wherever_it_is() {
         let mut values = [0.0; 30];
         if at >= size - 14 * 4 {
             let told = generation.read("w", 13, &mut values[..2]).expect_err("corrupt").to_string();
-            let expected = "elements 0 to 14 of tensor `w` are not those that were written: their hash differs";
+            let expected = "elements 0 to 14 of tensor `w` are not those that were written: their \
+                            hash differs";
             assert!(told.ends_with(expected), "{told}");
         }
         flip_bit(&fixture.file(1), at);

@@ -1,62 +1,17 @@
-//! A generation that its writer removes while it is read is no damage, and later ones are discarded where that is asked for.
+//! A generation that its writer removes while it is read is no damage, and later ones are discarded
+//! where that is asked for.
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use hsdp_checkpoint::{Disk, Error, Files, Sink, Source, Store, Weights, export};
+use hsdp_checkpoint::{Disk, Error, Store, Weights, export};
 
 use super::fixture::{Fixture, flip_bit, save};
-
-/// Acts before a file is opened, which it gets by its path.
-type Act = dyn Fn(&Path) + Send + Sync;
-
-/// The disk, with something that happens before a file is opened.
-struct Meanwhile(Box<Act>);
-
-impl std::fmt::Debug for Meanwhile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Meanwhile")
-    }
-}
-
-impl Files for Meanwhile {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        Disk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink>> {
-        Disk.create(path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        Disk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Disk.rename(from, to)
-    }
-
-    fn link(&self, target: &Path, link: &Path) -> io::Result<()> {
-        Disk.link(target, link)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        Disk.remove(path)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        Disk.list(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
-        (self.0)(path);
-        Disk.open(path)
-    }
-}
+use super::hooked::Hooked;
 
 fn is_removed(error: &Error, fixture: &Fixture, step: u64) -> bool {
     matches!(error, Error::Removed { path } if *path == fixture.path(step)) && !error.is_damage()
@@ -99,18 +54,21 @@ fn what_is_in_its_place_and_broken_is_damage() {
     assert!(error.is_damage() && !error.is_absence(), "{error}");
 }
 
-/// A store whose writer removes the newest generation, and saves another, before a reader opens the file of that name.
+/// A store whose writer removes the newest generation, and saves another, before a reader opens the
+/// file of that name.
 fn removing(fixture: &Fixture, name: &'static str) -> Store {
     let (of, has_removed) = (fixture.store(), AtomicBool::new(false));
     let path = fixture.path(2);
-    let act = move |opened: &Path| {
-        let is_meant = opened.parent() == Some(&path) && opened.ends_with(name);
+    let files = Hooked::by(move |operation, opened| {
+        let is_meant =
+            operation == "open" && opened.parent() == Some(&path) && opened.ends_with(name);
         if is_meant && !has_removed.swap(true, Ordering::SeqCst) {
             let mut lease = of.lease("test").expect("free");
             (3..=4).for_each(|step| save(&mut lease, step).expect("saved"));
         }
-    };
-    Store::new(fixture.folder.path(), Arc::new(Meanwhile(Box::new(act))))
+        Ok(())
+    });
+    Store::new(fixture.folder.path(), Arc::new(files))
 }
 
 #[test]
@@ -124,6 +82,22 @@ fn a_generation_that_goes_while_it_is_opened_is_not_broken_and_the_newest_is_fou
         let step = found.generation.map(|generation| generation.manifest().step);
         assert_eq!((step, found.broken.len()), (Some(4), 0), "{name}");
     }
+}
+
+#[test]
+fn a_generation_that_is_listed_late_is_found_under_its_name() {
+    let fixture = Fixture::saved(&[1, 2]);
+    let root = fixture.folder.path().to_owned();
+    let files = Hooked::by(move |operation, path| match operation {
+        "list" if path == root => Err(io::ErrorKind::NotFound.into()),
+        _ => Ok(()),
+    });
+    let store = Store::new(fixture.folder.path(), Arc::new(files));
+    assert_eq!(store.steps().expect("listed"), [0_u64; 0]);
+    assert!(store.has(2).expect("looked") && !store.has(3).expect("looked"));
+    assert_eq!(store.open(2).expect("there").manifest().step, 2);
+    let error = store.open(3).expect_err("it is not there");
+    assert!(matches!(error, Error::NoSuchStep { step: 3, .. }), "{error}");
 }
 
 /// Without a second look some of these readers find damage.
@@ -166,6 +140,9 @@ fn later_generations_are_discarded_and_the_link_points_to_the_last_that_is_left(
     assert!(matches!(refused, Error::NoSuchStep { step: 5, .. }), "{refused}");
     assert!(lease.discard_after(3).expect_err("it is broken").is_damage());
     assert_eq!(store.steps().expect("listed"), [1, 2, 3, 4]);
+    lease.note_broken(1);
+    let refused = lease.discard_after(1).expect_err("a load has found it broken");
+    assert!(refused.is_damage() && store.steps().expect("listed") == [1, 2, 3, 4], "{refused}");
     assert_eq!(lease.discard_after(2).expect("discarded"), [3, 4]);
     assert_eq!(lease.discard_after(2).expect("none is later"), [0_u64; 0]);
     assert_eq!(store.steps().expect("listed"), [1, 2]);

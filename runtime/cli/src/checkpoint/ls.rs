@@ -25,8 +25,9 @@ pub(crate) struct Options {
     format: Format,
 }
 
-/// Lists all checkpoints, but for those that a running job removes meanwhile. The outcome is `Wrong` if the manifest or the file sizes of one are broken, or a newer version of this
-/// program wrote one.
+/// Lists all checkpoints except those that a running job removes meanwhile. The outcome is `Wrong`
+/// if the manifest or the file sizes of one are broken, or if a newer version of this program wrote
+/// one.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let rows = rows(&store)?;
@@ -41,7 +42,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
 }
 
-/// The checkpoints that are there. A running job that has removed all that were listed has saved others.
+/// Reads the checkpoints of a store. If a running job has removed all that were listed, it has
+/// saved others, and they are listed instead.
 fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
     let mut rows = Vec::new();
     for _ in 0..MOST_TRIES {

@@ -22,8 +22,8 @@ pub(crate) struct Options {
     step: Option<u64>,
 }
 
-/// Prints a line for each intact checkpoint, a line for each error, and a line for each checkpoint that a running job has removed
-/// meanwhile, which is no damage.
+/// Prints a line for each intact checkpoint, for each error, and for each checkpoint that a running
+/// job has removed meanwhile, which is no damage.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;

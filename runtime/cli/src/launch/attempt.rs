@@ -27,7 +27,8 @@ use super::writer::Source;
 /// How long the started processes may take to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// How long the output of mpirun may be open and empty after its end: a process that it has left behind may hold it.
+/// Time for which the output of mpirun may be open and empty after its end: a process that it has
+/// left behind may hold it.
 const DRAINING: Duration = Duration::from_secs(2);
 
 /// The time between two looks at lines that wait for a reader.
@@ -163,7 +164,8 @@ impl Running<'_> {
         }
     }
 
-    /// Waits until all ranks have ended and `done` is true, or, after lines were given up, for a while.
+    /// Waits until `done` returns true, after the end of all ranks. Returns earlier once lines have
+    /// been given up for [`FLUSHING`].
     fn until(&mut self, received: &Receiver<News>, mut done: impl FnMut(&Self) -> bool) {
         while !done(self) {
             if let Ok(news) = received.recv_timeout(LOOK) {
@@ -291,7 +293,8 @@ impl Running<'_> {
         }
     }
 
-    /// Kills the processes that have not ended, and reaps them. A process that the system does not let end is left to it.
+    /// Kills the processes that have not ended, and reaps them. Leaves a process to the system that
+    /// does not end in [`BURIAL`].
     fn kill_started(&mut self) {
         let mut killed: Vec<Child> = self.started.iter_mut().filter_map(Option::take).collect();
         for child in &killed {

@@ -53,7 +53,8 @@ const MESSAGE: Duration = Duration::from_secs(2);
 /// The exit code of an attendant that could not run its command.
 const REFUSED: u8 = 2;
 
-/// Runs the command to its end. Prints an error here: stderr is that of the launcher, and its reader may stand still.
+/// Runs the command to its end. Prints an error here: stderr belongs to the launcher, and its
+/// reader may block.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     attend(options).or_else(|error| {
         hsdp_program::tell_within("hsdp", &error, MESSAGE);
@@ -61,8 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     })
 }
 
-/// After the command, this process stays until the launcher lets it end, so that the launcher knows the end of the rank before that
-/// of mpirun, and acts on it before mpirun does.
+/// Runs the command, and stays until the launcher lets this process end. So the launcher learns of
+/// the end of the rank before that of mpirun, and acts on it before mpirun does.
 fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let (rank, attempt) = environment::place()?;
     let socket = env::var_os(environment::SOCKET);
@@ -79,7 +80,8 @@ fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let words: Words = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words, &window)?;
     let end = bury(&mut child, &group)?;
-    // The launcher shows its message about the end below the last lines, unless their reader stands still.
+    // The launcher prints its message about the end below the last lines, unless their reader
+    // blocks.
     let is_drained = pipes.wait_shortly(LINES_FIRST);
     // If the launcher has died, a frame cannot be sent, and nothing is waited for.
     let mut sent = say(&words, &Frame::Ended(end));

@@ -3,8 +3,9 @@
 //! The attendant sends frames: a byte for the kind, the length of the payload as four bytes, and the payload. The launcher sends
 //! orders of one byte; [`Order::Taken`] has a number of four bytes besides.
 //!
-//! The launcher always reads. An attendant has at most [`WINDOW`] bytes of lines under way that the launcher has not yet written,
-//! so the end of a command is known however long the reader of the launcher's output stands still.
+//! The launcher always reads. An attendant has sent at most [`WINDOW`] bytes of lines that the
+//! launcher has not yet written, so the launcher learns of the end of a command even if the reader
+//! of its output blocks.
 
 use std::io::{self, Read, Write};
 
@@ -39,7 +40,7 @@ pub(super) enum Order {
     Refuse,
     /// Send the command this signal.
     Signal(i32),
-    /// Send lines of so many bytes more.
+    /// Send lines of this number of bytes more.
     Taken(u32),
     /// End, with the command's exit code.
     Leave,
@@ -48,8 +49,8 @@ pub(super) enum Order {
 /// The most bytes of a line, and of a payload. Longer lines are cut, and longer payloads are invalid.
 pub(super) const MAX_LINE: usize = 64 << 10;
 
-/// The most bytes of lines that are on their way from an attendant to the reader of the launcher's output. A line fits even while
-/// the launcher holds back a part, and a line is being written.
+/// Maximum bytes of lines between an attendant and the reader of the launcher's output. A line fits
+/// even while the launcher holds back credit and another line is being written.
 pub(super) const WINDOW: usize = 4 * MAX_LINE;
 
 /// The bytes that a line takes of the window. An empty line takes memory, too.

@@ -55,7 +55,8 @@ impl Pipes {
         Ok(Self { drained, sending })
     }
 
-    /// Waits until all lines of a command that has ended are sent, for at most `most`. Returns whether they are.
+    /// Waits up to `most` until all lines of a command that has ended are sent. Returns whether
+    /// they are.
     pub(super) fn wait_shortly(&self, most: Duration) -> bool {
         self.drained.recv_timeout(most) == Err(RecvTimeoutError::Disconnected)
     }

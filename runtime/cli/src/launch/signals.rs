@@ -13,8 +13,8 @@ use super::ranks::{Event, News};
 /// The signals that end a job.
 pub(super) const FORWARDED: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
-/// Sends each of the signals as an event, instead of ending the process. One that this process ignores from its start, as `nohup`
-/// and shells in scripts arrange it, stays ignored.
+/// Sends each of the signals as an event, instead of ending the process. A signal that this process
+/// has ignored since its start, as under `nohup` or in the background of a script, stays ignored.
 pub(super) fn forward(events: &Sender<News>) -> io::Result<()> {
     let ignored = ignored();
     let is_heeded = |signal: &i32| ignored & (1 << (signal - 1)) == 0;

@@ -14,7 +14,8 @@ const KILL: i32 = Signal::SIGKILL as i32;
 /// How long killed ranks may take to end.
 const BURIAL: Duration = Duration::from_secs(5);
 
-/// How long the reader of the output has for the last lines, at least, and at most after a second signal.
+/// Time that the reader of the output has for the last lines: at least, and at most after a second
+/// signal.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// How long ranks may take to start.
@@ -180,11 +181,13 @@ impl Supervisor {
         [Action::Say(said)].into_iter().chain(all).collect()
     }
 
-    /// The time at which lines that nobody reads are lost; `None` while the job is not being ended. The reader had `progress` when it
-    /// last took something. All ranks have ended at `over`.
+    /// Returns the time at which lines that nobody reads are lost; `None` while the job is not
+    /// being ended. The reader last took something at `progress`, and all ranks had ended at
+    /// `over`.
     ///
-    /// While ranks run, a reader that stands still for the grace period must not keep them: they may be saving a checkpoint. Once
-    /// they have ended, the grace period counts however slowly it reads. After a second signal it is short.
+    /// While ranks run, a reader that blocks for the grace period must not hold them up: they may
+    /// be saving a checkpoint. After their end the grace period counts from the end, however slowly
+    /// the reader reads. After a second signal it is short.
     pub(super) fn lines_until(&self, progress: Instant, over: Option<Instant>) -> Option<Instant> {
         let since = self.since?;
         let until = match over {
@@ -275,7 +278,7 @@ impl Supervisor {
         self.ranks.get(rank as usize) == Some(&Rank::Awaited)
     }
 
-    /// The end of the attempt, which has lost so many lines.
+    /// Returns the end of the attempt, which has lost `lost` lines.
     pub(super) fn outcome(&self, lost: u64) -> Ended {
         let is_abandoned = self.ranks.iter().any(|rank| *rank != Rank::Ended);
         Ended { first: self.first, signal: self.signal, is_abandoned, lost }
@@ -339,8 +342,8 @@ pub(super) enum Outlook {
 }
 
 impl Ended {
-    /// The exit code: that of the first failure. Without one, a signal counts if ranks were given up or lines were lost: then it is
-    /// unknown what the ranks have done about the signal.
+    /// Returns the exit code of the first failure. Without one, a signal counts if ranks were given
+    /// up or lines were lost: then the reaction of the ranks to the signal is unknown.
     pub(super) fn code(&self) -> u8 {
         let of_signal = self.signal.map(|signal| End::Signal(signal).exit_code());
         match self.first {
@@ -358,7 +361,8 @@ impl Ended {
         self.signal.is_some() || self.first.is_none()
     }
 
-    /// The line for the user; `None` if the attempt has succeeded, and if lines were lost of one that has.
+    /// Returns the line for the user; `None` if all ranks have succeeded, even if lines of them
+    /// were lost.
     pub(super) fn tell(&self, number: u32, outlook: Outlook) -> Option<String> {
         let signal = self.signal.map(name_of);
         Some(match (self.first, signal) {

@@ -16,9 +16,10 @@ use super::writer::{Files, Source, Waiting, Writer};
 
 /// The terminal and the log files. Lines are written one at a time.
 ///
-/// If the reader of stdout or stderr stands still, the lines of ranks wait for it, and so the ranks wait. The launcher itself never
-/// does: threads write its lines and those of the ranks, and a stream that stands still does not keep the other one. If both
-/// streams are one file, one thread writes both, so that no two lines are mixed.
+/// If the reader of stdout or stderr blocks, the lines of ranks wait for it, and so do the ranks.
+/// The launcher itself never does: threads write its lines and those of the ranks, and a stream
+/// that blocks does not delay the other one. If both streams are one file, one thread writes both,
+/// so that no two lines are mixed.
 #[derive(Debug)]
 pub(super) struct Terminal {
     folder: Option<PathBuf>,
@@ -83,8 +84,8 @@ impl Terminal {
         Ok(())
     }
 
-    /// Takes a line of a rank, or of the program that starts them: writes it to its log, and has it written to the terminal. Does
-    /// not wait for the terminal.
+    /// Writes a line of a rank, or of the program that starts them, to its log, and queues it for
+    /// the terminal. Does not wait for the terminal.
     pub(super) fn line(&self, who: &str, from: Source, stream: Stream, line: &[u8]) {
         self.log(who, line);
         let text = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
@@ -105,12 +106,14 @@ impl Terminal {
         self.stderr.add(message(line));
     }
 
-    /// The time since which lines of ranks have waited for a reader; `None` if none waits. The later one of the two streams.
+    /// Returns the time since which lines of ranks have waited for a reader, the later one of the
+    /// two streams; `None` if none waits.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         self.stdout.waits_since().max(self.stderr.waits_since())
     }
 
-    /// Gives up the lines of ranks on a stream for which `is_late` is true. Its argument is the time since which they have waited.
+    /// Gives up the lines of ranks on each stream for which `is_late` returns true. Its argument is
+    /// the time since which they have waited.
     pub(super) fn give_up(&self, is_late: impl Fn(Instant) -> bool) {
         for writer in [&self.stdout, &self.stderr] {
             if writer.waits_since().is_some_and(&is_late) {
@@ -155,7 +158,8 @@ fn message(text: &str) -> Waiting {
     Waiting { stream: Stream::Stderr, text: text.into_bytes(), from: Source::Launcher, cost: 0 }
 }
 
-/// The streams without the buffer and the lock of the standard library: a thread that waits in a write would hold them for ever.
+/// Returns the streams without the buffer and the lock of the standard library: a thread that
+/// blocks in a write would hold them for ever.
 fn files() -> io::Result<Files> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);

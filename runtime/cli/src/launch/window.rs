@@ -17,7 +17,8 @@ impl Window {
         Self { free: Mutex::new(Some(WINDOW)), changed: Condvar::new() }
     }
 
-    /// Waits until a line of so many bytes fits, and takes its room. Returns `false` if the window is closed.
+    /// Waits until a line of `bytes` bytes fits, and takes its room. Returns `false` if the window
+    /// is closed.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let mut free = self.lock();
         loop {

@@ -66,7 +66,8 @@ impl Credit {
         Self { orders: Arc::clone(orders), owed: Mutex::new(0) }
     }
 
-    /// Adds bytes. Few of them are held back, so that at most a handful of orders is ever unread, and no send waits.
+    /// Adds bytes. Holds a few back, so that at most a handful of orders is ever unread, and no
+    /// send waits.
     fn add(&self, bytes: usize) {
         let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
         *owed += bytes;
@@ -180,7 +181,8 @@ impl Writer {
         is_behind.then_some(state.progress)
     }
 
-    /// Counts all lines of ranks that wait as lost, and those that follow, until the reader takes something.
+    /// Counts all waiting lines of ranks as lost, and those that follow, until the reader takes
+    /// something.
     pub(super) fn give_up(&self) {
         let mut state = self.lock();
         let (own, lost): (VecDeque<_>, VecDeque<_>) =

@@ -8,7 +8,8 @@ use hsdp_simulator::{Found, Search, StatedError};
 
 use super::Searched;
 
-/// The counts of candidates, and the list of the best, each with the options that choose it.
+/// Returns the counts of candidates, and the list of the best, each with the options that choose
+/// it.
 pub(super) fn text(searched: &Searched<'_>) -> String {
     let Searched { options, machine, memory, search, .. } = searched;
     let mut text = format!(
@@ -28,29 +29,27 @@ pub(super) fn text(searched: &Searched<'_>) -> String {
     text
 }
 
-/// How many candidates there are, and why most are not in the list.
+/// Returns how many candidates there are, and why most are not in the list.
 pub(super) fn counts(search: &Search) -> String {
     let unfit = search.unfit.values().sum::<u64>();
     let Search { candidates, simulated, over_budget, best, .. } = search;
     let mut text = format!(
-        "{candidates} candidates, of which {unfit} do not fit; {simulated} were simulated, and the {} that fit and are not listed",
+        "{candidates} candidates, of which {unfit} do not fit; {simulated} were simulated, and the \
+         {} that fit and are not listed are slower, or tie with a listed one of their mesh and \
+         need no less memory, or come later in the order of the list",
         candidates - unfit - best.len() as u64
     );
-    match over_budget {
-        0 => text.push_str(
-            " are slower, or tie with a listed one of their mesh and need no less memory",
-        ),
-        over => {
-            let _ = write!(
-                text,
-                " are slower, or tie with a listed one of their mesh and need no less memory, or are among {over} that a search has no time to simulate: search fewer ranks, or a smaller model"
-            );
-        }
+    if *over_budget > 0 {
+        let _ = write!(
+            text,
+            ", or are among {over_budget} that a search has no time to simulate: search fewer \
+             ranks, or a smaller model"
+        );
     }
     text
 }
 
-/// The error by which steps tie, and what is compared.
+/// Returns the error within which steps tie, and the numbers that are compared.
 pub(super) fn ties(searched: &Searched<'_>) -> String {
     let Searched { options, search, .. } = searched;
     let StatedError { relative, of } = search.error;
@@ -65,8 +64,8 @@ pub(super) fn ties(searched: &Searched<'_>) -> String {
     text
 }
 
-/// How far a step is behind the fastest: whether they tie, or by how many percent of the tokens a
-/// second.
+/// Returns whether a step ties with the fastest, or by how many percent of the tokens a second it
+/// is behind.
 pub(super) fn behind(found: &Found, fastest: f64) -> String {
     match found.band {
         0 => "tie".to_owned(),
@@ -74,12 +73,12 @@ pub(super) fn behind(found: &Found, fastest: f64) -> String {
     }
 }
 
-/// The part of the fastest speed that a step lacks.
+/// Returns the part of the fastest speed that a step lacks.
 pub(super) fn distance(found: &Found, fastest: f64) -> f64 {
     1.0 - found.prediction.tokens_per_second() / fastest
 }
 
-/// The memory of a rank, and what of it is in the host's.
+/// Returns the memory of a rank, and its part in the host's memory.
 pub(super) fn memory(found: &Found) -> String {
     let memory = &found.prediction.memory;
     match memory.offloaded.total() {
@@ -101,7 +100,7 @@ fn line(found: &Found, fastest: f64) -> String {
     )
 }
 
-/// The error of a search in which nothing fits.
+/// Returns the error of a search in which nothing fits.
 pub(super) fn nothing_fits(model: &str, search: &Search) -> String {
     let reasons = search.unfit.iter().map(|(unfit, count)| format!("{count}: {unfit}"));
     let reasons: Vec<String> = reasons.collect();

@@ -25,10 +25,16 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    /// Checks that they can be written.
+    /// Checks that the files can be written.
+    ///
+    /// # Errors
+    /// In one line.
     pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
         let inputs = [&choices.model, &options.machine].map(Path::new);
         let timeline = output::check(options.trace.as_ref(), &inputs)?;
+        if options.json {
+            output::check_beside_json(&[&timeline])?;
+        }
         let chakra = output::check_folder(options.chakra.as_ref())?;
         if let (Some(folder), Some(file)) = (&chakra, &timeline) {
             folder.differs_from(file).map_err(cannot_write)?;

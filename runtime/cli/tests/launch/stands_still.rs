@@ -11,8 +11,8 @@ use crate::job::{Job, NCCL, command, ran, until_ended, until_gone};
 use crate::mpirun::replace_mpirun;
 use crate::output::until_still;
 
-/// A script of `sh` in which `fill` writes to stdout until the reader has read so many lines, and notes their number. It is far more
-/// than the pipes hold.
+/// Returns a script of `sh` in which `fill` writes to stdout until the reader has read `lines`
+/// lines, far more than the pipes hold, and notes their number.
 fn filling(count: &Path, lines: u32) -> String {
     let count = count.display();
     format!(
@@ -21,7 +21,8 @@ fn filling(count: &Path, lines: u32) -> String {
     )
 }
 
-/// A script of `sh` that ends although nobody reads its lines, which are more than the pipe to the reader holds.
+/// Script of `sh` that ends although nobody reads its lines, which are more than the pipe to the
+/// reader holds.
 const FITS: &str = "for i in 1 2 3; do printf '%060000d\\n' $i; done; ";
 
 /// A folder, and the files in which ranks note how far they have come.
@@ -195,7 +196,7 @@ fn a_reader_that_has_read_enough_ends_no_rank() {
     assert!(done.exists());
 }
 
-/// As under `nohup`.
+/// Starts the launcher as `nohup` does.
 #[test]
 fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     let folder = TempDir::new().expect("a folder");

@@ -342,8 +342,8 @@ impl LlamaConfig {
         })
     }
 
-    /// Returns the scaling of wavelengths as versions of transformers before 5 read it. Stock candle
-    /// knows no linear scaling: it refuses this one, and would ignore the new one.
+    /// Returns the scaling of wavelengths as versions of transformers before 5 read it. Stock
+    /// candle knows no linear scaling: it refuses this one, and would ignore the new one.
     pub(super) fn old_rope_scaling(&self) -> Option<Value> {
         match self.rope_scaling {
             RopeScaling::Default => None,
@@ -432,7 +432,8 @@ mod tests {
     /// Reads a small model's file, with changes.
     fn read(changes: Value) -> Result<LlamaConfig, String> {
         let mut file = json!({
-            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4
+            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 2, "num_attention_heads": 4
         });
         let Value::Object(changes) = changes else { panic!("an object") };
         for (name, value) in changes {
@@ -466,7 +467,9 @@ mod tests {
             json!({ "rope_scaling": nested }),
             json!({ "rope_theta": 5e5, "rope_parameters": nested }),
             json!({ "rope_theta": 5e5, "rope_parameters": nested, "rope_scaling": nested }),
-            json!({ "rope_theta": 5e5, "rope_scaling": { "type": "default" }, "rope_parameters": nested }),
+            json!({
+                "rope_theta": 5e5, "rope_scaling": { "type": "default" }, "rope_parameters": nested
+            }),
         ] {
             assert_eq!(read(new.clone()).expect("a model"), old, "{new}");
         }
@@ -510,13 +513,16 @@ mod tests {
     fn keys_that_change_nothing_are_taken() {
         // Keys that SmolLM, a Llama of 2023 and transformers 4 write.
         let harmless = json!({
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "bos_token_id": 0,
-            "eos_token_id": [0, 2], "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null,
-            "pretraining_tp": 1, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
-            "transformers.js_config": { "kv_cache_dtype": {} }, "max_sequence_length": 2048, "attention_dropout": 0.0,
-            "_name_or_path": "x", "return_dict": true, "output_attentions": false, "chunk_size_feed_forward": 0,
-            "is_encoder_decoder": false, "pruned_heads": {}, "id2label": { "0": "LABEL_0" }, "temperature": 0.7,
-            "rope_parameters": {}, "quantization_config": null, "num_key_value_heads": null, "head_dim": null,
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "bos_token_id": 0, "eos_token_id": [0, 2], "is_llama_config": true,
+            "rope_interleaved": false, "rope_scaling": null, "pretraining_tp": 1,
+            "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
+            "transformers.js_config": { "kv_cache_dtype": {} }, "max_sequence_length": 2048,
+            "attention_dropout": 0.0, "_name_or_path": "x", "return_dict": true,
+            "output_attentions": false, "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
+            "pruned_heads": {}, "id2label": { "0": "LABEL_0" }, "temperature": 0.7,
+            "rope_parameters": {}, "quantization_config": null, "num_key_value_heads": null,
+            "head_dim": null,
         });
         assert_eq!(read(harmless).expect("a model"), read(json!({})).expect("a model"));
     }
@@ -542,7 +548,8 @@ mod tests {
             ),
             (
                 json!({ "architectures": ["LlamaForSequenceClassification"] }),
-                r#"architectures is ["LlamaForSequenceClassification"]: only ["LlamaForCausalLM"] is supported"#,
+                "architectures is [\"LlamaForSequenceClassification\"]: \
+                 only [\"LlamaForCausalLM\"] is supported",
             ),
             (
                 json!({ "quantization_config": { "bits": 4 } }),
@@ -559,11 +566,13 @@ mod tests {
             ),
             (
                 json!({ "sliding_window": 4096 }),
-                "sliding_window is a key whose effect is not known: remove it if it changes nothing in training",
+                "sliding_window is a key whose effect is not known: \
+                 remove it if it changes nothing in training",
             ),
             (
                 json!({ "rope_scaling": { "rope_type": "linear", "factor": 2, "beta_fast": 1 } }),
-                "rope_scaling.beta_fast is a key whose effect is not known: remove it if it changes nothing in training",
+                "rope_scaling.beta_fast is a key whose effect is not known: \
+                 remove it if it changes nothing in training",
             ),
             (
                 json!({ "num_key_value_heads": 3 }),
@@ -621,16 +630,24 @@ mod tests {
                 "rope_parameters.rope_theta is 500000, and rope_theta is 10000",
             ),
             (
-                json!({ "rope_scaling": { "type": "linear", "rope_type": "default", "factor": 2 } }),
+                json!({
+                    "rope_scaling": { "type": "linear", "rope_type": "default", "factor": 2 }
+                }),
                 "rope_scaling.rope_type is default, and rope_scaling.type is linear",
             ),
             (
-                json!({ "rope_scaling": { "type": "linear", "factor": 2 }, "rope_parameters": { "rope_type": "default" } }),
+                json!({
+                    "rope_scaling": { "type": "linear", "factor": 2 },
+                    "rope_parameters": { "rope_type": "default" }
+                }),
                 "rope_parameters is default, and rope_scaling is linear by 2",
             ),
             (
                 // transformers takes the theta of `rope_scaling`, which has its default.
-                json!({ "rope_scaling": { "type": "default" }, "rope_parameters": { "rope_theta": 5e5 } }),
+                json!({
+                    "rope_scaling": { "type": "default" },
+                    "rope_parameters": { "rope_theta": 5e5 }
+                }),
                 "rope_theta of rope_parameters is 500000, and rope_theta of rope_scaling is 10000",
             ),
             (

@@ -181,9 +181,9 @@ impl Pretrained {
         !self.unused.contains(tensor)
     }
 
-    /// Returns a text for each oddity of the folder with which transformers trains: a tied pair that
-    /// differs, another padding token in `generation_config.json`, or such a file that cannot be
-    /// read.
+    /// Returns a text for each oddity of the folder with which transformers trains: a tied pair
+    /// that differs, another padding token in `generation_config.json`, or such a file that cannot
+    /// be read.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings

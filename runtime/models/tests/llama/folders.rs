@@ -74,7 +74,8 @@ fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
     let differing = Pretrained::open(folder.path()).expect("not tied");
     assert!(names(&differing).contains(&HEAD.to_owned()));
     assert!(!differing.config().tie_word_embeddings);
-    let told = "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight differ: they are not tied";
+    let told = "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight \
+                differ: they are not tied";
     assert_eq!(differing.warnings(), [told]);
     // The export has both, and its config.json says so.
     let exported = differing.config_of_f32();
@@ -102,7 +103,8 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
         (
             "model.layers.0.self_attn.q_proj.bias",
             table(),
-            "tensor model.layers.0.self_attn.q_proj.bias is not of the model that config.json describes",
+            "tensor model.layers.0.self_attn.q_proj.bias is not of the model that config.json \
+             describes",
         ),
         (
             "model.layers.2.mlp.up_proj.weight",
@@ -130,7 +132,9 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
     let folder = copy("pad");
     reconfigure(folder.path(), "config.json", &json!({ "num_hidden_layers": 1 }));
     let refused = refused(folder.path());
-    assert!(refused.ends_with("tensor model.layers.1.input_layernorm.weight is not of the model that config.json describes (and 8 more)"), "{refused}");
+    let told = "tensor model.layers.1.input_layernorm.weight is not of the model that config.json \
+                describes (and 8 more)";
+    assert!(refused.ends_with(told), "{refused}");
 }
 
 #[test]
@@ -157,7 +161,8 @@ fn a_dtype_that_would_lose_digits_is_refused() {
         };
         let refused = refused(folder.path());
         let told = format!(
-            "lm_head.weight is {name}, and the dtype of config.json is {stated}, in which it would lose digits"
+            "lm_head.weight is {name}, and the dtype of config.json is {stated}, in which it would \
+             lose digits"
         );
         assert!(refused.contains(&told), "{refused}");
     }
@@ -173,7 +178,8 @@ fn tensors_of_different_dtypes_need_one_that_is_stated() {
     });
     Pretrained::open(folder.path()).expect("config.json states float32");
     reconfigure(folder.path(), "config.json", &json!({ "dtype": null }));
-    let told = "lm_head.weight is BF16, model.embed_tokens.weight is F32, and config.json has no dtype: add the one that all should have";
+    let told = "lm_head.weight is BF16, model.embed_tokens.weight is F32, and config.json has no \
+                dtype: add the one that all should have";
     assert!(refused(folder.path()).ends_with(told), "{}", refused(folder.path()));
 }
 
@@ -213,7 +219,8 @@ fn adapters_beside_the_model_are_refused() {
         let folder = copy("pad");
         fs::write(folder.path().join(file), "{}").expect("written");
         let told = format!(
-            "{file} is beside the model, and adapters are not read: merge them into it, or move them away"
+            "{file} is beside the model, and adapters are not read: merge them into it, or move \
+             them away"
         );
         assert!(refused(folder.path()).ends_with(&told), "{}", refused(folder.path()));
     }

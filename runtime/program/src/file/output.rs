@@ -1,4 +1,4 @@
-//! Files that a user has a program write: checked before the work, and whole or not there after it.
+//! Files that a program writes for a user: checked before the work, and whole or absent after it.
 
 use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -8,17 +8,18 @@ use tempfile::NamedTempFile;
 
 use super::{FileError, kind, open};
 
-/// The most links that lead from one to another.
+/// Maximum number of links that lead from one to another.
 const MOST_LINKS: usize = 40;
 
-/// The beginning of the name of a file until it is whole.
+/// First characters of the name of a file until it is whole.
 const PREFIX: &str = ".hsdp-";
 
 /// A file that a program is going to write, at a path that was checked.
 ///
-/// A regular file is written under another name in the same folder, and then takes the place of what is there. So a full disk, or an
-/// end of the program, leaves the old file as it was. A symbolic link stays, and the file that it leads to is written. The program's
-/// own stdout and stderr, as `/dev/stdout`, and `/dev/null` are written as they are.
+/// A regular file is written under another name in the same folder, and then takes the place of the
+/// old one. So a full disk, or an end of the program, leaves the old file as it was. A symbolic
+/// link stays, and the file that it leads to is written. The program's own stdout and stderr, as
+/// `/dev/stdout`, and `/dev/null` are written as they are.
 ///
 /// ```
 /// use hsdp_program::file::Output;
@@ -39,17 +40,18 @@ pub struct Output {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
-    /// A regular file, or none, at this path, which is no link.
+    /// A regular file at this path, which is no link, or a place for one.
     Regular(PathBuf),
     Stdout,
     Stderr,
-    /// The device that takes everything.
+    /// `/dev/null`.
     Null,
 }
 
 impl Output {
-    /// Checks that a file can be written at a path: that there is a regular file or none, that the folder can be written, and that
-    /// the file is none of `inputs`, however it is named.
+    /// Checks that a file can be written at a path: that there is a regular file or none, that it
+    /// can be replaced, that the folder can be written, and that the file is none of `inputs`,
+    /// however it is named.
     ///
     /// # Errors
     /// [`FileError`], which begins with the path.
@@ -69,7 +71,8 @@ impl Output {
         let target = match &found {
             None => Target::Regular(resolve(path).map_err(failed)?),
             Some(found) => match (stream(found), found.is_file()) {
-                // The shell has opened it: a file in its place would have none of what is printed.
+                // The shell has opened it: a file in its place would not get what the program
+                // prints.
                 (Some(stream), _) => stream,
                 (None, true) => Target::Regular(resolve(path).map_err(failed)?),
                 (None, false) if is_null(found) => Target::Null,
@@ -84,26 +87,39 @@ impl Output {
                 // A file that is protected is not replaced.
                 open(target, OpenOptions::new().write(true)).map_err(failed)?;
             }
+            if is_mount_point(target) {
+                return Err(FileError::IsMountPoint { path: path.to_owned() });
+            }
             // It is removed at once.
             temporary(target).map_err(failed)?;
         }
         Ok(Self { path: path.to_owned(), target })
     }
 
-    /// Refuses a second output at the same path: the later one would replace the earlier one.
+    /// Refuses a second output at the same place: the later one would replace the earlier one, or
+    /// follow it in a stream. `/dev/null` takes any number.
     ///
     /// # Errors
     /// [`FileError::Twice`].
     pub fn differs_from(&self, other: &Self) -> Result<(), FileError> {
-        match (&self.target, &other.target) {
-            (Target::Regular(one), Target::Regular(second)) if one == second => {
-                Err(FileError::Twice { path: self.path.clone() })
-            }
+        match self.target == other.target && self.target != Target::Null {
+            true => Err(FileError::Twice { path: self.path.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses stdout, for a command that prints something there that another program reads.
+    ///
+    /// # Errors
+    /// [`FileError::IsStdout`].
+    pub fn differs_from_stdout(&self) -> Result<(), FileError> {
+        match self.target {
+            Target::Stdout => Err(FileError::IsStdout { path: self.path.clone() }),
             _ => Ok(()),
         }
     }
 
-    /// The path, as the user has named it.
+    /// Returns the path, as the user has named it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -129,13 +145,14 @@ impl Output {
     /// Writes bytes as the whole file.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// The errors of [`write`](Self::write).
     pub fn write_all(&self, bytes: impl AsRef<[u8]>) -> Result<(), FileError> {
         self.write(|sink| sink.write_all(bytes.as_ref()))
     }
 }
 
-/// A folder of files that a program is going to make, at a path that was checked. It is there with all its files or not at all.
+/// A folder of files that a program is going to make, at a path that was checked. It appears with
+/// all its files or not at all.
 #[derive(Debug)]
 pub struct OutputFolder {
     path: PathBuf,
@@ -195,7 +212,7 @@ impl OutputFolder {
 }
 
 impl FileError {
-    /// The error, with a path in the folder `from` as one in the folder `to`.
+    /// Replaces the folder `from` of the error's path by the folder `to`.
     fn within(mut self, from: &Path, to: &Path) -> Self {
         if let Self::Io { path, .. } = &mut self
             && let Ok(rest) = path.strip_prefix(from)
@@ -206,7 +223,8 @@ impl FileError {
     }
 }
 
-/// A folder beside the target, which is removed unless it is renamed. It has the permissions of any new folder.
+/// Makes a folder beside the target, which is removed unless it is renamed. It has the permissions
+/// of any new folder.
 fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).suffix(".tmp");
@@ -218,7 +236,8 @@ fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     builder.tempdir_in(folder).map_err(|error| error.kind().into())
 }
 
-/// Writes a whole file by a closure, in place of the one that is there: [`Output::check`] and [`Output::write`] in one.
+/// Writes a whole file by a closure, in place of the old one: [`Output::check`] and
+/// [`Output::write`] in one.
 ///
 /// # Errors
 /// [`FileError`]. Then the file is as it was before.
@@ -229,10 +248,11 @@ pub fn replace_with(
     Output::check(path, &[])?.write(write)
 }
 
-/// As [`replace_with`], by a closure that writes the file at a path that it gets, which is a regular file of no bytes.
+/// Writes a whole file as [`replace_with`] does, by a closure that gets the path of an empty
+/// regular file to fill.
 ///
 /// # Errors
-/// As [`replace_with`], and [`FileError::NotRegular`] for a stream or a device.
+/// The errors of [`replace_with`], and [`FileError::NotRegular`] for a stream or a device.
 pub fn replace_at(
     path: &Path,
     write: impl FnOnce(&Path) -> io::Result<()>,
@@ -259,7 +279,8 @@ fn replace(
     Ok(())
 }
 
-/// A closed pipe is no error, because its reader has read enough. No regular file gives that error.
+/// Writes to a stream by a closure. A closed pipe is no error, because its reader has read enough.
+/// No regular file gives that error.
 fn into(to: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut sink = BufWriter::new(to);
     match write(&mut sink).and_then(|()| sink.flush()) {
@@ -268,7 +289,8 @@ fn into(to: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     }
 }
 
-/// A file beside the target, which is removed unless it is renamed. It has the permissions of any new file.
+/// Makes a file beside the target, which is removed unless it is renamed. It has the permissions of
+/// any new file.
 fn temporary(target: &Path) -> io::Result<NamedTempFile> {
     let folder = folder_of(target);
     if matches!(target.components().next_back(), None | Some(Component::ParentDir)) {
@@ -281,12 +303,12 @@ fn temporary(target: &Path) -> io::Result<NamedTempFile> {
         .make_in(folder, |path| OpenOptions::new().write(true).create_new(true).open(path))
 }
 
-/// The folder of a file.
+/// Returns the folder of a file.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The path to which links lead. The last one may lead to a file that is not there.
+/// Follows symbolic links. The last one may lead to a file that does not exist.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -319,7 +341,7 @@ fn refuse_inputs(path: &Path, found: &Metadata, inputs: &[&Path]) -> Result<(), 
     }
 }
 
-/// Whether a file that was found at `path` is the one at `other`, by whatever links.
+/// Returns whether the file found at `path` is the one at `other`, through any links.
 #[cfg(unix)]
 fn is_one(_: &Path, found: &Metadata, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -336,7 +358,7 @@ fn is_one(path: &Path, _: &Metadata, other: &Path) -> bool {
     }
 }
 
-/// The stream of this process that the file is. `/dev/null` is a device of its own.
+/// Returns the stream of this process that the file is, if it is one. `/dev/null` is not.
 #[cfg(unix)]
 fn stream(found: &Metadata) -> Option<Target> {
     use std::os::fd::{AsFd as _, BorrowedFd};
@@ -373,4 +395,33 @@ fn is_null(found: &Metadata) -> bool {
 #[cfg(not(unix))]
 fn is_null(_: &Metadata) -> bool {
     false
+}
+
+/// Returns whether a file system, or a single file of one, is mounted at a path. `false` where the
+/// kernel does not tell: Linux does from version 5.8 on.
+#[cfg(target_os = "linux")]
+fn is_mount_point(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+
+    let found = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE);
+    found.is_ok_and(|it| it.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_mount_point(_: &Path) -> bool {
+    false
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::path::Path;
+
+    use super::is_mount_point;
+
+    #[test]
+    fn a_mount_point_is_told_from_what_is_in_it() {
+        assert!(is_mount_point(Path::new("/")) && is_mount_point(Path::new("/proc")));
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        assert!(!is_mount_point(file.path()) && !is_mount_point(Path::new("/proc/version")));
+    }
 }

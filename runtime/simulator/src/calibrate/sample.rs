@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 
 use crate::Time;
 
-/// A table with at most this number of rows is fitted as a whole from the start: a fit predicts each row some hundred times.
+/// Maximum number of rows of a table that is fitted as a whole from the start: a fit predicts each
+/// row some hundred times.
 pub(super) const FEW: usize = 1000;
 
-/// The rows of a sample that are spread over all predictions, and those that depend most on each number.
+/// Rows of a sample that are spread over all predictions, and rows that depend most on each number.
 const SPREAD: usize = 600;
 const BY_NUMBER: usize = 50;
 
-/// The indices of some rows, in order: evenly spread by their `predicted` time, whatever their order in the table, and for each number
-/// those with the largest derivative by it, which may be rare.
+/// Returns the indices of a sample of rows, in order. They are evenly spread by their `predicted`
+/// time, whatever their order in the table. For each number the sample also has the rows with the
+/// largest derivative by it, which may be rare.
 pub(super) fn of(predicted: &[Time], derivatives: &[Vec<f64>]) -> Vec<usize> {
     let mut by_time: Vec<usize> = (0..predicted.len()).collect();
     by_time.sort_by_key(|row| predicted[*row]);

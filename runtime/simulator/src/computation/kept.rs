@@ -17,8 +17,9 @@ pub(super) fn of_unit(unit: &UnitShapes, batch: &Batch) -> ByteCount {
     bytes(kept(unit, batch))
 }
 
-/// All units, and at the end of the forward the results, or later what one unit after the other computes again. The results are
-/// `classes` a token, of a unit that declares the dtype `compute`.
+/// Returns the bytes of all units, and of the results at the end of the forward, or later of what
+/// one unit after the other computes again. The results are `classes` a token, in the dtype
+/// `compute` if their unit declares one.
 pub(super) fn of_model(
     units: &[UnitShapes],
     (classes, compute): (usize, Option<DType>),

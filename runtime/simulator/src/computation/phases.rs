@@ -141,7 +141,8 @@ impl Kernels<'_> {
 }
 
 impl Product {
-    /// Returns the forward's product, or that of a gradient, of so many rows, columns and summands.
+    /// Returns the product of the forward, or of a gradient, with these numbers of rows, columns
+    /// and summands.
     ///
     /// Activations have a row for each token, of as many elements as one dim of the matrix, and
     /// results have that of the other dim. The matrix itself has rows of one of both. So tokens are

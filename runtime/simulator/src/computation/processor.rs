@@ -10,7 +10,8 @@ use crate::{Error, Time, WorkCost};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processor {
     placement: Placement,
-    /// By dtype in which training computes: flop/s of products with aligned strides, and of others.
+    /// Speeds in flop/s for each dtype of training: of products with aligned strides, and of
+    /// others.
     speeds: [(DType, [f64; 2]); 3],
     /// The flops of a product that reaches half of its speed.
     half: f64,
@@ -39,9 +40,9 @@ pub(super) struct Products {
 const ALIGNMENT: usize = 16;
 
 impl Processor {
-    /// The processor of one of `ranks` ranks that compute on a machine at the same time, in `dtype` unless a unit of the model
-    /// declares another. Each has its own card; those on a host share its
-    /// cores and the bandwidth of its memory.
+    /// Returns the processor of one of `ranks` ranks that compute on a machine at the same time, in
+    /// `dtype` unless a unit of the model declares another. Each has its own card; those on a host
+    /// share its cores and the bandwidth of its memory.
     ///
     /// # Errors
     /// [`Error::Computation`] if no training computes in `dtype`.
@@ -74,7 +75,7 @@ impl Processor {
         })
     }
 
-    /// Seconds of a kernel of products.
+    /// Returns the seconds of a kernel of products.
     pub(super) fn product(&self, products: &Products, dtype: DType) -> f64 {
         let Products { count, sizes, strides } = *products;
         let size = dtype.size_bytes();
@@ -87,7 +88,7 @@ impl Processor {
         computing.max(elements * size as f64 / self.bandwidth) + self.kernel
     }
 
-    /// flop/s of products in `dtype` with aligned strides, and of others.
+    /// Returns the flop/s of products in `dtype` with aligned strides, and of others.
     ///
     /// # Panics
     /// If no training computes in `dtype`.
@@ -98,7 +99,8 @@ impl Processor {
         *speeds
     }
 
-    /// Seconds of a kernel of so many flops and bytes, whose shape is its own matter.
+    /// Returns the seconds of a kernel that computes `flops` operations over `bytes` bytes,
+    /// whatever its shape.
     pub(super) fn fused(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
         ((flops + self.half) / self.speeds(dtype)[0]).max(bytes / self.bandwidth) + self.kernel
     }

@@ -273,7 +273,8 @@ fn an_update_reads_and_writes_gradient_master_state_and_copy() {
     assert_eq!(copied_is_master, 4.0 + 8.0 + 16.0);
 }
 
-/// A GPT whose units compute in f32 costs in a batch of f16 what it costs in one of f32; with an island of f32, the unit does.
+/// Compares a GPT whose units compute in f32, in a batch of f16, with a batch of f32; and one with
+/// a single unit of f32 with both.
 #[test]
 fn a_unit_computes_at_the_speed_and_with_the_bytes_of_its_own_dtype() {
     let spec = gpt().spec();

@@ -51,8 +51,8 @@ sections! {
         f16: FlopPerSecond,
         /// The part of the peak that large products get.
         efficiency: Ratio,
-        /// The same if the bytes of a stride are no multiple of 16; above `efficiency` it counts as
-        /// that.
+        /// Part of the peak that products get if the bytes of a stride are no multiple of 16; above
+        /// `efficiency` it counts as that.
         unaligned: Ratio,
         /// The operations of a product that gets half of that part.
         half: Flop,

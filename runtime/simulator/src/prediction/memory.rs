@@ -37,7 +37,7 @@ impl StepMemory {
         Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
     }
 
-    /// All of it, and what is offloaded into the host's memory.
+    /// Returns all of it, with the part in the host's memory.
     #[must_use]
     pub fn everywhere(&self) -> ByteCount {
         ByteCount(self.total().get().saturating_add(self.offloaded.total().get()))

@@ -18,7 +18,7 @@ use crate::{Error, Workload};
 /// A candidate that fits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
-    /// At most so many tokens a second.
+    /// Upper bound of its tokens a second.
     pub(super) bound: f64,
     /// Bytes of a rank, those in the host's memory among them.
     pub(super) memory: u64,

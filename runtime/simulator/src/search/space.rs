@@ -64,7 +64,7 @@ const MOST_CANDIDATES: u64 = 1 << 21;
 const MOST_PLANNED: u64 = 45_000_000;
 
 impl Space<'_> {
-    /// The meshes of so many ranks.
+    /// Returns the meshes of the ranks.
     ///
     /// # Errors
     /// [`Error::Plan`] if there is none.

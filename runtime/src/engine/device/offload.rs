@@ -20,8 +20,8 @@ use crate::error::Error;
 pub(super) struct Scratch {
     gradient: Vec<f32>,
     master: Vec<f32>,
-    /// The rounded copies, for the device, of masters that stay on the host: one for each dtype in which units compute, except
-    /// f32.
+    /// Rounded copies, for the device, of masters that stay on the host: one for each dtype except
+    /// f32 in which units compute.
     rounded: Vec<HostBuffer>,
 }
 
@@ -45,7 +45,8 @@ impl Scratch {
     }
 }
 
-/// A buffer as long as the longest shard in each dtype in which units compute, except f32.
+/// Makes a buffer for each dtype except f32 in which units compute, as long as the longest shard of
+/// these units.
 fn rounded_copies(plan: &Plan) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
     let longest = |dtype: DType| {
         let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
@@ -104,7 +105,7 @@ impl DeviceShard {
                 };
                 update(master, gradient);
                 let gather_input = make_mut((device, Category::GatherInput), gather_input)?;
-                upload(device, (master, rounded), gather_input)
+                upload(device, master, rounded, gather_input)
             }
         }
     }
@@ -115,16 +116,17 @@ impl DeviceShard {
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, CudaError> {
         let mut gather_input = device.buffer(Category::GatherInput, compute, master.len())?;
-        upload(device, (&master, &mut device.scratch.lock().rounded), &mut gather_input)?;
+        upload(device, &master, &mut device.scratch.lock().rounded, &mut gather_input)?;
         Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
     }
 }
 
-/// Copies parameters to the device, in the dtype of the buffer there: rounded on the host, so that fewer bytes are
-/// copied.
+/// Copies a master to the device, in the dtype of the buffer there. It is rounded on the host, in
+/// the buffer of `rounded` with that dtype, so that fewer bytes are copied.
 fn upload(
     device: &ModelDevice,
-    (master, rounded): (&[f32], &mut [HostBuffer]),
+    master: &[f32],
+    rounded: &mut [HostBuffer],
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
     if gather_input.dtype() == DType::F32 {

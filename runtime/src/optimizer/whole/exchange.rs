@@ -171,16 +171,18 @@ impl Exchange {
         let target = zeros(of, self.first_unit(), copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
-        let matrices = self.owners.matrices();
-        let first = matrices.first().map(|matrix| matrix.param);
-        let first = first.unwrap_or(ParamId { unit: UnitId::new(0), index: 0 });
-        let (tag, lent) = (fabric.tag_of_update(first, step), Lent { source, target });
+        let (tag, lent) = (fabric.tag_of_update(self.first(), step), Lent { source, target });
         Ok(fabric.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 
-    /// The unit that an error of a buffer for all parts names.
+    fn first(&self) -> Option<ParamId> {
+        self.owners.matrices().first().map(|matrix| matrix.param)
+    }
+
+    /// Returns the unit that an error of a buffer for all parts names. Without parts the buffer is
+    /// empty, and has no error.
     fn first_unit(&self) -> UnitId {
-        self.owners.matrices().first().map_or(UnitId::new(0), |matrix| matrix.param.unit)
+        self.first().map_or(UnitId::new(0), |first| first.unit)
     }
 
     /// Calls `act` for the copies of each part of a matrix that has come, with its first element in the matrix.

@@ -61,9 +61,6 @@ pub struct WholeParameters {
     /// The elements of state of a parameter.
     len: fn(&Param) -> usize,
     held: Option<Held>,
-    /// Whether the next update may be of other parameters: a checkpoint was loaded that has state
-    /// of others.
-    is_open: bool,
 }
 
 #[derive(Debug)]
@@ -86,7 +83,7 @@ impl WholeParameters {
     /// State of this kind, such as `shampoo`, of which each parameter has `len` f32 on its owner.
     #[must_use]
     pub fn new(model: &ShardedModel, kind: &'static str, len: fn(&Param) -> usize) -> Self {
-        Self { model: model.id().clone(), kind, len, held: None, is_open: false }
+        Self { model: model.id().clone(), kind, len, held: None }
     }
 
     /// The optimizer that updates each parameter by this function, for [`ShardedModel::update_by`].
@@ -127,11 +124,12 @@ impl Held {
     /// Takes the state of the parameters that both have.
     ///
     /// # Errors
-    /// The first parameter whose state another rank owns now. All ranks find the same.
+    /// The first parameter whose loaded state another rank owns now. All ranks find the same.
     fn take_over(&mut self, earlier: &Self) -> Result<(), ParamId> {
         let moved = |now: &&StateTensor| {
-            let mut before = earlier.tensors.iter();
-            before.any(|it| it.parameter == now.parameter && it.spread != now.spread)
+            let mut loaded =
+                earlier.tensors.iter().filter(|it| earlier.covered.has_loaded(it.parameter));
+            loaded.any(|it| it.parameter == now.parameter && it.spread != now.spread)
         };
         if let Some(moved) = self.tensors.iter().find(moved) {
             return Err(moved.parameter);
@@ -208,26 +206,23 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         lines.push('\n');
         let of = ("optimizer step", updating.gradients.step);
         let zeros = || state.zeros((updating.fabric, of), |id| updating.has(id));
-        match &state.held {
-            Some(held) => match held.covered.check(state.kind, updating) {
-                Err(_) if state.is_open => {
-                    let mut changed = zeros()?;
-                    changed.take_over(held).map_err(|moved| {
-                        let name = &updating.plan().spec()[moved].name;
-                        let what = format!(
-                            "parameter `{name}`: another rank would own its state of {}, because the update has parameters that the \
-                             checkpoint has no state of; load it with all of its parameters",
-                            state.kind
-                        );
-                        Error::Options { what }
-                    })?;
-                    state.held = Some(changed);
-                }
-                checked => checked?,
-            },
-            None => state.held = Some(zeros()?),
+        let Some(held) = &state.held else {
+            state.held = Some(zeros()?);
+            return Ok(());
+        };
+        if !held.covered.check(state.kind, updating)? {
+            let mut changed = zeros()?;
+            changed.take_over(held).map_err(|moved| {
+                let name = &updating.plan().spec()[moved].name;
+                let what = format!(
+                    "parameter `{name}`: another rank would own its state of {}, because the update has parameters that the \
+                     checkpoint has no state of; load it with all of its parameters",
+                    state.kind
+                );
+                Error::Options { what }
+            })?;
+            state.held = Some(changed);
         }
-        state.is_open = false;
         Ok(())
     }
 
@@ -347,8 +342,7 @@ impl Checkpointed for WholeParameters {
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let has = self.covered_in(saved);
-        let (model_id, is_open) = (self.model.clone(), saved.is_fitting());
-        let mut restored = Self { model: model_id, held: None, is_open, ..*self };
+        let mut restored = Self { model: self.model.clone(), held: None, ..*self };
         if has.is_empty() {
             return Ok(restored);
         }

@@ -1,8 +1,10 @@
-//! Whole steps of models whose parts lie on a device, beside the same on the host, through what users see of them.
+//! Whole steps of models whose parts lie on a device, beside equal steps on the host, through the
+//! public API.
 //!
-//! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
-//! (steps that are given up), `full` (a gathered unit), `updates`, `muon`, `refused`, `exhausted` (no memory left),
-//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `several_dtypes`, `steady`, `checkpoints`.
+//! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters,
+//! norms, bytes), `non_finite`, `drops` (steps that are given up), `full` (a gathered unit),
+//! `updates`, `muon`, `refused`, `exhausted` (no memory left), `planned_memory` (the memory that a
+//! model holds, against the plan), `offload`, `several_dtypes`, `steady`, `checkpoints`.
 
 mod bits;
 mod checkpoints;

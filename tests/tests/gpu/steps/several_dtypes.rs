@@ -1,4 +1,5 @@
-//! Units that compute in dtypes of their own: they train to the bits of the host, wherever the model lies.
+//! Units that compute in dtypes of their own: they train to the bits of the host, wherever the
+//! model lies.
 
 use hsdp::{Accumulation, DType, ModelOptions, Offload, Placement, Precision, StepOptions, Values};
 use hsdp_tests::support::models::computing_in;

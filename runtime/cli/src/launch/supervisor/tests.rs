@@ -171,7 +171,7 @@ fn lines_wait_for_their_reader_until_the_job_is_being_ended() {
     assert_eq!(supervisor.lines_until(now, None), None);
     assert_eq!(supervisor.lines_until(now, Some(now)), None);
     supervisor.signal(TERM, now);
-    // Ranks may take their time after a signal, and the reader that takes lines meanwhile gets all of them.
+    // Ranks may take their time after a signal, and a reader that reads meanwhile gets all lines.
     assert_eq!(supervisor.lines_until(now, None), Some(now + GRACE));
     assert_eq!(supervisor.lines_until(now + second, None), Some(now + second + GRACE));
     // After the last of them the grace counts, however slowly the reader takes them.
