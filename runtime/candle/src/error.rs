@@ -116,6 +116,23 @@ pub enum Error {
         /// The names, separated by commas, and the reason where it is not the name.
         names: String,
     },
+    /// The loss of a check has no gradient for these parameters.
+    #[error(
+        "{count} of {trainable} trainable parameters get no gradient from this loss: {parameters}; \
+         likely causes: {causes}; freeze those that are not trained with `Recorded::map`"
+    )]
+    NoGradient {
+        /// The number of parameters without a gradient.
+        count: usize,
+        /// The number of trainable parameters.
+        trainable: usize,
+        /// The parameters by layer, with numbers and names in braces as in a shell.
+        parameters: String,
+        /// The likely causes.
+        causes: String,
+        /// The full names, in the order of the recording.
+        names: Vec<String>,
+    },
     /// `Recorded::map` changed what the constructors decide.
     #[error(
         "`Recorded::map` declares parameter {parameter} as {name} of shape {shape:?}: its name and \

@@ -1,5 +1,6 @@
 //! The parameters that a model's constructors ask a `VarBuilder` for.
 
+mod backward;
 pub(crate) mod buffers;
 mod initial;
 mod patterns;
