@@ -2,6 +2,7 @@
 
 mod composed;
 mod embedding;
+mod freed;
 mod golden;
 mod layers;
 mod refusals;
