@@ -49,6 +49,9 @@ impl Recorded {
     /// enough to reach each of them. The builder returns values by the recorded hints, in the dtype
     /// that is asked for. Parameters that are frozen with [`map`](Self::map) need no gradient.
     ///
+    /// A parameter passes if it has any gradient. A packed weight of queries, keys and values that
+    /// loses the first two passes, because the values have a gradient.
+    ///
     /// The check runs one forward and one backward on the CPU, without shards. It needs memory for
     /// all parameters and all their gradients in f32, and for the activations.
     ///
