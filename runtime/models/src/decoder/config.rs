@@ -3,8 +3,10 @@
 pub(super) mod keys;
 pub(super) mod rope;
 
+use std::fmt;
+
 use candle_nn::Init;
-use hsdp::DType;
+use hsdp::{DType, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use self::keys::{COMMON, GENERAL, Keys};
@@ -279,7 +281,74 @@ fn activation(keys: &Keys<'_>, (name, default): (&str, &str)) -> Result<Activati
     }
 }
 
+fn or_none(value: Option<impl fmt::Display>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| value.to_string())
+}
+
 impl DecoderConfig {
+    /// Adds to a spec the settings that its parameters do not show.
+    pub(super) fn stated(&self, spec: ModelSpec) -> ModelSpec {
+        // The fields are named, so that one that is added later is not forgotten here.
+        let Self {
+            vocab_size: _,
+            hidden_size: _,
+            intermediate_size: _,
+            num_hidden_layers: _,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rms_norm_eps,
+            rope: Rope { theta, scaling, rotated },
+            max_position_embeddings,
+            tie_word_embeddings: _,
+            pad_token_id,
+            // Ranks compare the values that come of it.
+            initializer_range: _,
+            layers,
+            // The names of parameters show norms, biases and packing.
+            block_norms: _,
+            qk_norm,
+            norm_scale,
+            biases: _,
+            packing: _,
+            activation,
+            embedding_scale,
+            attention_scale,
+            attention_cap,
+            logit_cap,
+            lora,
+            json: _,
+        } = self;
+        let spec = spec
+            .setting("num_attention_heads", num_attention_heads)
+            .setting("num_key_value_heads", num_key_value_heads)
+            .setting("head_dim", head_dim)
+            .setting("rms_norm_eps", rms_norm_eps)
+            .setting("rope_theta", theta)
+            .setting("rope_scaling", scaling)
+            .setting("rotated elements of a head", rotated)
+            .setting("max_position_embeddings", max_position_embeddings)
+            .setting("pad_token_id", or_none(*pad_token_id))
+            .setting("norms of queries and keys", format_args!("{qk_norm:?}"))
+            .setting("scale of norms", format_args!("{norm_scale:?}"))
+            .setting("activation", format_args!("{activation:?}"))
+            .setting("embedding_scale", or_none(*embedding_scale))
+            .setting("attention_scale", attention_scale)
+            .setting("attention_cap", or_none(*attention_cap))
+            .setting("logit_cap", or_none(*logit_cap));
+        let mut first = 0;
+        let spec = layers.chunk_by(|one, next| one == next).fold(spec, |spec, alike| {
+            let last = first + alike.len() - 1;
+            let name = format!("layers {first} to {last}");
+            first = last + 1;
+            spec.setting(name, format_args!("{:?}", alike[0]))
+        });
+        match lora {
+            Some(Lora { rank: _, alpha }) => spec.setting("alpha of the adapters", alpha),
+            None => spec,
+        }
+    }
+
     /// The largest size, 2^24: the elements of a block of the largest sizes fit 64 bits.
     pub const MAX_SIZE: usize = 1 << 24;
 
