@@ -49,9 +49,10 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     ]
 }
 
-/// The units and their parameters, one line each, and the ties.
+/// Returns the settings, the units and their parameters, one line each, and the ties.
 pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> =
+        spec.settings().map(|(name, value)| format!("{name} {value}")).collect();
     for (index, unit) in spec.units().iter().enumerate() {
         let kept = match unit.after_forward {
             AfterForward::Reshard => "",

@@ -48,7 +48,7 @@ use std::fmt::Display;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::{StepFailure, in_work};
+use hsdp_comm::{Mistake, StepFailure, in_work};
 use hsdp_sharding::UnitId;
 
 use crate::engine::joint::Failure;
@@ -134,6 +134,8 @@ pub(crate) struct State {
     pub(crate) last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again with the same number.
     attempts: u64,
+    /// The evaluations so far.
+    evaluations: u64,
     /// The statements of all ranks at the end of the last step.
     /// The ranks with and without data, when the last step began.
     supply: Supply,
@@ -190,6 +192,7 @@ impl Engine {
             half_updated: None,
             last_weight: 0,
             attempts: 0,
+            evaluations: 0,
             supply: Supply::default(),
             shutdown: Shutdown::default(),
             step: None,
@@ -343,6 +346,16 @@ impl Engine {
     pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
         self.discard_step(opened, Some(error.to_string()), |failure| {
             let mistake = error.mistake(failure.step, Location::caller());
+            self.fabric.world.announce_mistake(opened.epoch, failure, mistake);
+        });
+    }
+
+    /// As [`abort_step`](Self::abort_step), for an evaluation. Nothing but the number of evaluations
+    /// before it tells it from another one, and all ranks may drop it.
+    pub(crate) fn abort_evaluation(&self, opened: Opened, number: u64) {
+        let reason = "the evaluation was dropped before its mean".to_owned();
+        self.discard_step(opened, Some(reason), |failure| {
+            let mistake = Mistake::of(&("drop of an evaluation", failure.step, number));
             self.fabric.world.announce_mistake(opened.epoch, failure, mistake);
         });
     }

@@ -47,6 +47,8 @@ use crate::step::{Pass, PassHandle};
 pub struct Evaluation<'model> {
     engine: Arc<Engine>,
     opened: Opened,
+    /// The number of evaluations up to this one.
+    number: u64,
     model: PhantomData<&'model mut ShardedModel>,
 }
 
@@ -57,8 +59,8 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::Misuse`] within a step that was neither finished nor dropped.
     pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
-        let opened = self.engine.begin_evaluation()?;
-        Ok(Evaluation { engine: Arc::clone(&self.engine), opened, model: PhantomData })
+        let (opened, number) = self.engine.begin_evaluation()?;
+        Ok(Evaluation { engine: Arc::clone(&self.engine), opened, number, model: PhantomData })
     }
 }
 
@@ -92,6 +94,6 @@ impl Evaluation<'_> {
 
 impl Drop for Evaluation<'_> {
     fn drop(&mut self) {
-        self.engine.end_evaluation(self.opened);
+        self.engine.end_evaluation(self.opened, self.number);
     }
 }

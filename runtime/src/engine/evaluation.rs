@@ -128,16 +128,17 @@ impl EvaluationState {
 }
 
 impl Engine {
-    /// Begins an evaluation. Not collective.
-    pub(crate) fn begin_evaluation(&self) -> Result<Opened, Error> {
+    /// Begins an evaluation, and returns it with its number. Not collective.
+    pub(crate) fn begin_evaluation(&self) -> Result<(Opened, u64), Error> {
         let mut state = self.state_between_steps("evaluation")?;
         state.attempts += 1;
+        state.evaluations += 1;
         let (step, attempt) = (state.next_step, state.attempts);
         let opened = Opened { step, attempt, epoch: self.fabric.world.epoch() };
         self.fabric.world.set_step(step);
         state.evaluation = Some(EvaluationState::new(opened));
         self.under_way.store(attempt, Ordering::Release);
-        Ok(opened)
+        Ok((opened, state.evaluations))
     }
 
     /// Begins this rank's next batch.
@@ -192,8 +193,8 @@ impl Engine {
         .and_then(|sums| sums.mean(opened.step))
     }
 
-    /// Ends an evaluation of which the means were taken; any other is aborted on all ranks.
-    pub(crate) fn end_evaluation(&self, opened: Opened) {
+    /// Ends an evaluation whose means were taken, and aborts any other on all ranks.
+    pub(crate) fn end_evaluation(&self, opened: Opened, number: u64) {
         if self.state.is_held_here() {
             return;
         }
@@ -208,8 +209,7 @@ impl Engine {
             self.under_way.store(NO_ATTEMPT, Ordering::Release);
             return;
         }
-        let reason = "the evaluation was dropped before its mean".to_owned();
-        self.abort_step(opened, Some(reason));
+        self.abort_evaluation(opened, number);
     }
 
     fn in_evaluation<T>(

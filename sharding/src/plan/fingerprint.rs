@@ -33,6 +33,13 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
+    // Settings came later. A model without them has the fingerprint that it had before.
+    if spec.settings().len() > 0 {
+        encoder.list(spec.settings(), |encoder, (name, value)| {
+            encoder.text(name);
+            encoder.text(value);
+        });
+    }
     encoder.0.digest()
 }
 

@@ -76,6 +76,7 @@ pub struct ModelSpec {
     /// The first parameter of each name. The map is never iterated, so its order has no effect.
     names: HashMap<String, ParamId>,
     averages: usize,
+    settings: Vec<(String, String)>,
 }
 
 impl ModelSpec {
@@ -122,6 +123,15 @@ impl ModelSpec {
     #[must_use]
     pub fn tie(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
         self.ties.push((alias.into(), target.into()));
+        self
+    }
+
+    /// States a setting of the computation that no parameter shows, such as the number of heads, or
+    /// a number of a file that each rank reads. Ranks compare the settings when they make the model.
+    /// A plan depends on them by its fingerprint alone.
+    #[must_use]
+    pub fn setting(mut self, name: impl Into<String>, value: impl fmt::Display) -> Self {
+        self.settings.push((name.into(), value.to_string()));
         self
     }
 
@@ -192,6 +202,11 @@ impl ModelSpec {
     /// Its ties, `(alias, target)`, in declared order.
     pub fn ties(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.ties.iter().map(|(alias, target)| (alias.as_str(), target.as_str()))
+    }
+
+    /// Returns the stated settings, `(name, value)`, in declared order.
+    pub fn settings(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// The id of the parameter with this name or alias; `None` if there is none.

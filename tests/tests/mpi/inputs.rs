@@ -9,12 +9,14 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::Named;
 use crate::faults::{folder, four, steps};
-use crate::job::{Ended, Job, TEXT, has, mpirun, run, train_gpt};
+use crate::job::{Ended, Job, TEXT, built, has, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("inputs::a_rank_without_its_text_is_named_at_once", no_text),
     ("inputs::ranks_with_other_texts_do_not_train", other_text),
     ("inputs::ranks_with_one_text_at_two_paths_train", other_path),
+    ("inputs::ranks_with_other_tokenizers_do_not_train", other_tokenizer),
+    ("inputs::ranks_with_other_configs_do_not_train", other_config),
     ("inputs::a_second_job_in_one_folder_is_refused", second_job),
     ("inputs::warnings_name_their_rank", warnings),
 ];
@@ -71,6 +73,62 @@ fn other_path() -> Result<(), String> {
     write(&copy, ["thee", "thee"])?;
     let ended = with_texts([Path::new(TEXT), &copy])?;
     if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
+}
+
+/// Copies a model, a tokenizer of letters and a text to a folder.
+fn write_model(folder: &Path, letters: [&str; 2]) -> Result<(), String> {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/candle/tests/golden_llama/plain");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new(golden).join("model").join(name), folder.join(name))
+            .map_err(|error| format!("{name}: {error}"))?;
+    }
+    let [first, second] = letters;
+    let tokenizer = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {{"type": "Whitespace"}}, "post_processor": null,
+            "decoder": null, "model": {{"type": "WordLevel", "unk_token": "?",
+            "vocab": {{"?": 0, "{first}": 1, "{second}": 2}}}}}}"#
+    );
+    let written = fs::write(folder.join("tokenizer.json"), tokenizer);
+    let written = written.and_then(|()| fs::write(folder.join("text"), "a b b a ".repeat(100)));
+    written.map_err(|error| error.to_string())
+}
+
+/// Runs two ranks, each with a model, a tokenizer and a text in its own working directory.
+fn with_models(folders: [&Path; 2]) -> Result<Ended, String> {
+    let mut command = mpirun();
+    for folder in folders {
+        command.args(["-n", "1", "-wdir"]).arg(folder).arg(built("examples/finetune_llama"));
+        command.args(["--comm", "mpi", "--mesh", "1x2", "--model", ".", "--data", "text"]);
+        command.args(["--steps", "2", "--context", "8", "--batch", "1", ":"]);
+    }
+    run(command)
+}
+
+/// The tokenizers have the same tokens in another order.
+fn other_tokenizer() -> Result<(), String> {
+    let (first, second, started) = (folder()?, folder()?, Instant::now());
+    write_model(first.path(), ["a", "b"])?;
+    write_model(second.path(), ["b", "a"])?;
+    let ended = with_models([first.path(), second.path()])?;
+    refused(&ended, "finetune_llama: ranks 0 and 1 differ in their data: ", started)?;
+    // Equal ones at two paths train.
+    write_model(second.path(), ["a", "b"])?;
+    let ended = with_models([first.path(), second.path()])?;
+    if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
+}
+
+/// No tensor shows the padding token.
+fn other_config() -> Result<(), String> {
+    let (first, second, started) = (folder()?, folder()?, Instant::now());
+    write_model(first.path(), ["a", "b"])?;
+    write_model(second.path(), ["a", "b"])?;
+    let path = second.path().join("config.json");
+    let text = fs::read_to_string(&path).map_err(|error| error.to_string())?;
+    let other = text.replace("\"pad_token_id\": null", "\"pad_token_id\": 3");
+    fs::write(&path, other).map_err(|error| error.to_string())?;
+    let ended = with_models([first.path(), second.path()])?;
+    refused(&ended, "finetune_llama: ranks 0 and 1 differ in their data: ", started)
 }
 
 fn second_job() -> Result<(), String> {

@@ -149,6 +149,19 @@ fn ranks_of_a_shard_group_that_start_from_different_values_are_named() {
     assert!(message.contains(", rank 0 has `second.bias` with digest 0x"), "{message}");
 }
 
+/// Each rank may have read the setting from a file of its own.
+#[test]
+fn ranks_whose_models_have_other_settings_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let base = if world.rank().index() == 2 { 5e5 } else { 1e4 };
+        let spec = three_units().setting("heads", 4).setting("rope_theta", base);
+        ShardedModel::new(world, spec, ModelOptions::on(mesh(2, 2)), springs::initial)
+    }));
+    let expected = "the model spec differs between ranks: rank 2 has rope_theta 500000, rank 0 has \
+                    rope_theta 10000";
+    assert_eq!(error.to_string(), expected);
+}
+
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
-    Ema, Error, Mesh, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    Ema, Error, Evaluation, Mesh, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
     WorldOptions,
 };
 use hsdp_comm::{Between, Channel, Pending, Tag};
@@ -55,7 +55,7 @@ impl<'a> Program<'a> {
 /// A mistake that a call refuses on every rank.
 type Mistake = fn(&mut Program<'_>) -> Result<(), Error>;
 
-const MISTAKES: [(&str, Mistake); 14] = [
+const MISTAKES: [(&str, Mistake); 16] = [
     ("begin_step inside with_shards", |it| {
         it.model
             .with_shards(&it.ema, |model| model.begin_step(StepOptions::microbatches(1)).map(drop))
@@ -93,6 +93,11 @@ const MISTAKES: [(&str, Mistake); 14] = [
         let _leaked = ManuallyDrop::new(it.model.evaluation()?);
         it.model.end_run()
     }),
+    ("an evaluation that was dropped", |it| dropped(it.model.evaluation()?)),
+    ("a second evaluation that was dropped", |it| {
+        it.model.evaluation()?.mean(1.0, 1)?;
+        dropped(it.model.evaluation()?)
+    }),
     ("gradients of another model", |it| {
         let gradients = gradients(&mut it.model)?;
         gradients.norms(&it.other).map(drop)
@@ -108,6 +113,12 @@ const MISTAKES: [(&str, Mistake); 14] = [
         ShardedModel::import(world, three_units(), on, &Import::of(&folder)).map(drop)
     }),
 ];
+
+/// Drops an evaluation, as a program does that finds its data wrong.
+fn dropped(evaluation: Evaluation<'_>) -> Result<(), Error> {
+    drop(evaluation);
+    Err(Error::Options { what: "its data is wrong".to_owned() })
+}
 
 fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
     let (rank, number) = (model.rank().index(), model.committed_steps());
@@ -203,6 +214,32 @@ fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced
             let own = "begin_step on rank 0, step ";
             assert!(told.to_string().contains(own), "round {round}: {told}");
             assert!(!told.is_fatal(), "round {round}: {told}");
+            gradients(&mut program.model).map(drop)?;
+        }
+        Ok::<_, Error>(())
+    });
+    ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
+}
+
+/// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank 0
+/// waits in that one, and is notified.
+#[test]
+fn the_drop_of_a_later_evaluation_is_announced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = WorldOptions { deadline: Duration::from_secs(20), ..WorldOptions::default() };
+    let ends = hsdp::launch(2, options, |world| {
+        let mut program = Program::begin(&world, mesh(2, 1), folder.path())?;
+        for round in 0..20 {
+            let by = [0, 1].map(|dropping| {
+                if world.rank().index() == dropping {
+                    dropped(program.model.evaluation()?)
+                } else {
+                    program.model.evaluation()?.mean(1.0, 1).map(drop)
+                }
+            });
+            let told = by[1 - world.rank().index()].as_ref().expect_err("the other dropped it");
+            let own = format!(" aborted by rank {}", 1 - world.rank().index());
+            assert!(told.to_string().contains(&own), "round {round}: {told}");
             gradients(&mut program.model).map(drop)?;
         }
         Ok::<_, Error>(())

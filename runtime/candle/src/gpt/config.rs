@@ -78,8 +78,8 @@ impl GptConfig {
     /// The model's parameters: the unit `root`, then one unit a block, in the order of the forward.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
-        (0..self.layers)
-            .fold(ModelSpec::new().unit(self.root()), |spec, layer| spec.unit(self.block(layer)))
+        let spec = ModelSpec::new().setting("heads", self.heads).unit(self.root());
+        (0..self.layers).fold(spec, |spec, layer| spec.unit(self.block(layer)))
     }
 
     fn root(&self) -> Unit {

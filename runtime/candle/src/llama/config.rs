@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_nn::Init;
-use hsdp::DType;
+use hsdp::{DType, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use super::keys::{self, Effect, Keys, Table, agreed};
@@ -290,6 +290,43 @@ fn rope_scaling(keys: &Keys<'_>, prefix: &str) -> Result<RopeScaling, ConfigErro
 }
 
 impl LlamaConfig {
+    /// Adds to a spec the settings that its parameters do not show.
+    pub(super) fn stated(&self, spec: ModelSpec) -> ModelSpec {
+        // The fields are named, so that one that is added later is not forgotten here.
+        let Self {
+            vocab_size: _,
+            hidden_size: _,
+            intermediate_size: _,
+            num_hidden_layers: _,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rms_norm_eps,
+            rope_theta,
+            rope_scaling,
+            max_position_embeddings,
+            tie_word_embeddings: _,
+            pad_token_id,
+            // Ranks compare the values that come of it.
+            initializer_range: _,
+            lora,
+        } = self;
+        let padding = pad_token_id.map_or_else(|| "none".to_owned(), |row| row.to_string());
+        let spec = spec
+            .setting("num_attention_heads", num_attention_heads)
+            .setting("num_key_value_heads", num_key_value_heads)
+            .setting("head_dim", head_dim)
+            .setting("rms_norm_eps", rms_norm_eps)
+            .setting("rope_theta", rope_theta)
+            .setting("rope_scaling", rope_scaling)
+            .setting("max_position_embeddings", max_position_embeddings)
+            .setting("pad_token_id", padding);
+        match lora {
+            Some(Lora { rank: _, alpha }) => spec.setting("alpha of the adapters", alpha),
+            None => spec,
+        }
+    }
+
     /// The largest size, 2^24: the elements of a block of the largest sizes fit 64 bits.
     pub const MAX_SIZE: usize = 1 << 24;
 

@@ -116,7 +116,8 @@ impl Llama {
         }
     }
 
-    /// Groups the parameters to units, in the order of the forward.
+    /// Groups the parameters to units, in the order of the forward, and states the settings of the
+    /// config that no parameter shows.
     ///
     /// # Errors
     /// As [`Recorded::spec`].
@@ -129,7 +130,7 @@ impl Llama {
         let computing = self.computing.iter();
         let recorded =
             computing.fold(recorded, |recorded, (unit, dtype)| recorded.compute_in(unit, *dtype));
-        recorded.spec(&[EMBED, &blocks, ROOT])
+        Ok(self.config.stated(recorded.spec(&[EMBED, &blocks, ROOT])?))
     }
 
     fn load(&self, vb: &VarBuilder<'_>) -> Result<()> {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use candle_transformers::models::llama as stock;
+use hsdp::prelude::*;
 use hsdp_candle::llama::{Llama, LlamaConfig, Pretrained, RopeScaling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -263,5 +264,33 @@ fn an_export_has_the_scaling_of_wavelengths_at_both_places() {
         let text = exported.to_string();
         assert_eq!(&LlamaConfig::from_json(&text).expect("a model"), before.config());
         assert!(serde_json::from_str::<stock::LlamaConfig>(&text).is_err(), "candle has none");
+    }
+}
+
+/// The tensors are equal, so that only the config tells the folders apart.
+#[test]
+fn ranks_whose_configs_differ_make_no_model() {
+    let rope = json!({ "rope_type": "default", "rope_theta": 5e5 });
+    for (key, value, said) in [
+        ("rope_parameters", rope, "rope_theta 500000, rank 0 has rope_theta 10000"),
+        ("rms_norm_eps", json!(0.5), "rms_norm_eps 0.5, rank 0 has rms_norm_eps "),
+        ("pad_token_id", json!(3), "pad_token_id 3, rank 0 has pad_token_id none"),
+        ("max_position_embeddings", json!(32), "max_position_embeddings 32, rank 0 has "),
+    ] {
+        let [one, other] = [copy("plain"), copy("plain")];
+        reconfigure(other.path(), "config.json", &json!({ key: value }));
+        let ends = hsdp::world(2, |world| {
+            let path = [&one, &other][world.rank().index()].path();
+            let folder = Pretrained::open(path).expect("a folder");
+            let spec = Llama::new(folder.config().clone()).spec().expect("a model");
+            let options = ModelOptions::on(Mesh::new(1, 2).expect("a mesh"));
+            let imported = ShardedModel::import(world, spec, options, &folder.import());
+            imported.map(drop).map_err(|error| error.to_string())
+        });
+        let expected = format!("the model spec differs between ranks: rank 1 has {said}");
+        for end in ends {
+            let error = end.expect_err(key);
+            assert!(error.starts_with(&expected), "{error}");
+        }
     }
 }
