@@ -10,7 +10,7 @@ use super::{Groups, OnMachine, Workload, checked, placement};
 use crate::simulation::{Orders, simulate_among};
 use crate::{Batch, Computation, Error, Machine, Time};
 
-/// The most ranks of all meshes together: placing them takes a few seconds.
+/// The most ranks of all meshes together: placing them takes a second.
 const MOST_RANKS: u64 = 10_000_000;
 
 /// The most units of all steps to which numbers are fitted. A fit simulates them up to 2,500 times.
@@ -56,7 +56,7 @@ impl<'a> Placing<'a> {
         })
     }
 
-    /// Refuses a fit that would take more than two minutes on two cores.
+    /// Refuses a fit that would take more than some three minutes on two cores.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the steps have more than 500,000 units, each counted for each kind of
