@@ -8,7 +8,8 @@ use hsdp_tests::support::modules::Imports;
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 10] = [
+    &["hsdp-warnings"],
     &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-flight"],

@@ -61,7 +61,7 @@ pub(super) fn warn_once(fabric: &Fabric, step: u64, agreement: &Agreement) {
     let names: Vec<String> = unused.map(|number| fabric.name_of(number)).collect();
     if !names.is_empty() {
         let (count, causes) = (names.len(), fabric.unused.causes());
-        tracing::warn!(
+        hsdp_warnings::warn!(
             step,
             "{count} trainable parameters got no gradient on any rank, and are not updated: {}{causes}",
             names.join(", ")
