@@ -67,9 +67,13 @@ impl Ema {
     pub fn new(model: &ShardedModel, decay: f64) -> Result<Self, Error> {
         let state = model.engine.state();
         model.engine.check_own_shards(&state, "Ema::new")?;
-        let average = Average::copy_of(&model.engine.fabric, &state.shards, decay)?;
         drop(state);
+        // A copy that fails on one rank alone takes a number there too.
         let number = model.engine.state().averages.next_number();
+        let average = {
+            let state = model.engine.state();
+            Average::copy_of(&model.engine.fabric, &state.shards, decay)?
+        };
         Ok(Self::of(model, average, number))
     }
 
@@ -168,7 +172,7 @@ impl Checkpointed for Ema {
     fn head(&self, _: &ModelSpec) -> OptimizerHead {
         let options = json!({ "decay": self.average.lock().decay() });
         let (kind, made_with) = (Average::KIND.to_owned(), Some(options.clone()));
-        OptimizerHead { kind, options, made_with, updates: BTreeMap::new() }
+        OptimizerHead { kind, options, made_with, updates: BTreeMap::new(), is_open: false }
     }
 
     fn kinds(&self) -> Vec<&'static str> {

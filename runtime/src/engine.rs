@@ -45,6 +45,7 @@ mod unsharded;
 mod unused;
 
 use std::fmt::Display;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{StepFailure, in_work};
@@ -341,7 +342,7 @@ impl Engine {
     /// find it, in the call that fails with `error`, between steps.
     pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
         self.discard_step(opened, Some(error.to_string()), |failure| {
-            let mistake = error.mistake(failure.step);
+            let mistake = error.mistake(failure.step, Location::caller());
             self.fabric.world.announce_mistake(opened.epoch, failure, mistake);
         });
     }

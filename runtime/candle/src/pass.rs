@@ -290,8 +290,7 @@ impl<'step> Pass<'step> {
         Ok(())
     }
 
-    /// Returns a 16-bit dtype in which a unit computes or to which a forward casts, or f32 if there
-    /// is none.
+    /// Returns a 16-bit dtype that a unit computes in or a forward casts to, or f32 if there is none.
     fn narrowest_dtype(&self, reached: &Reached) -> DType {
         let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
         let of_units = dtypes.find(|dtype| is_in_16_bits(*dtype));

@@ -44,7 +44,7 @@ impl Purpose {
     }
 }
 
-/// Variables to which a backward of a tensor gives gradients, and the way there.
+/// Variables that get gradients in the backward of a tensor, and the parents that lead to them.
 #[derive(Debug, Default)]
 pub(crate) struct Reached {
     /// First parents of parameters, one of each pass.

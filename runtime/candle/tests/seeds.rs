@@ -148,7 +148,7 @@ impl Mixed {
         x.to_dtype(CandleDType::F32)?.sum_all()
     }
 
-    /// The gradients of the mean over all items, each of which has the output of the chain.
+    /// Returns the gradients of the mean loss. Each item has the output of the chain as its loss.
     fn gradients(&self) -> Vec<f32> {
         let mesh = Mesh::new(2, 2).expect("four ranks");
         let ends = hsdp::world(mesh.world_size(), |world| {

@@ -122,6 +122,14 @@ pub struct OptimizerHead {
     /// The number of updates so far, by parameter name.
     #[serde(deserialize_with = "bounds::unique")]
     pub updates: BTreeMap<String, u64>,
+    /// Whether the next update decides which optimizer gets the parameters without state. It does
+    /// after a load of the fitting part of a checkpoint, until the first update.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_open: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The contents of a generation, and where they lie.

@@ -34,9 +34,10 @@ impl Checkpoints {
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if an earlier save has failed and no call has said so,
-    /// `user` differs between ranks or is too large, or a rank cannot make its copy;
-    /// [`Error::Misuse`], [`Error::Disagreement`] and [`Error::Comm`] as for [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks, if an earlier save has failed and no call has
+    /// returned that failure, `user` differs between ranks or is too large, or a rank cannot make
+    /// its copy; [`Error::Misuse`], [`Error::Disagreement`] and [`Error::Comm`] as for
+    /// [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,

@@ -223,8 +223,8 @@ impl SavedState<'_> {
     /// does if only the part that fits is taken, and if the checkpoint was saved after such a load
     /// and before any update.
     pub(crate) fn is_open(&self) -> bool {
-        let stateful = Stateful::of(self.generation.manifest());
-        self.fitting.is_some() || self.trainable().any(|(_, param)| stateful.lacks(&param.name))
+        let head = self.generation.manifest().optimizer.as_ref();
+        self.fitting.is_some() || head.is_some_and(|head| head.is_open)
     }
 
     /// Reads elements of a parameter as it is after the load, which are `own` in the model before.

@@ -140,7 +140,7 @@ impl<'a> Stateful<'a> {
     }
 
     /// Returns whether there is state of other parameters, and none of this one.
-    pub(super) fn lacks(&self, name: &str) -> bool {
+    fn lacks(&self, name: &str) -> bool {
         self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
     }
 

@@ -66,8 +66,8 @@ impl Checkpoints {
     /// of this program wrote the newest, it is of another model or optimizer (the error lists all
     /// differences), it has no frozen parameters ([`Content::Trainable`]) and these checkpoints
     /// have [`Content::All`] or the model has other ones, or an earlier save has failed and no call
-    /// has said so. The model and the optimizer are then as they were. [`Error::Misuse`] as for
-    /// [`save`](Self::save); [`Error::Comm`].
+    /// has returned that failure. The model and the optimizer are then as they were.
+    /// [`Error::Misuse`] as for [`save`](Self::save); [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
         &mut self,
         model: &mut ShardedModel,

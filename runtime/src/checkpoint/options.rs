@@ -234,7 +234,13 @@ mod tests {
     use super::*;
 
     fn head(kind: &str, options: Value, made_with: Option<Value>) -> OptimizerHead {
-        OptimizerHead { kind: kind.to_owned(), options, made_with, updates: [].into() }
+        OptimizerHead {
+            kind: kind.to_owned(),
+            options,
+            made_with,
+            updates: [].into(),
+            is_open: false,
+        }
     }
 
     fn texts(own: Value, saved: Value, compared: Compared) -> Vec<String> {

@@ -17,9 +17,8 @@ pub(super) const AND: &str = "+";
 
 /// The optimizers of one update: `(muon, adamw)`. Three are `((muon, adamw), ema)`.
 ///
-/// The kinds of both make its kind, such as `muon+adamw`. Both were made for the same model, and
-/// they are of different kinds: without that the checkpoint does not say to which of them a tensor
-/// belongs.
+/// The kinds of both make its kind, such as `muon+adamw`. Both were made for the same model,
+/// and their kinds differ, because a checkpoint finds the owner of a tensor by the kind.
 impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let [first, second] = [self.0.head(spec), self.1.head(spec)];
@@ -30,6 +29,7 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
             options: json!([first.options, second.options]),
             kind: [first.kind, second.kind].join(AND),
             updates: first.updates.into_iter().chain(second.updates).collect(),
+            is_open: first.is_open || second.is_open,
         }
     }
 

@@ -215,9 +215,8 @@ impl<'a> Together<'a> {
             };
             let name = format!("hsdp-checkpoint-{rank}");
             let part = thread::Builder::new().name(name).spawn_scoped(scope, run);
-            // Nothing is ever sent: the channel closes when the part ends. If no thread could be
-            // started, the part has ended at once, and the other ranks are told as for any other
-            // end.
+            // The channel carries no message: it closes when the part ends. If no thread could be
+            // started, it is closed already, and `agree` notifies the other ranks of the failure.
             self.wait(|within| ended.recv_timeout(within) != Err(mpsc::RecvTimeoutError::Timeout))?;
             self.agree(match part.map(ScopedJoinHandle::join) {
                 Ok(Ok(result)) => result,

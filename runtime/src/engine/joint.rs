@@ -3,6 +3,7 @@
 
 use std::fmt::Display;
 use std::mem;
+use std::panic::Location;
 
 use hsdp_comm::{Error as CommError, Mistake, StepFailure, World};
 
@@ -10,38 +11,40 @@ use crate::error::Error;
 
 /// An error with which a rank ends a part of the work.
 pub(crate) trait Failure: Display {
-    /// Returns the identity of the mistake that this error of `step` reports: of its kind and of
-    /// the operation that was called. It does not depend on the rank, nor on the program's values.
-    fn mistake(&self, step: u64) -> Mistake;
+    /// Returns the identity of the mistake that this error of `step` reports: of its kind, of the
+    /// operation that was called, and of the place in this crate that ran it. It does not depend on
+    /// the rank, nor on the program's values.
+    fn mistake(&self, step: u64, place: &Location<'_>) -> Mistake;
 }
 
 impl Failure for Error {
-    fn mistake(&self, step: u64) -> Mistake {
+    fn mistake(&self, step: u64, place: &Location<'_>) -> Mistake {
         match self {
-            Self::Comm(error) => error.mistake(step),
-            _ => Mistake::of(&(mem::discriminant(self), self.operation(), step)),
+            Self::Comm(error) => error.mistake(step, place),
+            _ => Mistake::of(&(mem::discriminant(self), self.operation(), step, place)),
         }
     }
 }
 
 impl Failure for CommError {
-    fn mistake(&self, step: u64) -> Mistake {
-        Mistake::of(&(mem::discriminant(self), step))
+    fn mistake(&self, step: u64, place: &Location<'_>) -> Mistake {
+        Mistake::of(&(mem::discriminant(self), step, place))
     }
 }
 
 /// Runs a part of the work. If it fails, the other ranks get its error, unless they have one
 /// already, and this rank leaves the epoch. Where this rank has left an epoch by the same mistake
 /// of a rank that was ahead, the others get no error. Never waits for another rank.
+#[track_caller]
 pub(crate) fn run<T, E: Failure>(
     world: &World,
     step: u64,
     part: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
-    let epoch = world.epoch();
+    let (epoch, place) = (world.epoch(), Location::caller());
     part().inspect_err(|error| {
         let failure = StepFailure { step, reason: error.to_string() };
-        world.announce_mistake(epoch, failure, error.mistake(step));
+        world.announce_mistake(epoch, failure, error.mistake(step, place));
         world.next_epoch();
     })
 }

@@ -85,6 +85,11 @@ impl Covered {
         }
     }
 
+    /// Returns whether the next update may be of further parameters.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.cover, Cover::Open { .. })
+    }
+
     /// Returns whether a checkpoint had the state of a parameter, and no update has followed.
     pub(super) fn has_loaded(&self, parameter: ParamId) -> bool {
         matches!(&self.cover, Cover::Open { loaded } if loaded.contains(&parameter))

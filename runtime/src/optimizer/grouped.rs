@@ -171,7 +171,13 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         let counted = self.state.iter().filter(|_| self.method.traits().counts);
         let updates = counted.flat_map(|state| state.covered().counts(spec)).collect();
         let (kind, options) = (self.method.kind().to_owned(), self.groups.json());
-        OptimizerHead { kind, options, made_with: Some(self.groups.made_with()), updates }
+        OptimizerHead {
+            kind,
+            options,
+            made_with: Some(self.groups.made_with()),
+            updates,
+            is_open: self.state.iter().any(|state| state.covered().is_open()),
+        }
     }
 
     fn kinds(&self) -> Vec<&'static str> {

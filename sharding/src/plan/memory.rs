@@ -147,7 +147,7 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     }
 }
 
-/// Dtypes to which masters that stay on the host are rounded there.
+/// Dtypes of the rounded copies that the host makes of offloaded masters.
 const OFFLOADED_COPIES: [DType; 2] = [DType::BF16, DType::F16];
 
 /// Returns the bytes of the rounded copy on the host of the largest shard that computes in `dtype`.

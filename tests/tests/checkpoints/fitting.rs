@@ -630,3 +630,39 @@ fn a_parameter_without_state_may_get_another_owner() {
         assert_eq!(*ended, moved(moved(from, 1.0), 2.0));
     }
 }
+
+/// Plain SGD keeps neither state nor counts, so the checkpoint does not name its parameters.
+#[test]
+fn a_parameter_of_an_optimizer_without_state_keeps_its_owner() {
+    let spec = spec(&[("a", &[400]), ("b", &[300])]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let update = |model: &mut ShardedModel, adamw: &mut AdamW, sgd: &mut Sgd, moved: bool| {
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch(&mut step, 1.0)?;
+        let gradients = step.finish()?;
+        let both: [Selected<'_>; 2] = match moved {
+            false => [(adamw, |it| it.name == "a"), (sgd, |it| it.name != "a")],
+            true => [(adamw, |_| true), (sgd, |_| false)],
+        };
+        model.update_by(gradients, both)
+    };
+    let optimizers = |model: &ShardedModel| {
+        (AdamW::new(model, AdamWOptions::default()), Sgd::new(model, SgdOptions::default()))
+    };
+    on_ranks(2, |world| {
+        let mut model = model(world, &spec, (1, 2))?;
+        let (mut adamw, mut sgd) = optimizers(&model);
+        update(&mut model, &mut adamw, &mut sgd, false)?;
+        let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
+        checkpoints.save(&model, &(adamw, sgd), &json!(7))
+    });
+    let error = common_error(outcomes(2, |world| {
+        let mut model = model(world, &spec, (1, 2))?;
+        let mut both = optimizers(&model);
+        let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
+        checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");
+        update(&mut model, &mut both.0, &mut both.1, true).map(drop)
+    }));
+    let said = error.to_string();
+    assert!(said.contains("parameter `b`: adamw has no state of it"), "{said}");
+}

@@ -131,6 +131,7 @@ table!(COMM {
     hsdp_comm::Messages: Send Sync Unpin,
     hsdp_comm::Mismatch: Send Sync Unpin,
     hsdp_comm::MismatchRow: Send Sync Unpin,
+    hsdp_comm::Mistake: Send Sync Unpin,
     hsdp_comm::ModelLabel: Send Sync Unpin,
     hsdp_comm::ModelName: Send Sync Unpin,
     hsdp_comm::NonFiniteAt: Send Sync Unpin,

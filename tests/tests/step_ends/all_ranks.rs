@@ -177,7 +177,7 @@ fn between_all(between: Between) {
 }
 
 /// Rank 1 alone makes a mistake, and a collective of the user follows. Later rank 0 makes the same
-/// mistake: that is another one, which rank 1 is told of, and does not wait.
+/// mistake. It counts as a new one: rank 1 is notified of it, and does not wait.
 #[test]
 fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -106,6 +106,7 @@ fn save_applied(lease: &mut Lease, step: u64, applied_steps: u64) {
         options: json!({}),
         made_with: Some(json!({})),
         updates,
+        is_open: false,
     };
     let optimizer = Some(optimizer);
     draft.commit(Head { training, optimizer, ..head }, 1).expect("whole");

@@ -107,7 +107,7 @@ fn steps(options: &Options, data: &Data) -> Result<usize, Failure> {
 }
 
 /// Checks that the memory of the sharded model and of the records is within that of the process.
-/// That of activations depends on what candle does, and is measured.
+/// Activations are not part of the check: candle allocates them, and the run measures their memory.
 fn check_memory(options: &Options, steps: usize, spec: &ModelSpec) -> Result<(), Failure> {
     let with = shared::recipe::model(&options.run).plan_options();
     let plan = Plan::new(spec.clone(), options.run.mesh, with).map_err(Failure::input)?;

@@ -11,7 +11,7 @@ use super::config::ConfigError;
 /// The effect of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
-    /// Value of which the description of the model is made.
+    /// Value that describes the model.
     Read,
     /// Values, as JSON, that the model has. Any other value would change it.
     Only(&'static [&'static str]),

@@ -304,7 +304,13 @@ impl Checkpointed for WholeParameters {
     fn head(&self, spec: &ModelSpec) -> OptimizerHead {
         let updates = self.held.iter().flat_map(|held| held.covered.counts(spec)).collect();
         let kind = self.kind.to_owned();
-        OptimizerHead { kind, options: Value::Null, made_with: None, updates }
+        OptimizerHead {
+            kind,
+            options: Value::Null,
+            made_with: None,
+            updates,
+            is_open: self.held.as_ref().is_some_and(|held| held.covered.is_open()),
+        }
     }
 
     fn is_of(&self, model: &ModelId) -> bool {
