@@ -30,9 +30,15 @@ const HOMES: [(&str, &[&str]); 5] = [
     ("candle-nn", &["hsdp-candle", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];
 
-/// The features, and the crate that may have a feature where only one may. There are none for tests: those use `cfg`.
-const FEATURES: [(&str, Option<&str>); 4] =
-    [("cuda", None), ("nccl", None), ("mpi", None), ("candle-cuda", Some("hsdp-candle"))];
+/// The features, and a crate that may have a feature where not all may. Tests have no features: they
+/// use `cfg`.
+const FEATURES: [(&str, Option<&str>); 5] = [
+    ("cuda", None),
+    ("nccl", None),
+    ("mpi", None),
+    ("candle-cuda", Some("hsdp-candle")),
+    ("candle-cuda", Some("hsdp-models")),
+];
 
 /// Lists of functions in docs/architecture.md, file by file.
 const WAYS: [&str; 2] = ["## A gradient's way", "## The partial's way back"];
