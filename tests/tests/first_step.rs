@@ -7,6 +7,7 @@ use hsdp::{
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::{partly_frozen, three_units};
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use hsdp_tests::support::{slopes, springs};
 
@@ -124,36 +125,46 @@ fn a_step_that_is_skipped_for_overflow_does_not_count() {
     );
 }
 
-/// With these objectives a step without data is applied. It tells nothing about the parameters.
+const APPLIED_WHEN_EMPTY: [Objective; 3] =
+    [Objective::Sum, Objective::Factor(2.0), Objective::RankMean];
+
+/// A step without data is applied with these objectives. It tells nothing about the parameters.
+fn after_a_step_without_data(world: World, options: ModelOptions) -> Result<Update, Error> {
+    let mut model = model(world, &three_units(), options)?;
+    let mut sgd = Sgd::new(&model, SgdOptions::default());
+    let mut empty = model.begin_step(StepOptions::microbatches(1))?;
+    empty.microbatch()?.finish()?;
+    let gradients = empty.finish()?;
+    assert_eq!(sgd.step(&mut model, gradients)?, Update::Applied);
+    step(&mut model, &mut sgd, without_the_spare)
+}
+
 #[test]
 fn a_step_without_data_does_not_count() {
-    let objectives = [Objective::Sum, Objective::Factor(2.0), Objective::RankMean];
-    for objective in objectives {
-        for unused in [Unused::ErrorInFirstStep, Unused::Warn] {
-            let error = outcomes(2, |world| {
-                let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(1, 2)) };
-                let mut model = model(world, &three_units(), options)?;
-                let mut sgd = Sgd::new(&model, SgdOptions::default());
-                let mut empty = model.begin_step(StepOptions::microbatches(1))?;
-                empty.microbatch()?.finish()?;
-                let gradients = empty.finish()?;
-                assert_eq!(sgd.step(&mut model, gradients)?, Update::Applied);
-                step(&mut model, &mut sgd, without_the_spare)
-            });
-            match unused {
-                Unused::Warn => assert_eq!(
-                    common(error.into_iter().map(Result::ok).collect()),
-                    Some(Update::Applied)
-                ),
-                _ => {
-                    let Error::WithoutGradient { step: 1, parameters, .. } = common_error(error)
-                    else {
-                        panic!("{objective:?}")
-                    };
-                    assert_eq!(parameters, [SPARE], "{objective:?}");
-                }
-            }
-        }
+    for objective in APPLIED_WHEN_EMPTY {
+        let options = ModelOptions { objective, ..ModelOptions::on(mesh(1, 2)) };
+        let run = |world| after_a_step_without_data(world, options.clone());
+        let Error::WithoutGradient { step: 1, parameters, .. } = common_error(outcomes(2, run))
+        else {
+            panic!("{objective:?}")
+        };
+        assert_eq!(parameters, [SPARE], "{objective:?}");
+    }
+}
+
+#[test]
+fn a_step_without_data_takes_no_warning() {
+    for objective in APPLIED_WHEN_EMPTY {
+        let unused = Unused::Warn;
+        let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(1, 1)) };
+        let said = Said::default();
+        let warnings = on_ranks(1, |world| {
+            let run = || after_a_step_without_data(world, options.clone());
+            tracing::subscriber::with_default(said.clone(), run)?;
+            Ok(said.warnings().into_iter().map(|(text, _)| text).collect::<Vec<_>>())
+        });
+        let [text] = &warnings[0][..] else { panic!("{objective:?}: {warnings:?}") };
+        assert!(text.contains(&format!("any rank: {SPARE};")), "{text}");
     }
 }
 
