@@ -10,6 +10,8 @@
 //! (a model of Hugging Face), `data` with `batches` and `text`, `report`, `export`, and `shared` (the parts of every program that trains:
 //! ranks, files, checkpoints, signals).
 
+#![expect(clippy::disallowed_macros, reason = "the program has a subscriber")]
+
 mod batches;
 mod data;
 mod export;
