@@ -265,6 +265,13 @@ impl PassHandle {
         self.engine.fabric.unused.set_causes(causes);
     }
 
+    /// Returns whether this step reports parameters without a gradient. An adapter whose autograd
+    /// gives zeros in place of some missing gradients then tells these apart. Not collective.
+    #[must_use]
+    pub fn reports_unused(&self) -> bool {
+        self.engine.reports_unused()
+    }
+
     /// The model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {

@@ -155,6 +155,7 @@ mod storage;
 mod unit;
 mod usage;
 mod variables;
+mod zeros;
 
 pub use builder::var_builder;
 pub use dtype::candle_dtype;

@@ -23,6 +23,7 @@ use crate::ops::Identity;
 use crate::unit::{Backward, Progress, UnitState};
 use crate::usage::{Usage, Watch};
 use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
+use crate::zeros::Cuts;
 
 /// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
 const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
@@ -57,6 +58,7 @@ pub struct Pass<'step> {
     /// Graphs that first runs of recomputed units had.
     first_runs: FirstRuns,
     watch: Watch,
+    cuts: Arc<Cuts>,
     kind: Kind,
 }
 
@@ -103,8 +105,10 @@ impl<'step> Pass<'step> {
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
         handle.explain_unused(CUT);
+        let cuts = Arc::new(Cuts::new(kind == Kind::Training && handle.reports_unused()));
         Ok(Self {
             inner,
+            cuts,
             units: LiveUnits { states, progress },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
@@ -156,23 +160,24 @@ impl<'step> Pass<'step> {
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
         let watch = if input.track_op() { self.watch } else { Watch::Off };
-        let usage = Arc::new(Usage::default());
-        usage.reads(own);
+        let usage = Usage::of(own, &self.cuts);
         own.gather()?;
         let input = match watch {
             Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
         let reader = Reader { pass: self, own, usage: &usage, input };
+        let watched = self.cuts.watched(input)?;
         let output = match self.casts_inputs {
-            true => forward(&reader, &cast_input(input, own.dtype())?)?,
-            false => forward(&reader, input)?,
+            true => forward(&reader, &cast_input(&watched, own.dtype())?)?,
+            false => forward(&reader, &watched)?,
         };
         let output = match output.track_op() {
             true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
             // It may be a view of a parameter, which is freed.
             false => output.copy()?,
         };
+        self.cuts.note(&watched, &output);
         usage.reshard()?;
         Ok(output)
     }
@@ -266,6 +271,7 @@ impl<'step> Pass<'step> {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
+            self.cuts.seek(&reached);
             self.differentiate(loss, &reached, start)?;
         }
         self.finish()?;

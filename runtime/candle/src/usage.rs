@@ -8,14 +8,18 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::unit::UnitState;
+use crate::zeros::{Cuts, are_zeros};
 
 /// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
 /// names.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Usage {
     reads: Mutex<Vec<Arc<UnitState>>>,
     held: Mutex<Vec<Arc<UnitState>>>,
     input_has_gradient: AtomicBool,
+    cuts: Arc<Cuts>,
+    /// Whether the output got zeros that stand for no gradient.
+    is_cut_off: AtomicBool,
 }
 
 /// Whether a hook on the unit's input reports when the backward of this use is over.
@@ -29,6 +33,17 @@ pub(crate) enum Watch {
 }
 
 impl Usage {
+    /// Returns a use of `own` in a pass with these `cuts`.
+    pub(crate) fn of(own: &Arc<UnitState>, cuts: &Arc<Cuts>) -> Arc<Self> {
+        Arc::new(Self {
+            reads: Mutex::new(vec![Arc::clone(own)]),
+            held: Mutex::default(),
+            input_has_gradient: AtomicBool::new(false),
+            cuts: Arc::clone(cuts),
+            is_cut_off: AtomicBool::new(false),
+        })
+    }
+
     /// Notes that this use reads a parameter of `unit`.
     pub(crate) fn reads(&self, unit: &Arc<UnitState>) {
         add(&mut self.reads.lock(), unit);
@@ -55,6 +70,25 @@ impl Usage {
     /// Releases the units that this use holds, after its backward.
     pub(crate) fn release(&self) -> Result<(), Error> {
         self.held.lock().drain(..).try_for_each(|unit| unit.release())
+    }
+
+    /// Notes the gradient of the output, before those of the parameters come.
+    pub(crate) fn note_gradient(&self, gradient: &Tensor) -> candle_core::Result<()> {
+        if self.cuts.were_found() && are_zeros(gradient)? {
+            self.is_cut_off.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Notes that no gradient comes to the input of this use.
+    pub(crate) fn cuts_input(&self) {
+        self.cuts.find();
+    }
+
+    /// Returns the gradient of a parameter; `None` for zeros that come of those of the output.
+    pub(crate) fn real<'a>(&self, gradient: &'a Tensor) -> candle_core::Result<Option<&'a Tensor>> {
+        let is_filler = self.is_cut_off.load(Ordering::Relaxed) && are_zeros(gradient)?;
+        Ok((!is_filler).then_some(gradient))
     }
 
     /// Zeros like `input` at the first call, if candle tracks `input`; else `None`.

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use candle_core::{D, Tensor};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
-use hsdp::{Mesh, ModelOptions, StepOptions, Unused};
-use hsdp_candle::{Error, Pass};
+use hsdp::{Error as RuntimeError, Mesh, ModelOptions, StepOptions, Unused};
+use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
 
 use common::{input, layer, layers, loss_of_layers, sharded, sharded_with, step};
 
@@ -46,6 +48,76 @@ fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
         let error = &errors[0];
         assert!(error.starts_with(&format!("step 0: {named}")), "{error}");
         assert!(error.contains("softmax_last_dim") && error.contains("hsdp_models::nn"), "{error}");
+    }
+}
+
+/// candle gets zeros for an input that a unit cuts off. They do not count as gradients of the units
+/// before it, which run as `unit` or as `recomputed`.
+#[test]
+fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
+    let (strict, first) = (Unused::ErrorOnAnyRank, Unused::default());
+    for (recomputed, unused) in [(false, first), (false, strict), (true, first), (true, strict)] {
+        let ends = hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(4, 4), options);
+            step(&mut model, |pass| {
+                let mut x = input(0, 3, 4);
+                for index in 0..4 {
+                    let forward = move |p: &dyn Parameters, x: &Tensor| match index {
+                        2 => layer(p, index, &softmax_last_dim(x)?),
+                        _ => layer(p, index, x),
+                    };
+                    let name = format!("layer.{index}");
+                    x = match recomputed {
+                        true => pass.recomputed(&name, &x, Arc::new(forward))?,
+                        false => pass.unit(&name, &x, forward)?,
+                    };
+                }
+                x.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        for end in ends {
+            let error = end.expect_err("gradients are missing");
+            let Error::Runtime(runtime) = &error else { panic!("{error}") };
+            let named = match runtime {
+                RuntimeError::WithoutGradient { parameters, .. } => parameters.clone(),
+                RuntimeError::UnusedParameters { parameters, .. } => {
+                    parameters.iter().map(|(name, _)| name.clone()).collect()
+                }
+                other => panic!("{other}"),
+            };
+            let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
+            assert_eq!(named, names, "{recomputed} {unused:?}");
+        }
+    }
+}
+
+/// A head that detaches its input trains itself alone. Zeros are gradients where the loss reaches a
+/// unit by another way: those of a matrix whose product with a matrix of zeros is added, say.
+#[test]
+fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
+    for recomputed in [false, true] {
+        let ends = hsdp::world(2, |world| {
+            let mut model = sharded_with(world, layers(3, 4), ModelOptions::on(mesh()));
+            step(&mut model, |pass| {
+                let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
+                    true => pass.recomputed(name, x, forward),
+                    false => pass.unit(name, x, |p, x| forward(p, x)),
+                };
+                // The gradient of the weight is 0: its factor is.
+                let nothing = Arc::new(|p: &dyn Parameters, x: &Tensor| {
+                    let by = (x.zeros_like()?.matmul(&p.get("layer.0.weight")?))?;
+                    (x + by)?.broadcast_add(&p.get("layer.0.bias")?)
+                });
+                let x = run("layer.0", &input(0, 3, 4), nothing)?;
+                let main = run("layer.1", &x, Arc::new(|p, x| layer(p, 1, x)))?;
+                let aside = run("layer.2", &x, Arc::new(|p, x| layer(p, 2, &x.detach())))?;
+                main.sqr()?.mean_all()? + aside.sqr()?.mean_all()?
+            })
+            .map(drop)
+        });
+        ends.into_iter().for_each(|end| end.expect("all have gradients"));
     }
 }
 

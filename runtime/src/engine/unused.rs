@@ -38,6 +38,15 @@ impl UnusedReports {
     }
 }
 
+/// Returns whether the end of a step that is applied reports parameters without a gradient.
+pub(super) fn is_due(fabric: &Fabric) -> bool {
+    match fabric.options.unused {
+        Unused::ErrorOnAnyRank => true,
+        Unused::ErrorInFirstStep | Unused::Warn => !fabric.unused.is_checked(),
+        Unused::Zeros => false,
+    }
+}
+
 /// Refuses a step with parameters that got no gradient on some rank, under
 /// [`Unused::ErrorOnAnyRank`]. The same on all ranks.
 ///
@@ -68,10 +77,8 @@ pub(super) fn check_each_rank(
 /// [`Error::WithoutGradient`].
 pub(super) fn check_first(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
     let policy = fabric.options.unused;
-    let is_due = matches!(policy, Unused::ErrorInFirstStep | Unused::Warn)
-        && !fabric.unused.is_checked()
-        && agreement.had_data(fabric.options.objective);
-    if !is_due {
+    let is_first = policy != Unused::ErrorOnAnyRank && is_due(fabric);
+    if !is_first || !agreement.had_data(fabric.options.objective) {
         return Ok(());
     }
     let anywhere = agreement.present_anywhere();

@@ -68,8 +68,7 @@ impl Pass<'_> {
         let own = self.find(name)?;
         let forward = self.with_cast(own, forward);
         let input = input.contiguous()?; // as the second run has it
-        let usage = Arc::new(Usage::default());
-        usage.reads(own);
+        let usage = Usage::of(own, &self.cuts);
         own.gather()?;
         let reader = Reader { pass: self, own, usage: &usage, input: &input };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
@@ -104,9 +103,13 @@ impl Pass<'_> {
         if let Some(what) = reached.described() {
             return Err(Error::History { unit: own.name().to_owned(), what });
         }
+        let cuts_input = is_differentiated(input) && !reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
         if !is_differentiated(input) && !reads.iter().any(Read::is_trainable) {
             return Ok(output.detach().copy()?);
+        }
+        if cuts_input {
+            usage.cuts_input();
         }
         await_gradients(usage, &reads);
         let (own, usage) = (Arc::clone(own), Arc::clone(usage));
