@@ -22,8 +22,7 @@ const MOST_WORDS: u64 = 256;
 #[derive(Debug)]
 pub struct Lease {
     store: Store,
-    /// Locked as long as it is open.
-    _locked: File,
+    locked: File,
     /// The steps of generations that a load has found broken.
     broken: BTreeSet<u64>,
 }
@@ -48,7 +47,7 @@ impl Lease {
             }
         }
         name_holder(&mut file, holder).map_err(Error::io("write", &path))?;
-        let lease = Self { store: store.clone(), _locked: file, broken: BTreeSet::new() };
+        let lease = Self { store: store.clone(), locked: file, broken: BTreeSet::new() };
         lease.clean(None)?;
         Ok(lease)
     }
@@ -175,6 +174,15 @@ impl Lease {
             }
         }
         Ok(())
+    }
+}
+
+/// Gives the lock back at once: a process that is being started has a copy of the open file until it
+/// runs its own program.
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Where this fails, the lock ends when the last copy is closed.
+        let _ = self.locked.unlock();
     }
 }
 

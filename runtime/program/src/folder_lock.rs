@@ -14,8 +14,7 @@ const MOST_BYTES: u64 = 20;
 /// process ends, however that happens: the operating system holds the lock.
 #[derive(Debug)]
 pub struct FolderLock {
-    /// Locked as long as it is open.
-    _locked: File,
+    locked: File,
 }
 
 /// The reason for which a folder could not be locked. No file has been changed.
@@ -66,7 +65,16 @@ impl FolderLock {
             }
             Err(TryLockError::Error(error)) => return Err(refused(error)),
         }
-        Ok(Self { _locked: file })
+        Ok(Self { locked: file })
+    }
+}
+
+/// Gives the lock back at once: a process that is being started has a copy of the open file until it
+/// runs its own program.
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Where this fails, the lock ends when the last copy is closed.
+        let _ = self.locked.unlock();
     }
 }
 

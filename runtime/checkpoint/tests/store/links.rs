@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use hsdp_checkpoint::{Disk, Error, Folder, Generation, LinkedDisk};
-use std::sync::Arc;
 
 use super::fixture::{Fixture, elements, read};
 
@@ -46,6 +48,23 @@ fn a_lease_that_is_a_fifo_is_refused_at_once() {
     make_fifo(&fixture.folder.path().join("lease"));
     let told = told(fixture.store().lease("test"));
     assert!(told.ends_with("it is not a regular file"), "{told}");
+}
+
+/// A process that is being started has the open files of this one for a moment.
+#[test]
+fn a_lease_that_was_given_back_is_free_whatever_processes_begin() {
+    let fixture = Fixture::new();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                Command::new("true").status().expect("it runs");
+            }
+        });
+        let taken = (0..500).try_for_each(|_| fixture.store().lease("test").map(drop));
+        is_over.store(true, Ordering::Relaxed);
+        taken.expect("free");
+    });
 }
 
 #[test]
