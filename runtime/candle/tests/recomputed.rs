@@ -17,8 +17,8 @@ use hsdp::{
 use hsdp_candle::{Error, Parameters, Pass, Units, record, var_builder};
 
 use common::{
-    Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded, step,
-    words,
+    Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded,
+    sharded_with, step, words,
 };
 use llama::{Block, Config, Head, Llama, embed_tokens};
 
@@ -277,7 +277,11 @@ fn an_input_that_has_no_effect_gets_zeros() {
     let mut want = plain_gradients(&layers(2, 4), |plain| loss(plain));
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
     want.insert("layer.0.bias".to_owned(), vec![0.0; 4]);
-    let mut model = alone(layers(2, 4));
+    let options = ModelOptions {
+        unused: Unused::Zeros,
+        ..ModelOptions::on(Mesh::new(1, 1).expect("one rank"))
+    };
+    let mut model = sharded_with(World::single(), layers(2, 4), options);
     let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
     assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
 }

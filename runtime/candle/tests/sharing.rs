@@ -118,7 +118,9 @@ fn an_input_that_the_forward_does_not_differentiate_gets_zeros() {
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
     want.insert("layer.0.bias".to_owned(), vec![0.0; 4]);
     hsdp::world(2, |world| {
-        let mut model = sharded(world, layers(2, 4), Mesh::new(1, 2).expect("two shards"));
+        let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+        let options = ModelOptions { unused: Unused::Zeros, ..on };
+        let mut model = sharded_with(world, layers(2, 4), options);
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
     });
