@@ -3,7 +3,7 @@
     python3 -m pip install torch transformers safetensors
     golden=runtime/models/tests/golden_decoders
     for family in gemma2 llama mistral olmo2 phi3 qwen2 qwen3 smollm3; do
-        cargo run --release --example finetune_llama -- --model $golden/$family/model --mesh 2x2 \\
+        cargo run --release --example finetune -- --model $golden/$family/model --mesh 2x2 \\
             --batches $golden/$family/batches.safetensors --export EXPORTS/$family/tuned
     done
     HSDP_EXPORTS=EXPORTS cargo test --release -p hsdp-models --test decoder -- --ignored logits_of_exports

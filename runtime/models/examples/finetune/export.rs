@@ -1,4 +1,4 @@
-//! `--export`: the trained model as a folder of Hugging Face.
+//! `--export`: the trained model as a folder of transformers.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

@@ -1,8 +1,8 @@
-"""Compares what `finetune_llama --export` wrote with the run that wrote it, by transformers.
+"""Compares what `finetune --export` wrote with the run that wrote it, by transformers.
 
     python3 -m pip install torch transformers safetensors
-    cargo run --release --example finetune_llama -- --model MODEL --batches FILE.safetensors --out RUN --export TUNED
-    python3 runtime/models/tests/finetune_llama/transformers_agree.py TUNED FILE.safetensors RUN
+    cargo run --release --example finetune -- --model MODEL --batches FILE.safetensors --out RUN --export TUNED
+    python3 runtime/models/tests/finetune/transformers_agree.py TUNED FILE.safetensors RUN
 
 transformers reads the folder TUNED and computes the mean loss of the held-out sequences in f32; the run has it in
 RUN/summary.json as `eval_loss_after`. It fails if they differ by more than 1e-5 of their value.
@@ -26,5 +26,5 @@ with torch.no_grad():
 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100).item()
 ours = json.loads((pathlib.Path(run) / "summary.json").read_text())["eval_loss_after"]
 difference = abs(loss - ours) / loss
-print(f"transformers {loss:.7f}, finetune_llama {ours:.7f}, relative difference {difference:.1e}")
+print(f"transformers {loss:.7f}, finetune {ours:.7f}, relative difference {difference:.1e}")
 sys.exit(difference > 1e-5)

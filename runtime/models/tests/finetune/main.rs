@@ -1,0 +1,7 @@
+//! The example as a program: a folder of transformers in, another out, and its refusals.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod place;
+mod refusals;
+mod training;
