@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
-    Ema, Error, Evaluation, Mesh, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
-    WorldOptions,
+    Ema, Error, Evaluation, Mesh, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel,
+    StepOptions, World, WorldOptions,
 };
 use hsdp_comm::{Between, Channel, Pending, Tag};
 use hsdp_tests::support::models::three_units;
