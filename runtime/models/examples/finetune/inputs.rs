@@ -69,8 +69,9 @@ impl Inputs {
         let out = options.run.out.as_deref().filter(|_| ranks.has_first());
         let output = out.map(|folder| Output::create(folder, recorder)).transpose()?;
         let to = options.export.as_deref().filter(|_| ranks.has_first());
-        let export =
-            to.map(|to| Export::prepare(to, folder.as_ref(), decoder.config())).transpose()?;
+        let export = to
+            .map(|to| Export::prepare(to, folder.as_ref(), decoder.config(), &recorded))
+            .transpose()?;
         let signals = Signals::default();
         Ok((
             Self { options, steps, data, decoder, recorded, spec, folder, signals, export },

@@ -10,7 +10,7 @@
 //!
 //! In reading order: `train` (a rank's whole work, the code to copy into a program of your own),
 //! `options`, `recipe`, `optimizers`, `inputs`, `folder` (a model of transformers), `data` with
-//! `batches` and `text`, `report`, `export`, and `shared` (the parts of every program
+//! `batches` and `text`, `report`, `export` with `peft`, and `shared` (the parts of every program
 //! that trains: ranks, files, checkpoints, signals).
 
 mod batches;
@@ -20,6 +20,7 @@ mod folder;
 mod inputs;
 mod optimizers;
 mod options;
+mod peft;
 mod recipe;
 mod report;
 #[path = "../shared/mod.rs"]

@@ -78,8 +78,8 @@ pub(crate) struct Options {
 
     /// Folder for the trained model, which transformers and candle read: config.json,
     /// model.safetensors in f32, and the other files of --model; with --lora the model as it was (on
-    /// the CPU rounded to --param-dtype, if that has 16 bits), and adapters.safetensors; files
-    /// of these names are replaced
+    /// the CPU rounded to --param-dtype, if that has 16 bits), adapters.safetensors, and the folder
+    /// peft with the adapters as PEFT reads them; files of these names are replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) export: Option<PathBuf>,
 }

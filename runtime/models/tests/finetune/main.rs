@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod families;
 mod place;
 mod refusals;
 mod training;

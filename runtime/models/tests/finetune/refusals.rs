@@ -214,6 +214,7 @@ fn an_export_beside_files_of_another_model_is_one_line() {
         "model-00001-of-00002.safetensors",
         "adapter_config.json",
         "adapters.safetensors",
+        "peft",
     ] {
         let place = Place::new();
         fs::create_dir(place.path("tuned")).expect("a folder");
