@@ -96,10 +96,13 @@ impl<'model> Step<'model> {
     ///
     /// # Errors
     /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`, [`Error::WeightOverflow`] if the
-    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`] and [`Error::UnusedParameters`] as the model's options say. In a step
-    /// without a given number of microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and [`Error::UnevenInputs`] if
-    /// ranks differ and the model's [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
-    /// finished, or an earlier call of the step failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails.
+    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`], [`Error::WithoutGradient`] and
+    /// [`Error::UnusedParameters`] as the model's options say. In a step without a given number of
+    /// microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and
+    /// [`Error::UnevenInputs`] if ranks differ and the model's [`Uneven`](crate::Uneven) refuses that.
+    /// [`Error::Misuse`] if a microbatch is missing or not finished, or an earlier call of the step
+    /// failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated;
+    /// [`Error::Comm`] if a collective fails.
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)
     }

@@ -8,7 +8,8 @@ use hsdp_tests::support::modules::Imports;
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 10] = [
+    &["hsdp-warnings"],
     &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-flight"],
@@ -29,7 +30,8 @@ const HOMES: [(&str, &[&str]); 5] = [
     ("candle-nn", &["hsdp-candle", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];
 
-/// The features, and the crates that may have a feature where not all may. Tests use `cfg` instead.
+/// The features, and the crates that may have a feature where not all may. Tests have no features:
+/// they use `cfg`.
 const FEATURES: [(&str, Option<&[&str]>); 4] = [
     ("cuda", None),
     ("nccl", None),

@@ -347,7 +347,7 @@ impl Drop for LiveUnits {
         self.progress.end_forward();
         for unit in &self.states {
             if let Err(error) = unit.end() {
-                tracing::error!(%error, "a unit could not be freed");
+                hsdp_warnings::error!(%error, "a unit could not be freed");
             }
         }
     }

@@ -16,26 +16,35 @@ fn mesh() -> Mesh {
 /// A softmax of candle_nn after the second layer: the first two get no gradient, and the loss still falls.
 #[test]
 fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
-    let ends = hsdp::world(2, |world| {
-        let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh()) };
-        let mut model = sharded_with(world, layers(3, 4), options);
-        step(&mut model, |pass| {
-            let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
-            let x = pass.unit("layer.1", &x, |p, x| softmax_last_dim(&layer(p, 1, x)?))?;
-            pass.unit("layer.2", &x, |p, x| layer(p, 2, x))?.sqr()?.mean_all()
-        })
-        .map(drop)
-    });
-    for end in ends {
-        let error = end.expect_err("gradients are missing").to_string();
-        for layer in 0..2 {
-            for name in ["weight", "bias"] {
-                let named =
-                    format!("parameter layer.{layer}.{name} got no gradient on ranks [0, 1]");
-                assert!(error.contains(&named), "{error}");
+    for unused in [Unused::default(), Unused::ErrorOnAnyRank] {
+        let ends = hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(3, 4), options);
+            step(&mut model, |pass| {
+                let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+                let x = pass.unit("layer.1", &x, |p, x| softmax_last_dim(&layer(p, 1, x)?))?;
+                pass.unit("layer.2", &x, |p, x| layer(p, 2, x))?.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
+        let named = match unused {
+            Unused::ErrorOnAnyRank => {
+                let named = |name| format!("parameter {name} got no gradient on ranks [0, 1]");
+                names.map(named).join("; ")
             }
-        }
-        assert!(!error.contains("layer.2"), "{error}");
+            _ => {
+                let head = "4 of 6 trainable parameters got no gradient on any rank";
+                format!("{head}: {}. ", names.join(", "))
+            }
+        };
+        let errors: Vec<_> = ends
+            .into_iter()
+            .map(|end| end.expect_err("gradients are missing").to_string())
+            .collect();
+        assert_eq!(errors[0], errors[1]);
+        let error = &errors[0];
+        assert!(error.starts_with(&format!("step 0: {named}")), "{error}");
         assert!(error.contains("softmax_last_dim") && error.contains("hsdp_models::nn"), "{error}");
     }
 }

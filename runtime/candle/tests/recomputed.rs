@@ -12,7 +12,7 @@ use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Linear, Module, embedding};
 use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
-    Unit, World,
+    Unit, Unused, World,
 };
 use hsdp_candle::{Error, Parameters, Pass, Units, record, var_builder};
 
@@ -63,7 +63,8 @@ impl Case<'_> {
         let mesh: Mesh = self.mesh.parse().expect("a mesh");
         let precision =
             Precision { output: Some(HsdpDType::F32), ..Precision::compute_in(self.dtype) };
-        let options = ModelOptions { precision, ..ModelOptions::on(mesh) };
+        let unused = Unused::Zeros;
+        let options = ModelOptions { precision, unused, ..ModelOptions::on(mesh) };
         let ranks = hsdp::world(mesh.world_size(), |world: World| {
             let rank = world.rank().index();
             let mut model = common::sharded_with(world, self.spec.clone(), options.clone());
@@ -298,7 +299,10 @@ fn an_input_that_is_a_view_is_made_contiguous_for_both_runs() {
 fn collectives_are_those_of_units_that_keep_their_tensors() {
     let events = |which: fn(&str) -> bool| {
         hsdp::world(2, move |world| {
-            let mut model = sharded(world, layers(3, 4), Mesh::new(1, 2).expect("two shards"));
+            let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+            // No unit uses its bias.
+            let options = ModelOptions { unused: Unused::Zeros, ..on };
+            let mut model = common::sharded_with(world, layers(3, 4), options);
             model.record_events();
             let loss = |pass: &Pass<'_>| {
                 let runner = Runner { units: pass, which };

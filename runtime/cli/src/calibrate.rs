@@ -9,8 +9,8 @@ use hsdp_program::file::Output;
 use hsdp_program::stderr::in_one_line;
 use hsdp_program::{file, print};
 use hsdp_simulator::{
-    AllReduceRow, Fit, Machine, Measurements, StepRow, Time, Workload, fit, read_all_reduces,
-    read_steps,
+    AllReduceRow, Fit, Machine, Measurements, Placed, Placing, StepRow, Time, fit,
+    read_all_reduces, read_steps,
 };
 
 use crate::machine;
@@ -27,7 +27,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MACHINE", default_value = "a100-node")]
     machine: String,
 
-    /// Measured times of training steps, as CSV (SIMULATE.md), of at most 16 MiB
+    /// Measured times of training steps, as CSV (SIMULATE.md), of at most 16 MiB, 250,000 layers,
+    /// and 500,000 units, each counted for each kind of ranks
     #[arg(long, value_name = "CSV")]
     steps: PathBuf,
 
@@ -55,13 +56,18 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         machine = fitted.machine;
     }
     let rows = read(&options.steps, read_steps)?;
-    let workload = |(row, time): &(StepRow, Time)| match row.workload() {
+    let mut placing = Placing::new(&machine);
+    let place = |(row, time): &(StepRow, Time)| match row
+        .workload()
+        .and_then(|step| placing.place(&step))
+    {
         Ok(step) => Ok((step, *time)),
         Err(error) => Err(format!("{}: {row}: {error}", options.steps.display())),
     };
-    let workloads = rows.iter().map(workload).collect::<Result<Vec<_>, _>>()?;
+    let steps = rows.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+    placing.check_fit().map_err(|error| format!("{}: {error}", options.steps.display()))?;
     let of = StepRow::numbers(&machine);
-    let fitted = fit_table(&options.steps, &workloads, |it| fit(&machine, of, it, predict_step))?;
+    let fitted = fit_table(&options.steps, &steps, |it| fit(&machine, of, it, predict_step))?;
     told.add("steps", &rows, &fitted);
     out.write_all(fitted.machine.to_toml()).map_err(cannot_write)?;
     let wrote = in_one_line(options.out.display());
@@ -76,8 +82,8 @@ fn predict_all_reduce(
     row.predict(machine)
 }
 
-fn predict_step(machine: &Machine, workload: &Workload) -> Result<Time, hsdp_simulator::Error> {
-    workload.time(machine)
+fn predict_step(machine: &Machine, step: &Placed) -> Result<Time, hsdp_simulator::Error> {
+    step.time(machine)
 }
 
 /// A fit to the rows of a file; its errors name the file.

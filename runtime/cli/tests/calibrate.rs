@@ -103,3 +103,17 @@ fn tables_that_are_too_large_are_refused() {
     let missing = folder.refused(&["--steps", &folder.path("missing.csv")]);
     assert!(missing.starts_with("hsdp: DIR/missing.csv: "), "{missing}");
 }
+
+/// Groups of 11 ranks lie on machines of 8 cards in ten ways.
+#[test]
+fn fits_that_would_take_too_long_are_refused() {
+    let folder = Folder::new();
+    let header = "gpus,shards,global_batch,micro_batch,width,heads,layers,context,step_ms";
+    let rows = (0..5).map(|row| format!("9999,11,9999,1,64,4,10000,64,{}", 100 + row));
+    let lines: Vec<_> = [header.to_owned()].into_iter().chain(rows).collect();
+    let table = folder.table("steps.csv", &lines);
+    assert_eq!(
+        folder.refused(&["--steps", &table, "--machine", "a100-cluster"]),
+        "hsdp: DIR/steps.csv: 5 rows with 500100 units, each counted for each kind of ranks: at most 500000 are fitted"
+    );
+}

@@ -28,6 +28,8 @@ use crate::{Error, WorkCost};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Computation {
     units: Vec<UnitShapes>,
+    /// By unit: whether it has the shapes of the unit before it, and so its costs.
+    repeats: Vec<bool>,
     /// The products with aliases of matrices, such as a tied head. They follow the last unit in the forward.
     tied: Vec<Tied>,
     /// The results of the last product, by token: those of which the loss is computed.
@@ -59,7 +61,8 @@ impl Computation {
         let of_units = units.iter().filter_map(of_unit);
         let of_tied = tied.iter().map(|tied| (tied.product.larger(), tied.compute));
         let (classes, classes_in) = of_units.chain(of_tied).last().unwrap_or_default();
-        Ok(Self { units, tied, classes, classes_in })
+        let repeats = (0..units.len()).map(|it| it > 0 && units[it] == units[it - 1]).collect();
+        Ok(Self { units, repeats, tied, classes, classes_in })
     }
 
     fn products(&self) -> impl Iterator<Item = &Product> {
@@ -107,6 +110,33 @@ impl Computation {
         kernels.compute_in(unit.compute.unwrap_or(batch.dtype));
         kernels.backward(unit, batch);
         kernels.cost()
+    }
+
+    /// Returns the cost of each unit's forward.
+    pub(crate) fn forwards(&self, batch: &Batch, on: &Processor) -> Vec<WorkCost> {
+        self.of_units(|unit| self.forward(unit, batch, on))
+    }
+
+    /// Returns the cost of each unit's backward.
+    pub(crate) fn backwards(&self, batch: &Batch, on: &Processor) -> Vec<WorkCost> {
+        let mut costs = self.of_units(|unit| self.backward(unit, batch, on));
+        // Tied products are in that of the last unit alone.
+        if let (Some(last), [.., true]) = (costs.last_mut(), &*self.repeats) {
+            *last = self.backward(UnitId::new(self.units.len() - 1), batch, on);
+        }
+        costs
+    }
+
+    /// Returns the costs of all units. A unit with the shapes of the one before has its cost.
+    fn of_units(&self, cost: impl Fn(UnitId) -> WorkCost) -> Vec<WorkCost> {
+        let mut last = WorkCost::default();
+        let of_unit = |(unit, repeats): (usize, &bool)| {
+            if !repeats {
+                last = cost(UnitId::new(unit));
+            }
+            last
+        };
+        self.repeats.iter().enumerate().map(of_unit).collect()
     }
 
     /// The bytes that a unit's forward keeps for its backward in a microbatch. Parameters are not among them.

@@ -72,6 +72,12 @@ pub enum Error {
         /// The problem, with all numbers.
         problem: String,
     },
+    /// Measured steps would take too long to predict, or to fit numbers to.
+    #[error("{problem}")]
+    TooLarge {
+        /// The problem, with all numbers.
+        problem: String,
+    },
     /// A step takes the longest time or longer.
     #[error("the step takes 213 days or longer: it is not simulated")]
     TooLong,
@@ -87,7 +93,7 @@ pub enum Error {
         /// Tokens of a sequence.
         context: usize,
     },
-    /// A search has too many candidates, or plans that take too long. No work was done.
+    /// A search has too many candidates, or plans or simulations that take too long.
     #[error("{problem}")]
     SearchTooLarge {
         /// The problem, with all numbers.

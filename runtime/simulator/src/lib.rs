@@ -34,7 +34,7 @@ pub use self::order::{
     Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
     Step, Work,
 };
-pub use self::prediction::{Prediction, StepMemory, Workload};
+pub use self::prediction::{Placed, Placing, Prediction, StepMemory, Workload};
 pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{
     Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams, Timing,

@@ -3,6 +3,7 @@
 mod memory;
 mod of_row;
 mod on_machine;
+mod placed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use hsdp_sharding::{Offload, Plan};
 
 pub use self::memory::StepMemory;
 pub(crate) use self::on_machine::{Groups, OnMachine, check_update, update_cost};
+pub use self::placed::{Placed, Placing};
 use crate::order::{Data, LossScale, Microbatches, Order, Placement, Step};
 use crate::simulation::{Costs, Orders, Timing, simulate_among};
 use crate::{Batch, Computation, Error, Level, Machine, Time};
@@ -103,8 +105,7 @@ impl Workload {
         groups: &Arc<Groups>,
     ) -> Result<Timing, Error> {
         let costs = OnMachine::among(self, machine, Arc::clone(groups))?;
-        let timing = simulate_among(&self.orders(machine), &costs, groups.colors.clone())?;
-        if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
+        checked(simulate_among(&self.orders(machine), &costs, groups.colors.clone())?)
     }
 
     /// The costs of its actions on a machine.
@@ -152,6 +153,11 @@ impl Workload {
             memory: StepMemory::of(self, placement(machine)),
         }
     }
+}
+
+/// Refuses a timing that has reached the longest time.
+fn checked(timing: Timing) -> Result<Timing, Error> {
+    if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
 }
 
 /// The memory that holds the model.

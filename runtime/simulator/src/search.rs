@@ -19,6 +19,8 @@ mod bound;
 mod candidate;
 mod fitting;
 mod space;
+#[cfg(test)]
+mod tests;
 mod unfit;
 
 use std::collections::{BTreeMap, HashMap};
@@ -87,22 +89,37 @@ impl Search {
     /// Searches a space for its `top` best steps. The result depends on the arguments alone.
     ///
     /// # Errors
-    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooLong`] if all steps that fit
-    /// are; those of a plan, and of [`Workload::predict`].
+    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`], also if the budget of simulations leaves
+    /// the list empty; [`Error::TooLong`] if all steps that fit are; those of a plan, and of
+    /// [`Workload::predict`].
     pub fn of(space: &Space<'_>, top: NonZeroUsize) -> Result<Self, Error> {
+        Self::within(space, top, BUDGET)
+    }
+
+    /// Searches a space with a budget of simulations, in kinds of ranks and units.
+    fn within(space: &Space<'_>, top: NonZeroUsize, budget: u64) -> Result<Self, Error> {
         let fitting = Fitting::of(space)?;
-        let mut searching = Searching::new(&fitting);
+        let mut searching = Searching::new(&fitting, budget);
         searching.find_fastest()?;
         let best = searching.list(top)?;
         let cells = searching.cells()?;
-        if fitting.fits.is_empty() || searching.fastest > 0.0 {
-            let (simulated, over_budget) = searching.counts();
-            let Searching { fastest, error, .. } = searching;
-            let Fitting { unfit, candidates, .. } = fitting;
-            Ok(Self { error, fastest, best, cells, unfit, candidates, simulated, over_budget })
-        } else {
-            Err(Error::TooLong)
+        let (simulated, over_budget) = searching.counts();
+        let fits = fitting.fits.len();
+        if best.is_empty() && over_budget > 0 {
+            return Err(Error::SearchTooLarge {
+                problem: format!(
+                    "{fits} candidates fit, and a search has no time to simulate {over_budget} of \
+                     them, so it cannot list any: simulations take at most {budget} units, each \
+                     counted for each kind of ranks; search fewer ranks, or a smaller model"
+                ),
+            });
         }
+        if fits > 0 && searching.fastest == 0.0 {
+            return Err(Error::TooLong);
+        }
+        let Searching { fastest, error, .. } = searching;
+        let Fitting { unfit, candidates, .. } = fitting;
+        Ok(Self { error, fastest, best, cells, unfit, candidates, simulated, over_budget })
     }
 }
 
@@ -126,11 +143,12 @@ struct Searching<'a> {
     known: Vec<Known>,
     /// Candidates, those with the highest bound first.
     by_bound: Vec<u32>,
+    budget: u64,
     spent: u64,
 }
 
 impl<'a> Searching<'a> {
-    fn new(fitting: &'a Fitting<'a>) -> Self {
+    fn new(fitting: &'a Fitting<'a>, budget: u64) -> Self {
         let fits = &fitting.fits;
         let mut by_bound: Vec<u32> = fitting.indices().collect();
         by_bound.sort_by(|one, other| {
@@ -139,7 +157,7 @@ impl<'a> Searching<'a> {
         });
         let error = fitting.space.machine.stated_error(fitting.space.ranks);
         let known = vec![Known::Bound; fits.len()];
-        Self { fitting, error, fastest: 0.0, known, by_bound, spent: 0 }
+        Self { fitting, error, fastest: 0.0, known, by_bound, budget, spent: 0 }
     }
 
     fn fit(&self, index: u32) -> &'a Fit {
@@ -170,7 +188,7 @@ impl<'a> Searching<'a> {
         let colors = self.fitting.groups_of(fit).colors.len() as u64;
         let units = self.fitting.space.spec.units().len() as u64;
         let spent = self.spent.saturating_add(units.saturating_mul(colors + OF_PLAN));
-        let suffices = spent as f64 <= BUDGET as f64 * part;
+        let suffices = spent as f64 <= self.budget as f64 * part;
         if suffices {
             self.spent = spent;
         }

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp_sharding::{Mesh, Rank};
 
+#[cfg(test)]
+pub(crate) use self::actions::actions_done;
 use self::actions::{Ranks, World};
 pub(crate) use self::colors::Colors;
 pub use self::costs::{Costs, Level, OperationCost, WorkCost};

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::Path;
 
 use hsdp_program::print;
-use hsdp_simulator::{Errors, Machine, read_steps};
+use hsdp_simulator::{Errors, Machine, Placing, read_steps};
 
 use crate::calibrate;
 use crate::outcome::Outcome;
@@ -12,9 +12,10 @@ use crate::outcome::Outcome;
 /// Prints the prediction of each row of a table of measured steps, and the errors of all.
 pub(super) fn run(table: &Path, machine: &Machine) -> Result<Outcome, Box<dyn Error>> {
     let rows = calibrate::read(table, read_steps)?;
+    let mut placing = Placing::new(machine);
     let (mut text, mut pairs) = (String::new(), Vec::new());
     for (row, measured) in &rows {
-        let predicted = row.workload().and_then(|step| step.time(machine));
+        let predicted = row.workload().and_then(|step| placing.place(&step)?.time(machine));
         let predicted =
             predicted.map_err(|error| format!("{}: {row}: {error}", table.display()))?;
         let error = 100.0 * Errors::of([(predicted, *measured)]).relative[0];

@@ -13,6 +13,8 @@
 //! `batches` and `text`, `report`, `export` with `peft`, and `shared` (the parts of every program
 //! that trains: ranks, files, checkpoints, signals).
 
+#![expect(clippy::disallowed_macros, reason = "the program has a subscriber")]
+
 mod batches;
 mod data;
 mod export;

@@ -10,6 +10,12 @@
 //! trains: ranks, files, checkpoints, signals). The modules import each other through `super`, because `tests/verify.rs` includes this
 //! file as a module to run `tests`.
 
+#![allow(
+    clippy::disallowed_macros,
+    reason = "the program has a subscriber; a test includes this file as a module, where an \
+              expectation would not hold"
+)]
+
 mod bounds;
 mod inputs;
 mod options;

@@ -1,6 +1,6 @@
 //! The computation of a whole microbatch.
 
-use hsdp_sharding::{Role, UnitId};
+use hsdp_sharding::Role;
 
 use super::shapes::Product;
 use super::{Attention, Batch, Computation, Processor, Scores};
@@ -10,9 +10,7 @@ impl Computation {
     /// Sums the costs of a microbatch: all of its kernels, and all launches of the host.
     #[must_use]
     pub(crate) fn of_microbatch(&self, batch: &Batch, on: &Processor) -> WorkCost {
-        let units = (0..self.units.len()).map(UnitId::new);
-        let costs =
-            units.flat_map(|it| [self.forward(it, batch, on), self.backward(it, batch, on)]);
+        let costs = self.forwards(batch, on).into_iter().chain(self.backwards(batch, on));
         let sum = |sum: WorkCost, cost: WorkCost| WorkCost {
             host: sum.host + cost.host,
             device: sum.device + cost.device,

@@ -1,5 +1,6 @@
 //! The costs of a step's actions on a machine.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -11,7 +12,10 @@ use crate::collective::exchange_time;
 use crate::computation::update_bytes;
 use crate::order::{Members, Operation, Work};
 use crate::simulation::{Colors, Costs, OperationCost, WorkCost};
-use crate::{Collective, Error, Level, Machine, Processor, Shape, Shapes, Time, collective_cost};
+use crate::{
+    Batch, Collective, Computation, Error, Level, Machine, Processor, Shape, Shapes, Time,
+    collective_cost,
+};
 
 /// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share
 /// them.
@@ -83,6 +87,9 @@ pub(crate) struct OnMachine<'a> {
     loss: WorkCost,
     norm: WorkCost,
     update: WorkCost,
+    /// By collective, its last cost with its bytes and its shape. Units that follow each other are
+    /// often alike.
+    last: [Cell<Option<(u64, usize, OperationCost)>>; 4],
 }
 
 impl<'a> OnMachine<'a> {
@@ -105,31 +112,51 @@ impl<'a> OnMachine<'a> {
         machine: &'a Machine,
         groups: Arc<Groups>,
     ) -> Result<Self, Error> {
-        let Workload { plan, computation, batch, .. } = workload;
-        check_update(plan)?;
-        let mesh = plan.mesh();
-        let processor = Processor::new(machine, batch.dtype, mesh.world_size())?;
-        let units = || plan.spec().unit_ids();
+        let sizes = Sizes::of(&workload.plan, workload.offload)?;
+        Self::of(&workload.computation, &workload.batch, &sizes, machine, groups)
+    }
+
+    /// Returns the costs of a step of a plan with these sizes.
+    ///
+    /// # Errors
+    /// [`Error::Computation`] as [`Workload::predict`].
+    pub(super) fn of(
+        computation: &Computation,
+        batch: &Batch,
+        sizes: &Sizes,
+        machine: &'a Machine,
+        groups: Arc<Groups>,
+    ) -> Result<Self, Error> {
+        let processor = Processor::new(machine, batch.dtype, sizes.mesh.world_size())?;
+        let units = || sizes.units.iter();
         let pass = |bytes: u64| processor.pass(bytes);
-        let shard_of = |unit: UnitId| plan.layout(unit).trainable().shard_len as u64;
-        let full_of = |unit: UnitId| plan.layout(unit).trainable().len as u64;
-        let gradient = |unit: UnitId| plan.compute_dtype(unit).size_bytes() as u64;
         let word = DType::F32.size_bytes() as u64;
         Ok(Self {
             machine,
             groups,
-            forward: units().map(|unit| computation.forward(unit, batch, &processor)).collect(),
-            backward: units().map(|unit| computation.backward(unit, batch, &processor)).collect(),
-            accumulate: units().map(|it| pass(full_of(it) * (gradient(it) + 2 * word))).collect(),
-            fold: units().map(|it| pass(shard_of(it) * 3 * word)).collect(),
+            forward: computation.forwards(batch, &processor),
+            backward: computation.backwards(batch, &processor),
+            accumulate: units().map(|it| pass(it.full * (it.gradient + 2 * word))).collect(),
+            fold: units().map(|it| pass(it.shard * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
-            norm: pass(units().map(shard_of).sum::<u64>() * word),
-            update: update_cost(plan, workload.offload, machine, &processor),
+            norm: pass(units().map(|it| it.shard).sum::<u64>() * word),
+            update: sizes.update.cost(sizes.mesh, machine, &processor),
+            last: Default::default(),
         })
     }
 
-    /// The cost of an operation that moves tensors, of a group of `members` ranks.
-    fn moved(&self, collective: Collective, bytes: u64, shape: &Shape) -> OperationCost {
+    /// Returns the cost of an operation that moves tensors in a group of this shape.
+    fn moved(&self, collective: Collective, bytes: u64, shape: usize) -> OperationCost {
+        let last = &self.last[collective as usize];
+        if let Some((_, _, cost)) = last.get().filter(|it| (it.0, it.1) == (bytes, shape)) {
+            return cost;
+        }
+        let cost = self.moved_among(collective, bytes, &self.groups.shapes[shape]);
+        last.set(Some((bytes, shape, cost)));
+        cost
+    }
+
+    fn moved_among(&self, collective: Collective, bytes: u64, shape: &Shape) -> OperationCost {
         let cost = collective_cost(self.machine, shape, collective, bytes);
         let issue = time(self.machine.calls.issue.value());
         match self.machine.device() {
@@ -151,16 +178,16 @@ impl Costs for OnMachine<'_> {
     }
 
     fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
-        let shape = &self.groups.shapes[shape];
+        let placed = &self.groups.shapes[shape];
         let bytes = operation.bytes();
-        let all = bytes.saturating_mul(shape.members() as u64);
+        let all = || bytes.saturating_mul(placed.members() as u64);
         match (operation.channel, operation.op) {
             (Channel::Control, _) => OperationCost {
                 host: time(self.machine.calls.issue.value()),
-                link: exchange_time(self.machine, shape),
+                link: exchange_time(self.machine, placed),
                 busy: [Time::ZERO; 2],
             },
-            (_, Op::AllGather) => self.moved(Collective::AllGather, all, shape),
+            (_, Op::AllGather) => self.moved(Collective::AllGather, all(), shape),
             (_, Op::ReduceScatter) => self.moved(Collective::ReduceScatter, bytes, shape),
             _ => self.moved(Collective::AllReduce, bytes, shape),
         }
@@ -203,34 +230,94 @@ fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
     params.filter(|(_, param)| param.role == Role::Trainable)
 }
 
-/// The update of a rank's shards: bytes through its memory; or of the host's, of which each card has an equal part, with those that go there
-/// before and come back after.
+/// Sizes of a plan on which the costs of its actions depend.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    pub(super) mesh: Mesh,
+    units: Vec<UnitSizes>,
+    update: UpdateSizes,
+}
+
+/// Trained elements of a unit in a rank's shard and in all, and bytes of an element's gradient.
+#[derive(Clone, Copy, Debug)]
+struct UnitSizes {
+    shard: u64,
+    full: u64,
+    gradient: u64,
+}
+
+impl Sizes {
+    /// Returns the sizes of a plan with a part of the model in the host's memory.
+    ///
+    /// # Errors
+    /// Those of [`check_update`].
+    pub(super) fn of(plan: &Plan, offload: Offload) -> Result<Self, Error> {
+        check_update(plan)?;
+        let of_unit = |unit: UnitId| {
+            let trained = plan.layout(unit).trainable();
+            let gradient = plan.compute_dtype(unit).size_bytes() as u64;
+            UnitSizes { shard: trained.shard_len as u64, full: trained.len as u64, gradient }
+        };
+        let units = plan.spec().unit_ids().map(of_unit).collect();
+        Ok(Self { mesh: plan.mesh(), units, update: UpdateSizes::of(plan, offload) })
+    }
+
+    /// Returns the number of units.
+    pub(super) const fn units(&self) -> usize {
+        self.units.len()
+    }
+}
+
+/// Bytes of a rank's update.
+#[derive(Clone, Copy, Debug)]
+struct UpdateSizes {
+    /// Bytes that pass through the memory that holds the optimizer.
+    passed: f64,
+    /// Bytes that a device moves to the host before, and back after. `None` if it updates itself.
+    moved: Option<f64>,
+}
+
+impl UpdateSizes {
+    fn of(plan: &Plan, offload: Offload) -> Self {
+        let share = 1.0 / plan.mesh().shard_size() as f64;
+        let sum = |bytes: &dyn Fn(DType, &Param) -> f64| -> f64 {
+            let of_param =
+                |(copy, param): (DType, &Param)| param.numel() as f64 * bytes(copy, param);
+            trained(plan).map(of_param).sum::<f64>() * share
+        };
+        let word = DType::F32.size_bytes() as f64;
+        // Gradients there; with the state alone offloaded parameters there, too, and parameters
+        // back.
+        let moved = match offload {
+            Offload::None => None,
+            Offload::All => Some(sum(&|copy, _| word + copy.size_bytes() as f64)),
+            _ => Some(sum(&|_, _| 3.0 * word)),
+        };
+        Self { passed: sum(&|copy, param| update_bytes(param.state, DType::F32, copy)), moved }
+    }
+
+    /// Returns the cost of the update. On a host that updates for its cards, each card has an equal
+    /// part of the host's memory bandwidth.
+    fn cost(&self, mesh: Mesh, machine: &Machine, processor: &Processor) -> WorkCost {
+        let (Some(device), Some(moved)) = (machine.device(), self.moved) else {
+            return processor.pass(rounded(self.passed));
+        };
+        let host = &device.host;
+        let copies = moved / (host.bandwidth.value() * host.efficiency.value());
+        let sharing = machine.cards().min(mesh.world_size()) as f64;
+        let passes = self.passed * sharing / host.memory.value();
+        WorkCost { device: time(copies + passes), ..processor.pass(0) }
+    }
+}
+
+/// Returns the cost of the update of a rank's shards with a part of the model in the host's memory.
 pub(crate) fn update_cost(
     plan: &Plan,
     offload: Offload,
     machine: &Machine,
     processor: &Processor,
 ) -> WorkCost {
-    let share = 1.0 / plan.mesh().shard_size() as f64;
-    let sum = |bytes: &dyn Fn(DType, &Param) -> f64| -> f64 {
-        let of_param = |(copy, param): (DType, &Param)| param.numel() as f64 * bytes(copy, param);
-        trained(plan).map(of_param).sum::<f64>() * share
-    };
-    let passed = sum(&|copy, param| update_bytes(param.state, DType::F32, copy));
-    let (Some(device), true) = (machine.device(), offload != Offload::None) else {
-        return processor.pass(rounded(passed));
-    };
-    let word = DType::F32.size_bytes() as f64;
-    // Gradients there; with the state alone offloaded parameters there, too, and parameters back.
-    let each = |copy: DType| match offload {
-        Offload::All => word + copy.size_bytes() as f64,
-        _ => 3.0 * word,
-    };
-    let host = &device.host;
-    let copies = sum(&|copy, _| each(copy)) / (host.bandwidth.value() * host.efficiency.value());
-    let sharing = machine.cards().min(plan.mesh().world_size()) as f64;
-    let passes = passed * sharing / host.memory.value();
-    WorkCost { device: time(copies + passes), ..processor.pass(0) }
+    UpdateSizes::of(plan, offload).cost(plan.mesh(), machine, processor)
 }
 
 fn rounded(bytes: f64) -> u64 {

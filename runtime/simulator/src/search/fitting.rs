@@ -30,8 +30,8 @@ pub(super) struct Fit {
 /// All candidates that fit, in the order in which they are tried, and the number of others.
 pub(super) struct Fitting<'a> {
     pub(super) space: &'a Space<'a>,
-    choices: Vec<PlanChoice>,
-    loads: Vec<Load>,
+    pub(super) choices: Vec<PlanChoice>,
+    pub(super) loads: Vec<Load>,
     groups: HashMap<Mesh, Arc<Groups>>,
     pub(super) fits: Vec<Fit>,
     pub(super) unfit: BTreeMap<Unfit, u64>,

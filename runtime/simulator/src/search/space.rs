@@ -57,11 +57,26 @@ pub(super) struct Load {
 }
 
 /// The most candidates of a search: it remembers those that fit, by 40 bytes each.
-const MOST_CANDIDATES: u64 = 1 << 21;
+pub(super) const MOST_CANDIDATES: u64 = 1 << 21;
 
 /// The most units and parameters that a search plans or computes the time of, over all plans and
 /// batches. Two cores take half a minute.
-const MOST_PLANNED: u64 = 45_000_000;
+pub(super) const MOST_PLANNED: u64 = 45_000_000;
+
+/// The work of a search, but for its simulations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Estimate {
+    plans: u64,
+    /// Ways to compute the tokens of a step in one dtype.
+    pairs: u64,
+    pub(super) candidates: u64,
+    /// Units and parameters of the model.
+    size: u64,
+    /// Ways to compute the tokens of a step.
+    computed: u64,
+    /// Units and parameters, over all plans and ways to compute.
+    pub(super) planned: u64,
+}
 
 impl Space<'_> {
     /// Returns the meshes of the ranks.
@@ -89,16 +104,26 @@ impl Space<'_> {
         choices.map(choice).collect()
     }
 
+    /// Returns how much work a search of `plans` plans is, before it begins.
+    pub(super) fn estimate(&self, plans: usize, batches: &[(usize, u64)]) -> Estimate {
+        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup().count();
+        let plans = plans as u64;
+        let pairs = batches.len() as u64 * Recompute::ALL.len() as u64;
+        let candidates = plans.saturating_mul(self.offloads.len() as u64).saturating_mul(pairs);
+        let size = (self.spec.units().len() + self.spec.params().count()) as u64;
+        let computed = pairs * dtypes as u64;
+        let planned = (plans + computed).saturating_mul(size);
+        Estimate { plans, pairs, candidates, size, computed, planned }
+    }
+
     /// Refuses a search that would take too long, or too much memory, before it begins.
     ///
     /// # Errors
     /// [`Error::SearchTooLarge`].
-    pub(super) fn check(&self, choices: usize, batches: &[(usize, u64)]) -> Result<(), Error> {
+    pub(super) fn check(&self, plans: usize, batches: &[(usize, u64)]) -> Result<(), Error> {
         let Self { ranks, .. } = self;
-        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup().count();
-        let plans = choices as u64;
-        let pairs = batches.len() as u64 * Recompute::ALL.len() as u64;
-        let candidates = plans.saturating_mul(self.offloads.len() as u64).saturating_mul(pairs);
+        let Estimate { plans, pairs, candidates, size, computed, planned } =
+            self.estimate(plans, batches);
         if candidates > MOST_CANDIDATES {
             return Err(Error::SearchTooLarge {
                 problem: format!(
@@ -107,9 +132,6 @@ impl Space<'_> {
                 ),
             });
         }
-        let size = (self.spec.units().len() + self.spec.params().count()) as u64;
-        let computed = pairs * dtypes as u64;
-        let planned = (plans + computed).saturating_mul(size);
         if planned > MOST_PLANNED {
             return Err(Error::SearchTooLarge {
                 problem: format!(

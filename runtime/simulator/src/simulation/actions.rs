@@ -86,6 +86,18 @@ pub(super) struct World<'a> {
     pub(super) spans: Option<Vec<Span>>,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Actions that this thread has simulated, of all colors.
+    static DONE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns the number of actions that this thread has simulated.
+#[cfg(test)]
+pub(crate) fn actions_done() -> u64 {
+    DONE.with(std::cell::Cell::get)
+}
+
 /// The progress of a color in a block.
 struct Progress {
     actions: usize,
@@ -128,6 +140,8 @@ impl World<'_> {
         let mut run = Run { world, meetings, ranks, spans, number };
         let mut progress: Vec<Progress> = blocks.iter().map(|it| Progress::in_block(it)).collect();
         let all = blocks.iter().map(|block| block.actions.len()).sum::<usize>();
+        #[cfg(test)]
+        DONE.with(|done| done.set(done.get() + all as u64));
         let mut done = 0;
         while done < all {
             for (color, progress) in progress.iter_mut().enumerate() {

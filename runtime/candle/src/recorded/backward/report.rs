@@ -113,7 +113,7 @@ pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> S
         layers.iter().filter(move |layer| layer.is_norm() && layer.has_bias() == has_bias)
     };
     for (has_bias, function) in [(false, "rms_norm"), (true, "layer_norm")] {
-        if let Some(last) = norms(has_bias).last() {
+        if let Some(last) = norms(has_bias).next_back() {
             let (path, count) = (last.path, norms(has_bias).count());
             let _ = write!(
                 causes,
