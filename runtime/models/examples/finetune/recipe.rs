@@ -12,7 +12,7 @@ use super::shared::size;
 /// Gradients longer than this are scaled down to it.
 pub(crate) const MAX_NORM: f64 = 1.0;
 
-/// The inner size of the layers behind attention of a model with random weights, in widths.
+/// Inner size of the MLP of a model with random weights, in widths.
 const INNER: usize = 3;
 
 /// Makes the model with the options' adapters and recomputation.
@@ -34,10 +34,10 @@ fn is_stored(options: &Options) -> bool {
     options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
 }
 
-/// Returns the config of a model with random weights.
+/// Returns the config of a model with random weights, of the family that an absent `model_type`
+/// means.
 pub(crate) fn small(vocab_size: usize, context: usize) -> DecoderConfig {
     let config = json!({
-        "model_type": "llama",
         "vocab_size": vocab_size,
         "hidden_size": size::WIDTH,
         "intermediate_size": INNER * size::WIDTH,

@@ -230,8 +230,8 @@ impl<'a, O: Optimizers> Rank<'a, O> {
         Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, norms, shutdown))
     }
 
-    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
-    /// is the last because of a signal.
+    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions.
+    /// Also returns whether the step is the last because of a signal.
     fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
         let Inputs { options, data, decoder, signals, .. } = self.inputs;
         let (rank, microbatches) = (self.model.rank(), options.run.microbatches);
@@ -265,7 +265,8 @@ impl<'a, O: Optimizers> Rank<'a, O> {
     }
 }
 
-/// The mean loss on the held-out sequences, which are dealt in blocks as far as they go. Collective.
+/// Computes the mean loss on the held-out sequences, which are dealt in blocks to the ranks.
+/// Collective.
 fn held_out(
     model: &mut ShardedModel,
     (inputs, device): (&Inputs, &Device),
