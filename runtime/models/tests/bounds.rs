@@ -29,10 +29,10 @@ fn numbers_of_64_bits_are_refused_with_their_bound() {
         ("train_gpt", "--microbatches", "from 1 to 65536"),
         ("train_gpt", "--steps", "from 1 to 1000000000"),
         ("train_gpt", "--prefetch", "from 0 to 10000"),
-        ("finetune_llama", "--batch", "from 1 to 16777216"),
-        ("finetune_llama", "--context", "from 1 to 16777216"),
-        ("finetune_llama", "--lora", "from 1 to 16777216"),
-        ("finetune_llama", "--steps", "from 1 to 1000000000"),
+        ("finetune", "--batch", "from 1 to 16777216"),
+        ("finetune", "--context", "from 1 to 16777216"),
+        ("finetune", "--lora", "from 1 to 16777216"),
+        ("finetune", "--steps", "from 1 to 1000000000"),
         ("contrastive", "--batch", "from 1 to 16777216"),
         ("contrastive", "--width", "from 1 to 16777216"),
         ("contrastive", "--steps", "from 1 to 1000000000"),
@@ -77,8 +77,8 @@ fn sizes_that_memory_does_not_hold_are_refused_with_the_largest_part() {
             ],
             "for the unsharded twin",
         ),
-        ("finetune_llama", &["--lora", huge], "for the sharded model"),
-        ("finetune_llama", &["--steps", "1000000000"], "for a record of each step"),
+        ("finetune", &["--lora", huge], "for the sharded model"),
+        ("finetune", &["--steps", "1000000000"], "for a record of each step"),
         ("contrastive", &["--width", huge], "for the parameters of each rank"),
         ("contrastive", &["--batch", huge], "for the comparison of all pairs"),
         ("contrastive", &["--steps", "1000000000"], "for a record of each step"),
@@ -105,7 +105,7 @@ fn a_text_is_a_regular_file_of_bounded_length() {
         ("/", "it is a directory"),
         (&*huge, "it has more than 268435456 bytes"),
     ] {
-        for program in ["train_gpt", "finetune_llama"] {
+        for program in ["train_gpt", "finetune"] {
             let error = refused(program, &["--data", data]);
             assert!(error.contains(problem), "{program} {data}: {error}");
         }

@@ -1,6 +1,6 @@
 //! The parts that programs which train have in common: how ranks run and agree, the files of a run, checkpoints, signals, tables.
 //!
-//! `train_gpt` and `finetune_llama` include this folder as a module. In reading order: `options` and `recipe` (the command line),
+//! `train_gpt` and `finetune` include this folder as a module. In reading order: `options` and `recipe` (the command line),
 //! `program`, `ranks`, `launch`, `agreement` (before training), `ending` (after it), `progress`, `norms`, `output`, `plot`, `trace` and `switch` (files),
 //! `saving` and `signals`, `costs`, `messages` and `tables` (plan against measurement), `markdown` (a text), `device`, `environment` (threads and allocator), `failure`.
 

@@ -87,14 +87,14 @@ impl Family {
     /// [`ConfigError::Unsupported`], which names the families that exist.
     pub(super) fn of(model_type: &str) -> Result<&'static Self, ConfigError> {
         let is = |family: &&&Self| family.model_type == model_type;
-        FAMILIES.iter().find(is).copied().ok_or_else(|| ConfigError::Unsupported {
-            name: "model_type".to_owned(),
-            value: model_type.escape_debug().to_string(),
-            supported: FAMILIES
-                .iter()
-                .map(|family| family.model_type)
-                .collect::<Vec<_>>()
-                .join(", "),
+        FAMILIES.iter().find(is).copied().ok_or_else(|| {
+            let names: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
+            let (last, others) = names.split_last().expect("there are families");
+            ConfigError::Unsupported {
+                name: "model_type".to_owned(),
+                value: model_type.escape_debug().to_string(),
+                supported: format!("{} or {last}", others.join(", ")),
+            }
         })
     }
 }

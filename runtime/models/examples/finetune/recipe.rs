@@ -12,20 +12,20 @@ use super::shared::size;
 /// Gradients longer than this are scaled down to it.
 pub(crate) const MAX_NORM: f64 = 1.0;
 
-/// The inner size of the layers behind attention of a model with random weights, in widths.
+/// Inner size of the MLP of a model with random weights, in widths.
 const INNER: usize = 3;
 
-/// The model with the options' adapters and recomputation.
-pub(crate) fn llama(config: DecoderConfig, options: &Options) -> Decoder {
-    let llama = Decoder::new(config).recomputing(match options.recompute {
+/// Makes the model with the options' adapters and recomputation.
+pub(crate) fn decoder(config: DecoderConfig, options: &Options) -> Decoder {
+    let decoder = Decoder::new(config).recomputing(match options.recompute {
         true => Recomputation::Blocks,
         false => Recomputation::Off,
     });
-    let Some(rank) = options.lora else { return llama };
-    let llama = llama.with_lora(Lora::of_rank(rank));
+    let Some(rank) = options.lora else { return decoder };
+    let decoder = decoder.with_lora(Lora::of_rank(rank));
     match is_stored(options) {
-        true => llama.storing_frozen_in(options.run.param_dtype),
-        false => llama,
+        true => decoder.storing_frozen_in(options.run.param_dtype),
+        false => decoder,
     }
 }
 
@@ -34,10 +34,10 @@ fn is_stored(options: &Options) -> bool {
     options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
 }
 
-/// Returns the sizes of a Llama with random weights.
+/// Returns the config of a model with random weights, of the family that an absent `model_type`
+/// means.
 pub(crate) fn small(vocab_size: usize, context: usize) -> DecoderConfig {
     let config = json!({
-        "model_type": "llama",
         "vocab_size": vocab_size,
         "hidden_size": size::WIDTH,
         "intermediate_size": INNER * size::WIDTH,

@@ -43,7 +43,7 @@ fn activations(inputs: &Inputs) -> String {
 }
 
 fn overview(inputs: &Inputs, run: &Run) -> Table {
-    let config = inputs.llama.config();
+    let config = inputs.decoder.config();
     let model = format!(
         "{} blocks, width {}, {} heads, {} for keys and values",
         config.num_hidden_layers,

@@ -1,4 +1,4 @@
-//! `--export`: the trained model as a folder of Hugging Face.
+//! `--export`: the trained model as a folder of transformers.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hsdp_candle::Recorded;
 use hsdp_models::decoder::DecoderConfig;
 use hsdp_program::file::{self, replace_at, replace_with};
 use hsdp_program::stderr::in_one_line;
@@ -13,6 +14,7 @@ use safetensors::{Dtype, View};
 
 use super::folder::ModelFolder;
 use super::inputs::Inputs;
+use super::peft;
 use super::shared::failure::Failure;
 use super::shared::output::cannot_write_whole;
 
@@ -42,12 +44,13 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// Makes the folder, and reads the files that are copied to it: what cannot be written is found
-    /// before the run.
+    /// Makes the folder, and reads the files that are copied to it. An output that cannot be written
+    /// is found before the run.
     pub(crate) fn prepare(
         to: &Path,
         from: Option<&ModelFolder>,
         config: &DecoderConfig,
+        recorded: &Recorded,
     ) -> Result<Self, Failure> {
         let refuse = |error: &dyn std::fmt::Display| {
             Failure::Input(format!("--export {}: {error}", to.display()))
@@ -59,15 +62,22 @@ impl Export {
         if let Some(stale) = stale(to, config).map_err(|error| refuse(&error))? {
             return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
-        let config = serde_json::to_vec_pretty(&config.to_json()).map_err(Failure::training)?;
-        let mut files = vec![(CONFIG, config)];
+        let json = |value| serde_json::to_vec_pretty(&value).map_err(Failure::training);
+        let mut files = vec![(CONFIG, json(config.to_json())?)];
+        if let Some(lora) = config.lora {
+            fs::create_dir_all(to.join(peft::FOLDER)).map_err(|error| refuse(&error))?;
+            let base = to.canonicalize().map_err(|error| refuse(&error))?;
+            let names = recorded.params().map(|param| param.name.as_str());
+            files.push((peft::CONFIG, json(peft::config(lora, names, &base))?));
+        }
         for name in from.map_or(&[][..], |_| &COPIED) {
             if let Some(path) = from.and_then(|from| from.file(name)) {
                 files.push((name, file::read(&path, MAX_COPIED).map_err(Failure::input)?));
             }
         }
-        let names = files.iter().map(|(name, _)| *name).chain([MODEL, ADAPTERS]);
-        for name in names {
+        let names = files.iter().map(|(name, _)| *name).chain([MODEL]);
+        let adapters = config.lora.map(|_| [ADAPTERS, peft::ADAPTERS]);
+        for name in names.chain(adapters.into_iter().flatten()) {
             let checked = file::Output::check(&to.join(name), &[]);
             checked.map_err(|error| Failure::Input(format!("cannot write {error}")))?;
         }
@@ -84,17 +94,24 @@ impl Export {
             let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
             written.map_err(cannot_write_whole)?;
         }
-        let base = inputs.recorded.params().map(|param| (param.name.as_str(), &param.shape));
         let (adapters, base): (Vec<_>, Vec<_>) =
-            base.partition(|(name, _)| name.contains(".lora_"));
-        for (file, tensors) in [(ADAPTERS, adapters), (MODEL, base)] {
-            if tensors.is_empty() {
+            inputs.recorded.params().partition(|param| peft::is_adapter(&param.name));
+        let own: fn(&str) -> String = str::to_owned;
+        for (file, params, name) in [
+            (ADAPTERS, &adapters, own),
+            (peft::ADAPTERS, &adapters, peft::name),
+            (MODEL, &base, own),
+        ] {
+            if params.is_empty() {
                 continue;
             }
             let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-            let views = tensors.into_iter().map(|(name, shape)| match parameters.get(name) {
-                Some(values) => Ok((name, Tensor { shape, values })),
-                None => Err(Failure::training(format_args!("parameter {name} was not gathered"))),
+            let views = params.iter().map(|param| match parameters.get(&param.name) {
+                Some(values) => Ok((name(&param.name), Tensor { shape: &param.shape, values })),
+                None => Err(Failure::training(format_args!(
+                    "parameter {} was not gathered",
+                    param.name
+                ))),
             });
             let views = views.collect::<Result<Vec<_>, _>>()?;
             let written = replace_at(&self.folder.join(file), |path| {
@@ -106,14 +123,16 @@ impl Export {
         Ok(())
     }
 
-    /// A sentence for the report.
+    /// Returns a sentence for the report.
     pub(crate) fn in_words(&self, inputs: &Inputs) -> String {
         let folder = in_one_line(self.folder.display());
         match inputs.options.lora {
             None => format!("exported to {folder}"),
             Some(_) => {
                 format!(
-                    "exported to {folder}: adapters are in {ADAPTERS}, and not merged into {MODEL}"
+                    "exported to {folder}: adapters are in {ADAPTERS}, and not merged into {MODEL}; \
+                     the folder {} has them for PEFT",
+                    peft::FOLDER
                 )
             }
         }
@@ -131,7 +150,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 fn stale(folder: &Path, config: &DecoderConfig) -> io::Result<Option<String>> {
     let is_stale = |name: &str| {
         let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
-        let adapters = name == ADAPTERS && config.lora.is_none();
+        let adapters = (name == ADAPTERS || name == peft::FOLDER) && config.lora.is_none();
         name == INDEX || is_part || adapters || name.starts_with("adapter_")
     };
     let names =

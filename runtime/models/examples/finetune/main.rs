@@ -1,14 +1,17 @@
-//! Trains a Llama on a mesh of replicas x shards: one in a folder of Hugging Face, or a small one from random weights.
+//! Trains a decoder on a mesh of replicas x shards: one in a folder of transformers, or a small one
+//! from random weights.
 //!
 //! ```text
-//! cargo run --release --example finetune_llama
-//! cargo run --release --example finetune_llama -- --model DIR --batches FILE.safetensors --recompute --out run --export tuned
-//! cargo run --release --example finetune_llama -- --model DIR --data TEXT --lora 8
+//! cargo run --release --example finetune
+//! cargo run --release --example finetune -- --model DIR --batches FILE.safetensors --recompute \
+//!     --out run --export tuned
+//! cargo run --release --example finetune -- --model DIR --data TEXT --lora 8
 //! ```
 //!
-//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`, `optimizers`, `inputs`, `folder`
-//! (a model of Hugging Face), `data` with `batches` and `text`, `report`, `export`, and `shared` (the parts of every program that trains:
-//! ranks, files, checkpoints, signals).
+//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own),
+//! `options`, `recipe`, `optimizers`, `inputs`, `folder` (a model of transformers), `data` with
+//! `batches` and `text`, `report`, `export` with `peft`, and `shared` (the parts of every program
+//! that trains: ranks, files, checkpoints, signals).
 
 #![expect(clippy::disallowed_macros, reason = "the program has a subscriber")]
 
@@ -19,6 +22,7 @@ mod folder;
 mod inputs;
 mod optimizers;
 mod options;
+mod peft;
 mod recipe;
 mod report;
 #[path = "../shared/mod.rs"]
@@ -44,7 +48,7 @@ use self::shared::{costs, program};
 use self::train::{Run, train};
 
 /// The name of the program in its messages.
-const NAME: &str = "finetune_llama";
+const NAME: &str = "finetune";
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::over(MiMalloc);

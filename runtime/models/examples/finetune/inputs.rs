@@ -31,7 +31,7 @@ pub(crate) struct Inputs {
     pub(crate) options: Options,
     pub(crate) steps: usize,
     pub(crate) data: Data,
-    pub(crate) llama: Decoder,
+    pub(crate) decoder: Decoder,
     pub(crate) recorded: Recorded,
     pub(crate) spec: ModelSpec,
     /// The folder of the model, if its weights are not random.
@@ -61,18 +61,22 @@ impl Inputs {
             (None, Data::Text(text)) => recipe::small(text.vocabulary(), options.context),
             (None, Data::Batches(_)) => return Err(Failure::input("--batches needs --model")),
         };
-        let llama = recipe::llama(config, &options);
-        let (recorded, spec) = (llama.recorded()?, llama.spec().map_err(Failure::input)?);
+        let decoder = recipe::decoder(config, &options);
+        let (recorded, spec) = (decoder.recorded()?, decoder.spec().map_err(Failure::input)?);
         let spec = optimizers::declared(spec, &options);
         check_memory(&options, steps, &spec)?;
         // Files are touched only now: the other input is checked.
         let out = options.run.out.as_deref().filter(|_| ranks.has_first());
         let output = out.map(|folder| Output::create(folder, recorder)).transpose()?;
         let to = options.export.as_deref().filter(|_| ranks.has_first());
-        let export =
-            to.map(|to| Export::prepare(to, folder.as_ref(), llama.config())).transpose()?;
+        let export = to
+            .map(|to| Export::prepare(to, folder.as_ref(), decoder.config(), &recorded))
+            .transpose()?;
         let signals = Signals::default();
-        Ok((Self { options, steps, data, llama, recorded, spec, folder, signals, export }, output))
+        Ok((
+            Self { options, steps, data, decoder, recorded, spec, folder, signals, export },
+            output,
+        ))
     }
 }
 
@@ -135,7 +139,7 @@ pub(crate) fn agree<'i>(
             "{} for {} steps of {:?}",
             inputs.data.digest(),
             inputs.steps,
-            inputs.llama.config()
+            inputs.decoder.config()
         )
     });
     let digest = digest.as_deref().map_err(|failure| *failure);

@@ -230,10 +230,10 @@ impl<'a, O: Optimizers> Rank<'a, O> {
         Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, norms, shutdown))
     }
 
-    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
-    /// is the last because of a signal.
+    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions.
+    /// Also returns whether the step is the last because of a signal.
     fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
-        let Inputs { options, data, llama, signals, .. } = self.inputs;
+        let Inputs { options, data, decoder, signals, .. } = self.inputs;
         let (rank, microbatches) = (self.model.rank(), options.run.microbatches);
         let begin = StepOptions {
             shutdown: signals.caught().map_or(Shutdown::NotAsked, |_| Shutdown::Asked),
@@ -247,7 +247,7 @@ impl<'a, O: Optimizers> Rank<'a, O> {
             let pass = Pass::on(open.microbatch()?, &self.device)?;
             let loss = {
                 let _span = info_span!("forward", microbatch).entered();
-                llama.loss(&pass, &tokens, &labels)?
+                decoder.loss(&pass, &tokens, &labels)?
             };
             // Without a label that counts the weight is 0.
             pass.backward_sum(&loss.sum, loss.count)?;
@@ -265,12 +265,13 @@ impl<'a, O: Optimizers> Rank<'a, O> {
     }
 }
 
-/// The mean loss on the held-out sequences, which are dealt in blocks as far as they go. Collective.
+/// Computes the mean loss on the held-out sequences, which are dealt in blocks to the ranks.
+/// Collective.
 fn held_out(
     model: &mut ShardedModel,
     (inputs, device): (&Inputs, &Device),
 ) -> Result<Option<f64>, Failure> {
-    let Inputs { data, llama, .. } = inputs;
+    let Inputs { data, decoder, .. } = inputs;
     let all = data.held_out();
     if all.count() == 0 {
         return Ok(None);
@@ -284,7 +285,7 @@ fn held_out(
     for from in (0..own.count()).step_by(batch) {
         let [tokens, labels] = part(&own, from, batch).tensors(device)?;
         let pass = Pass::on(evaluation.batch()?, device)?;
-        let loss = llama.loss(&pass, &tokens, &labels)?;
+        let loss = decoder.loss(&pass, &tokens, &labels)?;
         pass.finish()?;
         sum += f64::from(loss.sum.to_scalar::<f32>()?);
         items += loss.count;

@@ -27,17 +27,22 @@ impl Place {
         Self::of("plain")
     }
 
-    /// A copy of another golden model and its batches.
+    /// Copies another golden model and its batches.
     pub(crate) fn of(name: &str) -> Self {
+        Self::copy(&golden(name))
+    }
+
+    /// Copies the model of a golden run and its batches.
+    pub(crate) fn copy(golden: &Path) -> Self {
         let place = Self(TempDir::new().expect("a folder"));
         fs::create_dir(place.path("model")).expect("a folder");
-        for file in fs::read_dir(golden(name).join("model")).expect("a folder") {
+        for file in fs::read_dir(golden.join("model")).expect("a folder") {
             let file = file.expect("a file").path();
             let copy = place.path("model").join(file.file_name().expect("a name"));
             fs::copy(&file, copy).expect("copied");
         }
         let batches = "batches.safetensors";
-        fs::copy(golden(name).join(batches), place.path(batches)).expect("copied");
+        fs::copy(golden.join(batches), place.path(batches)).expect("copied");
         place
     }
 
@@ -52,7 +57,7 @@ impl Place {
             None => word.to_owned(),
         };
         let arguments = arguments.split_whitespace().map(path);
-        example("finetune_llama").args(arguments).output().expect("the program starts")
+        example("finetune").args(arguments).output().expect("the program starts")
     }
 
     pub(crate) fn trained(&self, arguments: &str) -> String {
@@ -68,7 +73,7 @@ impl Place {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
         assert_eq!(said.lines().count(), 1, "{arguments}: {said}");
-        assert!(said.starts_with("finetune_llama: "), "{arguments}: {said}");
+        assert!(said.starts_with("finetune: "), "{arguments}: {said}");
         assert!(output.stdout.is_empty(), "{arguments}");
         said
     }

@@ -14,12 +14,13 @@ use super::shared::size;
 /// The largest size of a model, a batch or a context.
 const MAX: usize = DecoderConfig::MAX_SIZE;
 
-/// Trains a Llama on a mesh of replicas x shards whose ranks are threads or processes
+/// Trains a decoder on a mesh of replicas x shards whose ranks are threads or processes
 #[derive(Clone, Debug, Parser)]
-#[command(name = "finetune_llama", version)]
+#[command(name = "finetune", version)]
 pub(crate) struct Options {
-    /// Folder of Hugging Face: config.json, weights in one or several safetensors files (f32, bf16 or f16), and tokenizer.json
-    /// for --data; by default a small model with random weights trains on characters
+    /// Folder of transformers: config.json, whose model_type chooses the family, weights in one or
+    /// several safetensors files (f32, bf16 or f16), and tokenizer.json for --data; by default a
+    /// small model with random weights trains on characters
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
 
@@ -75,9 +76,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Folder for the trained model, which transformers and candle read: config.json, model.safetensors in f32, and the other files
-    /// of --model; with --lora the model as it was (on the CPU rounded to --param-dtype, if that has 16 bits), and
-    /// adapters.safetensors; files of these names are replaced
+    /// Folder for the trained model, which transformers and candle read: config.json,
+    /// model.safetensors in f32, and the other files of --model; with --lora the model as it was (on
+    /// the CPU rounded to --param-dtype, if that has 16 bits), adapters.safetensors, and the folder
+    /// peft with the adapters as PEFT reads them; files of these names are replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) export: Option<PathBuf>,
 }

@@ -202,6 +202,7 @@ fn a_text_is_read_by_the_tokenizer_of_the_folder_or_as_characters() {
     // A model with random weights, of the characters of the text.
     place.trained(&format!("{small} --out {{out}} --export {{new}}"));
     assert_eq!(place.json("new/config.json")["vocab_size"], 11);
+    assert!(place.json("new/config.json")["model_type"].is_string());
     let losses = place.losses("out");
     assert!((losses[0] - 11_f64.ln()).abs() < 0.1 && losses[5] < losses[0], "{losses:?}");
 }

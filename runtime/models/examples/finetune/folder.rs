@@ -1,4 +1,4 @@
-//! A model in a folder of Hugging Face.
+//! A model in a folder of transformers.
 
 use std::path::{Path, PathBuf};
 

@@ -108,6 +108,12 @@ fn batches_without_steps_are_one_line() {
 fn bad_models_are_one_line() {
     for (field, value, said) in [
         (
+            "model_type",
+            json!("gpt_neox"),
+            "model_type is gpt_neox: only llama, mistral, qwen2, qwen3, gemma2, phi3, olmo2 or \
+             smollm3 is supported",
+        ),
+        (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),
             "rope_type is yarn: only default, linear or llama3 is supported",
@@ -208,6 +214,7 @@ fn an_export_beside_files_of_another_model_is_one_line() {
         "model-00001-of-00002.safetensors",
         "adapter_config.json",
         "adapters.safetensors",
+        "peft",
     ] {
         let place = Place::new();
         fs::create_dir(place.path("tuned")).expect("a folder");
