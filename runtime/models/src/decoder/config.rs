@@ -513,6 +513,10 @@ impl DecoderConfig {
         for window in self.layers.iter().filter_map(|layer| layer.window) {
             within("sliding_window", window)?;
         }
+        if heads * self.head_dim > Self::MAX_SIZE {
+            let most = format!("at most {} by the number of heads, {heads}", Self::MAX_SIZE);
+            return wrong("head_dim", self.head_dim, most);
+        }
         if !heads.is_multiple_of(kv_heads) {
             return wrong("num_key_value_heads", kv_heads, format!("a divisor of {heads} heads"));
         }
@@ -819,6 +823,10 @@ mod tests {
             (
                 json!({ "num_attention_heads": 0 }),
                 "num_attention_heads is 0: it must be from 1 to 16777216",
+            ),
+            (
+                json!({ "head_dim": 1 << 23 }),
+                "head_dim is 8388608: it must be at most 16777216 by the number of heads, 4",
             ),
             (
                 json!({ "num_hidden_layers": 10_001 }),
