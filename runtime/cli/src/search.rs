@@ -33,7 +33,8 @@ const MAX_CONTEXT: u64 = 1 << 24;
 /// The options of `hsdp search`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
+    /// of at most 16 MiB; or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     model: String,
 
@@ -127,7 +128,8 @@ struct Searched<'a> {
 
 /// Searches, and prints the best.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let inputs = [&options.model, &options.machine].map(Path::new);
+    let described = Model::file(&options.model);
+    let inputs = [&*described, Path::new(&options.machine)];
     let html = output::check(options.html.as_ref(), &inputs)?;
     if options.json {
         output::check_beside_json(&[&html])?;

@@ -398,7 +398,8 @@ fn what_cannot_be_planned_is_one_line() {
     }
     let (code, _, told) = hsdp(&["plan", "gpt3", "--mesh", "1x1"]);
     assert_eq!(code, Some(2));
-    assert!(told.ends_with("; a model is a file, or one of gpt2-small, llama3-8b, llama3-70b\n"));
+    let models = "; a model is a file, a folder of transformers, or one of gpt2-small, llama3-8b, llama3-70b\n";
+    assert!(told.ends_with(models), "{told}");
     let (code, _, told) =
         hsdp(&["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"]);
     assert_eq!(code, Some(2));

@@ -1,16 +1,10 @@
 //! Models in files: the format of `PLAN.md`.
 
-use std::path::Path;
-
-use hsdp_program::file::{self, FileError};
 use hsdp_sharding::{DType, Param, Unit};
 use hsdp_simulator::{Attention, Scores};
 use serde::Deserialize;
 
-use super::{Model, bundled};
-
-/// The most bytes of a file.
-const MAX_BYTES: u64 = 16 << 20;
+use super::Model;
 
 /// The most units, parameters, declared matrices, dims and ties of a model, and the most bytes of a name.
 const MAX_UNITS: usize = 10_000;
@@ -69,30 +63,22 @@ struct TieEntry {
     to: String,
 }
 
-/// Reads a model. An error is one line, with the file and the place in it. The plan checks the rest, such as names that occur twice.
-pub(super) fn read(path: &Path) -> Result<Model, String> {
-    let text = text(path)?;
-    let said = |problem: String| format!("{}: {problem}", path.display());
-    let mut json = serde_json::Deserializer::from_str(&text);
+/// Reads the text of a model. The plan checks the rest, such as names that occur twice.
+///
+/// # Errors
+/// In one line, with the place in the text.
+pub(super) fn read(text: &str) -> Result<Model, String> {
+    let mut json = serde_json::Deserializer::from_str(text);
     let model: ModelEntry = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let place = error.path().to_string();
         let problem = error.into_inner();
         // An unknown place is a question mark.
         let is_known = !matches!(&*place, "." | "?");
-        said(if is_known { format!("{place}: {problem}") } else { problem.to_string() })
+        if is_known { format!("{place}: {problem}") } else { problem.to_string() }
     })?;
-    json.end().map_err(|error| said(error.to_string()))?;
-    check(&model).map_err(said)?;
+    json.end().map_err(|error| error.to_string())?;
+    check(&model)?;
     Ok(made_of(model))
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    file::read_text(path, MAX_BYTES).map_err(|error| match error {
-        FileError::Io { .. } => {
-            format!("{error}; a model is a file, or one of {}", bundled::NAMES.join(", "))
-        }
-        error => error.to_string(),
-    })
 }
 
 /// Checks the limits that the library does not have, or would take long to check.

@@ -16,7 +16,8 @@ const MAX_MICROBATCHES: u64 = 1 << 20;
 /// The options of a plan.
 #[derive(Args, Debug)]
 pub(crate) struct Choices {
-    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
+    /// of at most 16 MiB; or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
 
