@@ -275,6 +275,19 @@ fn a_block_keeps_what_the_published_formula_says() {
     near(kept(Recompute::Unit), 2.0 * tokens * width);
 }
 
+/// An adapter of rank 8 comes before the projection that it adapts.
+#[test]
+fn a_unit_that_is_computed_again_keeps_its_input() {
+    let unit = Unit::new("unit")
+        .param(Param::new("lora_A", [8, 1024]))
+        .param(Param::new("lora_B", [512, 8]))
+        .param(Param::new("q_proj", [512, 1024]))
+        .param(Param::new("gate_proj", [4096, 1024]));
+    let computation = of(&ModelSpec::new().unit(unit));
+    let batch = Batch { recompute: Recompute::Unit, ..batch() };
+    assert_eq!(computation.kept(FIRST, &batch).get() as f64, 2.0 * 1024.0 * TOKENS);
+}
+
 #[test]
 fn the_most_is_kept_when_the_loss_is_computed_or_a_unit_again() {
     let computation = gpt().computation().expect("a GPT");
