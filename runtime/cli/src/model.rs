@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use hsdp_program::file::{FileError, read_text};
-use hsdp_sharding::{ModelSpec, Param, Unit};
+use hsdp_sharding::{DType, ModelSpec, Param, Unit};
 use hsdp_simulator::{Attention, Computation, Error, Hints, is_attention, is_lookup};
 
 /// Maximum number of bytes of a file.
@@ -30,14 +30,23 @@ pub(crate) struct Model {
     again: Vec<String>,
 }
 
+/// Adapters (LoRA) of a decoder, which is frozen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adapters {
+    pub(crate) rank: usize,
+    /// Dtype of the frozen parameters, if they have no f32 master.
+    pub(crate) frozen_in: Option<DType>,
+}
+
 impl Model {
-    /// Returns the bundled model of this name, or the model in the file or folder of this name.
+    /// Returns the bundled model of this name, or the model in the file or folder of this name,
+    /// with adapters if there are any.
     ///
     /// # Errors
-    /// In one line, if there is none.
-    pub(crate) fn find(name: &str) -> Result<Self, String> {
-        if let Some(model) = bundled::find(name) {
-            return Ok(model);
+    /// In one line, if there is none, or it is no decoder and has no place for adapters.
+    pub(crate) fn find(name: &str, adapters: Option<Adapters>) -> Result<Self, String> {
+        if let Some(model) = bundled::find(name, adapters) {
+            return model.map_err(|problem| format!("{name}: {problem}"));
         }
         let path = Self::file(name);
         let text = read_text(&path, MAX_BYTES).map_err(|error| match error {
@@ -48,8 +57,8 @@ impl Model {
             error => error.to_string(),
         })?;
         let read = match path != Path::new(name) || decoder::is_config(&text) {
-            true => decoder::read(&text),
-            false => file::read(&text),
+            true => decoder::read(&text, adapters),
+            false => no_adapters(adapters).and_then(|()| file::read(&text)),
         };
         read.map_err(|problem| format!("{}: {problem}", path.display()))
     }
@@ -80,5 +89,13 @@ impl Model {
         let again = self.again.iter().map(|name| (format!("{name} again"), name));
         let spec = again.fold(self.spec.clone(), |spec, (alias, name)| spec.tie(alias, name));
         Computation::of(&spec, &Hints { lookup: &lookup, attention: &attention })
+    }
+}
+
+/// Refuses adapters of a model that is no decoder of transformers.
+fn no_adapters(adapters: Option<Adapters>) -> Result<(), String> {
+    match adapters {
+        None => Ok(()),
+        Some(_) => Err("--lora needs a decoder of transformers".to_owned()),
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 fn planned(options: &Options) -> Result<Planned, String> {
     let Options { choices, device, .. } = options;
-    let plan = choices.plan(&Model::find(&choices.model)?)?;
+    let plan = choices.plan(&choices.model(*device)?)?;
     let memory = match device {
         Device::Cpu => Memory::on_host(&plan),
         Device::Cuda => Memory::on_device(&plan, choices.offload),

@@ -6,8 +6,8 @@ mod program;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hsdp_models::decoder::{Decoder, DecoderConfig};
-use hsdp_sharding::{Mesh, Plan, PlanOptions};
+use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
+use hsdp_sharding::{DType, Mesh, Plan, PlanOptions};
 use program::hsdp;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -134,6 +134,41 @@ fn a_tied_head_takes_the_operations_of_an_untied_one() {
     let (tied, untied) = (flops(true), flops(false));
     assert_eq!(tied.0, 8_190_735_360_u64 - 151_936 * 4096);
     assert_eq!(tied.1, untied.1);
+}
+
+/// On the host in bf16, and on a device with f32 masters of frozen parameters, too.
+#[test]
+fn adapters_have_the_plan_of_training() {
+    let model = golden("phi3");
+    let name = model.display().to_string();
+    let text = fs::read_to_string(model.join("config.json")).expect("a file");
+    let config = DecoderConfig::from_json(&text).expect("a decoder");
+    let adapted = Decoder::new(config).with_lora(Lora::of_rank(4));
+    for (device, decoder) in
+        [("cpu", adapted.clone().storing_frozen_in(DType::BF16)), ("cuda", adapted)]
+    {
+        let options = ["--mesh", "1x2", "--device", device, "--param-dtype", "bf16"];
+        let plan = json(&[&["plan", &name, "--lora", "4"], &options[..]].concat());
+        let mesh = Mesh::new(1, 2).expect("a mesh");
+        let options = PlanOptions { param_dtype: DType::BF16, ..PlanOptions::default() };
+        let trained = Plan::new(decoder.spec().expect("units"), mesh, options).expect("a plan");
+        assert_eq!(plan["fingerprint"], format!("{:016x}", trained.fingerprint()), "{device}");
+        let optimizer = plan["memory"]["places"].as_object().expect("places").values().next();
+        // Two words by element of the adapters, each of A and B, of two blocks.
+        let packed = [64 + (4 + 2 + 2) * 16, 4 * 16 + 64];
+        let expected = 2 * 4 * 2 * 4 * (packed[0] + packed[1]) / 2;
+        assert_eq!(optimizer.expect("a place")["optimizer"], expected);
+    }
+    let lora = ["--lora", "4", "--machine", "h100-cluster"];
+    let step = json(&[&["simulate", &name, "--mesh", "1x2"], &lora[..]].concat());
+    let all = json(&["simulate", &name, "--mesh", "1x2", "--machine", "h100-cluster"]);
+    assert!(step["flops"].as_f64() < all["flops"].as_f64(), "{step} {all}");
+    let space = ["--ranks", "4", "--batch-tokens", "65536"];
+    let found = json(&[&["search", &name], &lora[..], &space].concat());
+    assert!(found["best"].as_array().is_some_and(|best| !best.is_empty()), "{found}");
+    let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x2", "--lora", "4"]);
+    let expected = "hsdp: gpt2-small: --lora needs a decoder of transformers\n";
+    assert_eq!((code, &*told), (Some(2), expected));
 }
 
 /// Gemma 2 has a window in every other layer.

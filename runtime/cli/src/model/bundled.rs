@@ -5,20 +5,20 @@ use std::iter;
 use hsdp_sharding::{ModelSpec, Param, Unit};
 use hsdp_simulator::{Attention, Scores};
 
-use super::{Model, decoder};
+use super::{Adapters, Model, decoder, no_adapters};
 
 /// Their names.
 pub(super) const NAMES: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
 
-/// Returns the model of this name.
-pub(super) fn find(name: &str) -> Option<Model> {
+/// Returns the model of this name, if it is bundled.
+pub(super) fn find(name: &str, adapters: Option<Adapters>) -> Option<Result<Model, String>> {
     let config = match name {
-        "gpt2-small" => return Some(gpt2_small()),
+        "gpt2-small" => return Some(no_adapters(adapters).map(|()| gpt2_small())),
         "llama3-8b" => include_str!("llama3-8b.json"),
         "llama3-70b" => include_str!("llama3-70b.json"),
         _ => return None,
     };
-    Some(decoder::read(config).expect("a bundled config.json describes a decoder"))
+    Some(decoder::read(config, adapters))
 }
 
 /// Describes GPT-2. The head is the embedding, and a parameter is in one unit, so the unit `root`

@@ -1,11 +1,11 @@
 //! Decoders of transformers, by the text of their `config.json`.
 
-use hsdp_models::decoder::{Decoder, DecoderConfig};
+use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
 use hsdp_simulator::{Attention, Scores};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::Model;
+use super::{Adapters, Model};
 
 /// Keys that tell a `config.json` from a model of `PLAN.md`.
 #[derive(Deserialize)]
@@ -28,9 +28,9 @@ pub(super) fn is_config(text: &str) -> bool {
 ///
 /// # Errors
 /// In one line, with the key.
-pub(super) fn read(text: &str) -> Result<Model, String> {
+pub(super) fn read(text: &str, adapters: Option<Adapters>) -> Result<Model, String> {
     let config = DecoderConfig::from_json(text).map_err(|error| error.to_string())?;
-    let decoder = Decoder::new(config);
+    let decoder = adapted(Decoder::new(config), adapters);
     let spec = decoder.spec().map_err(|error| error.to_string())?;
     let config = decoder.config();
     let attentions = config.layers.iter().map(|layer| Attention {
@@ -44,4 +44,13 @@ pub(super) fn read(text: &str) -> Result<Model, String> {
         model.again = model.lookups.iter().cloned().collect();
     }
     Ok(model)
+}
+
+fn adapted(decoder: Decoder, adapters: Option<Adapters>) -> Decoder {
+    let Some(Adapters { rank, frozen_in }) = adapters else { return decoder };
+    let decoder = decoder.with_lora(Lora::of_rank(rank));
+    match frozen_in {
+        Some(dtype) => decoder.storing_frozen_in(dtype),
+        None => decoder,
+    }
 }
