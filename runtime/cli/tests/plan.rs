@@ -330,6 +330,10 @@ const WRONG: &[(&str, &str)] = &[
         "units[0].params[0]: parameter `w` has both `rows` and `blocks`; at most one is possible",
     ),
     (
+        r#"{"units": [{"name": "u", "params": [], "attention": {"heads": 1, "size": 2, "window": 3, "stored": true}}]}"#,
+        "units[0].attention: that of unit `u` has both `window` and `stored`; at most one is possible",
+    ),
+    (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 2], "matrices": [1, 2, 3]}]}]}"#,
         "parameter `w` of shape [2, 2] is not a stack of matrices, 1 of 2 x 3",
     ),

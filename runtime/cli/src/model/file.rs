@@ -38,6 +38,7 @@ struct UnitEntry {
 struct AttentionEntry {
     heads: usize,
     size: usize,
+    window: Option<usize>,
     #[serde(default)]
     stored: bool,
 }
@@ -91,6 +92,13 @@ fn check(model: &ModelEntry) -> Result<(), String> {
     at_most("matrices", matrices, MAX_MATRICES)?;
     for (index, unit) in model.units.iter().enumerate() {
         check_name(&format!("units[{index}]"), &unit.name)?;
+        if let Some(AttentionEntry { window: Some(_), stored: true, .. }) = unit.attention {
+            let name = &unit.name;
+            return Err(format!(
+                "units[{index}].attention: that of unit `{name}` has both `window` and `stored`; at \
+                 most one is possible"
+            ));
+        }
         for (slot, param) in unit.params.iter().enumerate() {
             let place = format!("units[{index}].params[{slot}]");
             check_name(&place, &param.name)?;
@@ -162,7 +170,11 @@ fn made_of(entry: ModelEntry) -> Model {
 }
 
 fn attention(entry: AttentionEntry) -> Attention {
-    let scores = if entry.stored { Scores::Stored } else { Scores::Fused };
+    let scores = match (entry.stored, entry.window) {
+        (true, _) => Scores::Stored,
+        (false, None) => Scores::Fused,
+        (false, Some(window)) => Scores::Window(window),
+    };
     Attention { heads: entry.heads, size: entry.size, scores }
 }
 
