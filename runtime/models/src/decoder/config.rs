@@ -551,7 +551,8 @@ fn within(name: &'static str, value: usize) -> Result<(), ConfigError> {
     }
 }
 
-fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+/// Checks that numbers are above 0 and not infinite.
+pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     let is_wrong = |(_, value): &&(_, f64)| !(value.is_finite() && *value > 0.0);
     match numbers.iter().find(is_wrong) {
         None => Ok(()),
@@ -762,6 +763,10 @@ mod tests {
             (
                 json!({ "model_type": "gemma2", "final_logit_softcapping": 0 }),
                 "final_logit_softcapping is 0: it must be above 0",
+            ),
+            (
+                json!({ "model_type": "gemma2", "query_pre_attn_scalar": 0 }),
+                "query_pre_attn_scalar is 0: it must be above 0",
             ),
             (
                 json!({ "model_type": "phi3", "pad_token_id": 0, "resid_pdrop": 0.1 }),
