@@ -513,6 +513,10 @@ impl DecoderConfig {
         for window in self.layers.iter().filter_map(|layer| layer.window) {
             within("sliding_window", window)?;
         }
+        if heads * self.head_dim > Self::MAX_SIZE {
+            let most = format!("at most {} by the number of heads, {heads}", Self::MAX_SIZE);
+            return wrong("head_dim", self.head_dim, most);
+        }
         if !heads.is_multiple_of(kv_heads) {
             return wrong("num_key_value_heads", kv_heads, format!("a divisor of {heads} heads"));
         }
@@ -547,7 +551,8 @@ fn within(name: &'static str, value: usize) -> Result<(), ConfigError> {
     }
 }
 
-fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+/// Checks that numbers are above 0 and not infinite.
+pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     let is_wrong = |(_, value): &&(_, f64)| !(value.is_finite() && *value > 0.0);
     match numbers.iter().find(is_wrong) {
         None => Ok(()),
@@ -760,6 +765,10 @@ mod tests {
                 "final_logit_softcapping is 0: it must be above 0",
             ),
             (
+                json!({ "model_type": "gemma2", "query_pre_attn_scalar": 0 }),
+                "query_pre_attn_scalar is 0: it must be above 0",
+            ),
+            (
                 json!({ "model_type": "phi3", "pad_token_id": 0, "resid_pdrop": 0.1 }),
                 "resid_pdrop is 0.1: only 0 is supported",
             ),
@@ -819,6 +828,10 @@ mod tests {
             (
                 json!({ "num_attention_heads": 0 }),
                 "num_attention_heads is 0: it must be from 1 to 16777216",
+            ),
+            (
+                json!({ "head_dim": 1 << 23 }),
+                "head_dim is 8388608: it must be at most 16777216 by the number of heads, 4",
             ),
             (
                 json!({ "num_hidden_layers": 10_001 }),

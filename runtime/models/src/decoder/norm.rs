@@ -9,8 +9,8 @@ use crate::nn;
 /// Norm by the root of the mean square of a row.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
-    /// Factors of the elements of a row.
-    scale: Tensor,
+    weight: Tensor,
+    scale: NormScale,
     eps: f64,
 }
 
@@ -20,18 +20,19 @@ impl RmsNorm {
     /// # Errors
     /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, size: usize, config: &DecoderConfig) -> Result<Self> {
-        let weight = vb.get_with_hints(size, "weight", config.norm_scale.init())?;
-        let scale = match config.norm_scale {
-            NormScale::Weight => weight,
-            // In 16 bits the sum would be rounded.
-            NormScale::OnePlusWeight => (weight.to_dtype(DType::F32)? + 1.0)?,
-        };
-        Ok(Self { scale, eps: config.rms_norm_eps })
+        let (scale, eps) = (config.norm_scale, config.rms_norm_eps);
+        Ok(Self { weight: vb.get_with_hints(size, "weight", scale.init())?, scale, eps })
     }
 }
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        nn::rms_norm(x, &self.scale, self.eps)
+        match self.scale {
+            NormScale::Weight => nn::rms_norm(x, &self.weight, self.eps),
+            // In 16 bits the sum would be rounded.
+            NormScale::OnePlusWeight => {
+                nn::rms_norm(x, &(self.weight.to_dtype(DType::F32)? + 1.0)?, self.eps)
+            }
+        }
     }
 }

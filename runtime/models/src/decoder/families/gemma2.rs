@@ -4,7 +4,7 @@
 use super::{DEFAULTS, Defaults, Family};
 use crate::decoder::config::keys::Effect;
 use crate::decoder::config::rope::Rotation;
-use crate::decoder::config::{Biases, BlockNorms, NormScale};
+use crate::decoder::config::{Biases, BlockNorms, NormScale, above_0};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
@@ -54,7 +54,9 @@ pub(super) const FAMILY: Family = Family {
         #[expect(clippy::cast_precision_loss, reason = "a width is below 2^24")]
         let width = config.hidden_size as f64;
         config.embedding_scale = Some(width.sqrt());
-        config.attention_scale = 1.0 / keys.or("query_pre_attn_scalar", 256.0_f64)?.sqrt();
+        let scalar: f64 = keys.or("query_pre_attn_scalar", 256.0)?;
+        above_0(&[("query_pre_attn_scalar", scalar)])?;
+        config.attention_scale = 1.0 / scalar.sqrt();
         config.attention_cap = keys.or("attn_logit_softcapping", Some(50.0))?;
         config.logit_cap = keys.or("final_logit_softcapping", Some(30.0))?;
         let window = keys.or("sliding_window", Some(4096))?;
