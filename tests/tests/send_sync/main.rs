@@ -316,6 +316,8 @@ table!(SIMULATOR {
     hsdp_simulator::Orders: Send Sync Unpin,
     hsdp_simulator::Placement: Send Sync Unpin,
     hsdp_simulator::PlanChoice: Send Sync Unpin,
+    hsdp_simulator::Placed: Send Sync Unpin,
+    hsdp_simulator::Placing<'static>: Send Sync Unpin,
     hsdp_simulator::Prediction: Send Sync Unpin,
     hsdp_simulator::Processor: Send Sync Unpin,
     hsdp_simulator::RankTiming: Send Sync Unpin,
