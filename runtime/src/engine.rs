@@ -320,11 +320,6 @@ impl Engine {
         Err(self.fabric.misuse(operation, token.opened.step, what))
     }
 
-    /// Returns whether the end of the step reports parameters without a gradient.
-    pub(crate) fn reports_unused(&self) -> bool {
-        unused::is_due(&self.fabric)
-    }
-
     /// Notes the error of a caller, if the step or the evaluation has none so far.
     pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
         let Ok(mut state) = self.state.enter("note_failure") else { return };

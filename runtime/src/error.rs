@@ -238,7 +238,7 @@ pub enum Error {
          them and the loss, or the loss does not depend on them, or they are buffers (running \
          statistics, say) that are declared as parameters{causes}. If they need no gradient, freeze \
          them, or choose Unused::Warn or Unused::Zeros",
-        Without(.parameters, *.trainable)
+        Without::of(.parameters, *.trainable)
     )]
     WithoutGradient {
         /// The step.
@@ -319,27 +319,37 @@ impl fmt::Display for Unused<'_> {
 }
 
 /// `2 of 6 trainable parameters got no gradient on any rank: a, b`
-pub(crate) struct Without<'a>(pub(crate) &'a [String], pub(crate) usize);
+pub(crate) struct Without<'a> {
+    parameters: &'a [String],
+    trainable: usize,
+}
 
-impl Without<'_> {
+impl<'a> Without<'a> {
     /// Number of names that a text lists.
     const LISTED: usize = 100;
+
+    pub(crate) fn of(parameters: &'a [String], trainable: usize) -> Self {
+        Self { parameters, trainable }
+    }
+
+    pub(crate) fn count(&self) -> String {
+        let Self { parameters, trainable } = self;
+        let count = parameters.len();
+        format!("{count} of {trainable} trainable parameters got no gradient on any rank")
+    }
+
+    pub(crate) fn names(&self) -> String {
+        let listed = &self.parameters[..self.parameters.len().min(Self::LISTED)];
+        match self.parameters.len() - listed.len() {
+            0 => listed.join(", "),
+            more => format!("{} and {more} more", listed.join(", ")),
+        }
+    }
 }
 
 impl fmt::Display for Without<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(parameters, trainable) = self;
-        let count = parameters.len();
-        let listed = &parameters[..count.min(Self::LISTED)];
-        write!(
-            f,
-            "{count} of {trainable} trainable parameters got no gradient on any rank: {}",
-            listed.join(", ")
-        )?;
-        match count - listed.len() {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
+        write!(f, "{}: {}", self.count(), self.names())
     }
 }
 
@@ -363,7 +373,7 @@ mod tests {
     #[test]
     fn a_long_list_of_parameters_is_cut_and_counted() {
         let parameters: Vec<_> = (0..102).map(|at| format!("p{at}")).collect();
-        let text = |parameters| Without(parameters, 120).to_string();
+        let text = |parameters| Without::of(parameters, 120).to_string();
         let head = "trainable parameters got no gradient on any rank: p0, p1";
         assert_eq!(text(&parameters[..2]), format!("2 of 120 {head}"));
         let text = text(&parameters);

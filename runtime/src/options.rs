@@ -123,10 +123,11 @@ impl ModelOptions {
 /// in the whole step, the optimizer does not change it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// The first step of a model in a process fails on all ranks with [`Error::WithoutGradient`] if
-    /// parameters got no gradient on any rank. It names them and the likely causes, and the next step
-    /// counts as the first. Later steps may leave parameters without a gradient. Skipped steps, and
-    /// steps in which no rank has data, do not count.
+    /// The first step of a model fails on all ranks with [`Error::WithoutGradient`] if parameters got
+    /// no gradient on any rank. It names them and the likely causes, and the next step counts as the
+    /// first. Later steps may leave parameters without a gradient. Skipped steps, and steps in which
+    /// no rank has data, do not count. After a load of a model that was trained before, rank 0 warns
+    /// in place of the error.
     #[default]
     ErrorInFirstStep,
     /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first step

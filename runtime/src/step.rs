@@ -265,11 +265,18 @@ impl PassHandle {
         self.engine.fabric.unused.set_causes(causes);
     }
 
-    /// Returns whether this step reports parameters without a gradient. An adapter whose autograd
-    /// gives zeros in place of some missing gradients then tells these apart. Not collective.
+    /// Returns whether an adapter should tell zeros that its autograd gives in place of missing
+    /// gradients from gradients: until the first step is over, and later if there were
+    /// [some](Self::note_cuts). Not collective.
     #[must_use]
-    pub fn reports_unused(&self) -> bool {
-        self.engine.reports_unused()
+    pub fn seeks_cuts(&self) -> bool {
+        self.engine.fabric.unused.seeks_cuts(self.engine.fabric.options.unused)
+    }
+
+    /// Notes that the autograd of an adapter gives zeros in place of missing gradients, which the
+    /// adapter leaves out. Not collective.
+    pub fn note_cuts(&self) {
+        self.engine.fabric.unused.note_cuts();
     }
 
     /// The model's plan.

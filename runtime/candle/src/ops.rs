@@ -115,11 +115,11 @@ impl CustomOp1 for Identity {
         cuda::copy(storage, layout)
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         match self {
             Self::BeforeBackward(usage) => {
                 usage.gather()?;
-                usage.note_gradient(gradient)?;
+                usage.note_gradient(output, gradient)?;
             }
             Self::AfterBackward(usage) => usage.release()?,
             Self::Seed(earlier) => return Ok(Some(earlier.clone())),

@@ -159,7 +159,7 @@ impl CustomOp2 for Recompute {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         self.usage.gather()?;
-        self.usage.note_gradient(gradient)?;
+        self.usage.note_gradient(output, gradient)?;
         let of_input = self.rerun(input, output, gradient)?;
         self.usage.release()?;
         Ok((None, of_input))

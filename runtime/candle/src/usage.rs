@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::unit::UnitState;
+use crate::variables::Reached;
 use crate::zeros::{Cuts, are_zeros};
 
 /// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
@@ -17,6 +18,8 @@ pub(crate) struct Usage {
     reads: Mutex<Vec<Arc<UnitState>>>,
     held: Mutex<Vec<Arc<UnitState>>>,
     input_has_gradient: AtomicBool,
+    /// Tensors whose backward gives zeros to the input.
+    givers: Mutex<Vec<TensorId>>,
     cuts: Arc<Cuts>,
     /// Whether the output got zeros that stand for no gradient.
     is_cut_off: AtomicBool,
@@ -39,6 +42,7 @@ impl Usage {
             reads: Mutex::new(vec![Arc::clone(own)]),
             held: Mutex::default(),
             input_has_gradient: AtomicBool::new(false),
+            givers: Mutex::default(),
             cuts: Arc::clone(cuts),
             is_cut_off: AtomicBool::new(false),
         })
@@ -72,17 +76,26 @@ impl Usage {
         self.held.lock().drain(..).try_for_each(|unit| unit.release())
     }
 
+    /// Notes a tensor whose backward gives zeros to the input if it has no gradient.
+    pub(crate) fn note_giver(&self, tensor: &Tensor) {
+        self.givers.lock().push(tensor.id());
+    }
+
+    /// Returns whether a backward comes to a tensor that gives zeros to the input.
+    pub(crate) fn gives_zeros_in(&self, reached: &Reached) -> bool {
+        self.givers.lock().iter().any(|giver| reached.has(*giver))
+    }
+
     /// Notes the gradient of the output, before those of the parameters come.
-    pub(crate) fn note_gradient(&self, gradient: &Tensor) -> candle_core::Result<()> {
-        if self.cuts.were_found() && are_zeros(gradient)? {
+    pub(crate) fn note_gradient(
+        &self,
+        output: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<()> {
+        if self.cuts.are_behind(output) && are_zeros(gradient)? {
             self.is_cut_off.store(true, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// Notes that no gradient comes to the input of this use.
-    pub(crate) fn cuts_input(&self) {
-        self.cuts.find();
     }
 
     /// Returns the gradient of a parameter; `None` for zeros that come of those of the output.

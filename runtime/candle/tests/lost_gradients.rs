@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use candle_core::{D, Tensor};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
-use hsdp::{Error as RuntimeError, Mesh, ModelOptions, StepOptions, Unused};
+use hsdp::{
+    AdamW, AdamWOptions, Error as RuntimeError, Mesh, ModelOptions, ModelSpec, Optimizer as _,
+    StepOptions, Unused,
+};
 use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
 
-use common::{input, layer, layers, loss_of_layers, sharded, sharded_with, step};
+use common::{input, layer, layer_unit, layers, loss_of_layers, sharded, sharded_with, step};
 
 fn mesh() -> Mesh {
     Mesh::new(1, 2).expect("two shards")
@@ -90,6 +93,63 @@ fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
             let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
             assert_eq!(named, names, "{recomputed} {unused:?}");
         }
+    }
+}
+
+/// The parameter is one tensor, which has the input of its first use as a parent.
+#[test]
+fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
+    for lost in ["layer.0", "layer.2"] {
+        let ends = hsdp::world(2, |world| {
+            let spec = ModelSpec::new()
+                .unit(layer_unit(0, 4))
+                .unit(layer_unit(1, 4).keep())
+                .unit(layer_unit(2, 4));
+            let mut model = sharded_with(world, spec, ModelOptions::on(mesh()));
+            step(&mut model, |pass| {
+                let tower = |index: usize| {
+                    let name = format!("layer.{index}");
+                    let x = pass.unit(&name, &input(0, 3, 4), |p, x| layer(p, index, x))?;
+                    let x = pass.unit("layer.1", &x, |p, x| layer(p, 1, x))?;
+                    if name == lost { Ok(x.detach()) } else { Ok::<_, Error>(x) }
+                };
+                let [one, other] = [tower(0)?, tower(2)?];
+                (one - other)?.affine(1.0, 1.0)?.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        for end in ends {
+            let error = end.expect_err("a tower has no gradient");
+            let Error::Runtime(RuntimeError::WithoutGradient { parameters, .. }) = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(*parameters, [format!("{lost}.weight"), format!("{lost}.bias")]);
+        }
+    }
+}
+
+/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
+#[test]
+fn parameters_before_a_cut_are_not_updated_in_later_steps_either() {
+    for unused in [Unused::Warn, Unused::Zeros] {
+        hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(2, 4), options);
+            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
+            let mut adamw = AdamW::new(&model, decay);
+            let before = model.full_parameters().expect("a gather");
+            for _ in 0..3 {
+                let gradients = step(&mut model, |pass| {
+                    let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+                    let cut = |p: &dyn Parameters, x: &Tensor| layer(p, 1, &softmax_last_dim(x)?);
+                    pass.unit("layer.1", &x, cut)?.sqr()?.mean_all()
+                });
+                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
+            }
+            let after = model.full_parameters().expect("a gather");
+            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
+            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
+        });
     }
 }
 

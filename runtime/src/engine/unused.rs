@@ -15,8 +15,10 @@ use crate::options::Unused;
 pub(crate) struct UnusedReports {
     /// Usual causes, from the adapter of an autograd.
     causes: OnceLock<&'static str>,
-    /// Whether the check of the first step is over. The same on all ranks.
+    /// Whether the check of the first step is over, which it is on all ranks or on none.
     checked: AtomicBool,
+    /// Whether zeros have stood for missing gradients on this rank.
+    has_cuts: AtomicBool,
 }
 
 impl UnusedReports {
@@ -28,6 +30,16 @@ impl UnusedReports {
         self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
     }
 
+    pub(crate) fn note_cuts(&self) {
+        self.has_cuts.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seeks_cuts(&self, policy: Unused) -> bool {
+        policy == Unused::ErrorOnAnyRank
+            || !self.is_checked()
+            || self.has_cuts.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the first step was checked.
     fn is_checked(&self) -> bool {
         self.checked.load(Ordering::Relaxed)
@@ -35,15 +47,6 @@ impl UnusedReports {
 
     fn set_checked(&self) {
         self.checked.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Returns whether the end of a step that is applied reports parameters without a gradient.
-pub(super) fn is_due(fabric: &Fabric) -> bool {
-    match fabric.options.unused {
-        Unused::ErrorOnAnyRank => true,
-        Unused::ErrorInFirstStep | Unused::Warn => !fabric.unused.is_checked(),
-        Unused::Zeros => false,
     }
 }
 
@@ -70,28 +73,35 @@ pub(super) fn check_each_rank(
     Err(Error::UnusedParameters { step, parameters, causes: fabric.unused.causes() })
 }
 
-/// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A step
-/// that is refused, and one without data, is followed by another first step. The same on all ranks.
+/// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
+/// model that has made steps before, in another process, is not refused. A step that is refused, and
+/// one without data, is followed by another first step. All ranks come to the same end.
 ///
 /// # Errors
 /// [`Error::WithoutGradient`].
-pub(super) fn check_first(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
+pub(super) fn check_first(
+    fabric: &Fabric,
+    step: u64,
+    applied: u64,
+    agreement: &Agreement,
+) -> Result<(), Error> {
     let policy = fabric.options.unused;
-    let is_first = policy != Unused::ErrorOnAnyRank && is_due(fabric);
-    if !is_first || !agreement.had_data(fabric.options.objective) {
+    let is_over = policy == Unused::ErrorOnAnyRank || fabric.unused.is_checked();
+    if is_over || !agreement.had_data(fabric.options.objective) {
         return Ok(());
     }
     let anywhere = agreement.present_anywhere();
     let unused = trainable(fabric).filter(|number| !anywhere.contains(*number));
     let parameters: Vec<String> = unused.map(|number| fabric.name_of(number)).collect();
-    if !parameters.is_empty() {
+    if !parameters.is_empty() && policy != Unused::Zeros {
         let (trainable, causes) = (trainable(fabric).count(), fabric.unused.causes());
-        if policy == Unused::ErrorInFirstStep {
+        if policy == Unused::ErrorInFirstStep && applied == 0 {
             return Err(Error::WithoutGradient { step, trainable, parameters, causes });
         }
         if fabric.rank().index() == 0 {
-            let without = Without(&parameters, trainable);
-            hsdp_warnings::warn!(step, "{without}; they are not updated{causes}");
+            let without = Without::of(&parameters, trainable);
+            let (count, names) = (without.count(), without.names());
+            hsdp_warnings::warn!(step, "{count}, and are not updated{causes}: {names}");
         }
     }
     fabric.unused.set_checked();
