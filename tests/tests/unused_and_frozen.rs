@@ -143,8 +143,8 @@ fn unused_parameters_are_warned_of_once() {
     let [told, silent] = &warned[..] else { panic!("two ranks") };
     assert!(silent.is_empty(), "{silent:?}");
     let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
-    let expected = "2 of 6 trainable parameters got no gradient on any rank: second.bias, \
-                    third.weight; they are not updated";
+    let expected = "2 of 6 trainable parameters got no gradient on any rank, and are not updated: \
+                    second.bias, third.weight";
     assert!(told.contains(expected), "{told}");
 }
 

@@ -405,6 +405,7 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     state.last_weight = weight_hint;
     let Counts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
+    model.engine.fabric.unused.note_load(applied);
     drop(state);
     take_parameters(model, parameters);
 }

@@ -123,12 +123,7 @@ impl Ended<'_> {
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {
-                unused::check_first(
-                    self.fabric,
-                    self.step.number(),
-                    state.applied,
-                    self.agreement,
-                )?;
+                unused::check_first(self.fabric, self.step.number(), self.agreement)?;
                 grad_shards.await_update(self.step.number());
                 state.loss_scale.after_finite_step();
             }

@@ -17,6 +17,8 @@ pub(crate) struct UnusedReports {
     causes: OnceLock<&'static str>,
     /// Whether the check of the first step is over, which it is on all ranks or on none.
     checked: AtomicBool,
+    /// Whether the model was loaded after updates.
+    trained: AtomicBool,
     /// Whether zeros have stood for missing gradients on this rank.
     has_cuts: AtomicBool,
 }
@@ -28,6 +30,16 @@ impl UnusedReports {
 
     fn causes(&self) -> String {
         self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
+    }
+
+    /// Notes a load of a checkpoint after this number of applied updates.
+    pub(crate) fn note_load(&self, applied: u64) {
+        self.trained.store(applied > 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the model was trained before it was loaded.
+    fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Relaxed)
     }
 
     pub(crate) fn note_cuts(&self) {
@@ -79,12 +91,7 @@ pub(super) fn check_each_rank(
 ///
 /// # Errors
 /// [`Error::WithoutGradient`].
-pub(super) fn check_first(
-    fabric: &Fabric,
-    step: u64,
-    applied: u64,
-    agreement: &Agreement,
-) -> Result<(), Error> {
+pub(super) fn check_first(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
     let policy = fabric.options.unused;
     let is_over = policy == Unused::ErrorOnAnyRank || fabric.unused.is_checked();
     if is_over || !agreement.had_data(fabric.options.objective) {
@@ -95,7 +102,7 @@ pub(super) fn check_first(
     let parameters: Vec<String> = unused.map(|number| fabric.name_of(number)).collect();
     if !parameters.is_empty() && policy != Unused::Zeros {
         let (trainable, causes) = (trainable(fabric).count(), fabric.unused.causes());
-        if policy == Unused::ErrorInFirstStep && applied == 0 {
+        if policy == Unused::ErrorInFirstStep && !fabric.unused.is_trained() {
             return Err(Error::WithoutGradient { step, trainable, parameters, causes });
         }
         if fabric.rank().index() == 0 {
