@@ -118,20 +118,19 @@ pub enum Error {
     },
     /// The loss of a check has no gradient for these parameters.
     #[error(
-        "{count} of {trainable} trainable parameters get no gradient from this loss: {parameters}; \
-         likely causes: {causes}; freeze those that are not trained with `Recorded::map`"
+        "{} of {trainable} trainable parameters get no gradient from this loss: {listed}; likely \
+         causes: {causes}; freeze those that are not trained with `Recorded::map`",
+        .parameters.len()
     )]
     NoGradient {
-        /// The number of parameters without a gradient.
-        count: usize,
         /// The number of trainable parameters.
         trainable: usize,
-        /// The parameters by layer, with numbers and names in braces as in a shell.
-        parameters: String,
+        /// The names of the parameters without a gradient, in the order of the recording.
+        parameters: Vec<String>,
+        /// These names by layer, with numbers and names in braces as in a shell.
+        listed: String,
         /// The likely causes.
         causes: String,
-        /// The full names, in the order of the recording.
-        names: Vec<String>,
     },
     /// `Recorded::map` changed what the constructors decide.
     #[error(

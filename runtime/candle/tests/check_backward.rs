@@ -41,7 +41,7 @@ fn slow(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 fn names(error: Error) -> Vec<String> {
     match error {
-        Error::NoGradient { names, .. } => names,
+        Error::NoGradient { parameters, .. } => parameters,
         other => panic!("{other}"),
     }
 }

@@ -192,7 +192,7 @@ impl Row {
     fn columns(&self) -> (String, String) {
         let lost: &[String] = match &self.measured {
             Ok(()) => &[],
-            Err(Error::NoGradient { names, trainable, .. }) => {
+            Err(Error::NoGradient { parameters: names, trainable, .. }) => {
                 assert_eq!(*trainable, self.parameters.len(), "{}", self.name);
                 names
             }
@@ -545,7 +545,7 @@ fn qwen2_loses_26_of_its_27_parameters() {
     };
     let error = recorded.check_backward(loss).expect_err("a cut");
     let said = error.to_string();
-    let Error::NoGradient { names, count: 26, trainable: 27, .. } = error else {
+    let Error::NoGradient { parameters: names, trainable: 27, .. } = error else {
         panic!("{said}");
     };
     let all_but_the_head: Vec<_> =

@@ -63,7 +63,7 @@ impl UnusedReports {
 }
 
 /// Refuses a step with parameters that got no gradient on some rank, under
-/// [`Unused::ErrorOnAnyRank`]. The same on all ranks.
+/// [`Unused::ErrorOnAnyRank`]. All ranks come to the same end.
 ///
 /// # Errors
 /// [`Error::UnusedParameters`].

@@ -74,8 +74,9 @@ macro_rules! error {
 #[macro_export]
 macro_rules! __emit {
     ($level:ident, $($event:tt)+) => {{
+        let is_unheard = $crate::is_unheard();
         $crate::tracing::event!($crate::tracing::Level::$level, $($event)+);
-        if $crate::is_unheard() {
+        if is_unheard {
             let mut warning =
                 $crate::Warning::new($crate::tracing::Level::$level, ::core::module_path!());
             $crate::__record!(warning, $($event)+);

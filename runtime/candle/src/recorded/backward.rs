@@ -79,11 +79,10 @@ impl Recorded {
         }
         let trainable = self.params().filter(|param| param.role == Role::Trainable).count();
         Err(Error::NoGradient {
-            count: lost.len(),
             trainable,
-            parameters: report::listed(&lost),
+            listed: report::listed(&lost),
             causes: report::causes(&lost, |name| made.contains_key(name)),
-            names: lost.iter().map(|param| param.name.clone()).collect(),
+            parameters: lost.iter().map(|param| param.name.clone()).collect(),
         })
     }
 }
