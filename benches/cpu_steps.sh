@@ -14,7 +14,7 @@ unset RAYON_NUM_THREADS MIMALLOC_PURGE_DELAY
 runs=3
 warmup=3
 vocabulary=64
-cargo build --quiet --release --locked -p hsdp-candle --example train_gpt
+cargo build --quiet --release --locked -p hsdp-models --example train_gpt
 cargo build --quiet --release --locked -p hsdp-cli
 release="${CARGO_TARGET_DIR:-target}/release"
 mkdir -p "$out"

@@ -127,7 +127,7 @@ run() {
     else
         echo "pytorch: python3 has none, it is left out" | tee "$report/pytorch.txt"
     fi
-    most=60 part llama "$unpacked/finetune_llama" --device cuda --mesh 1x2 --steps 50 --deadline 20
+    most=60 part llama "$unpacked/finetune" --device cuda --mesh 1x2 --steps 50 --deadline 20
     tar czf "$report.tar.gz" -C "$report" . || echo "$report.tar.gz could not be written"
     echo "the report is in $report and $report.tar.gz"
     exit "$failed"

@@ -25,7 +25,7 @@ if [ ! -x "$venv/bin/torchrun" ]; then
     python3 -m venv "$venv"
     "$venv/bin/pip" install --quiet torch numpy
 fi
-cargo build --quiet --release --locked -p hsdp-candle --example train_gpt
+cargo build --quiet --release --locked -p hsdp-models --example train_gpt
 program="${CARGO_TARGET_DIR:-target}/release/examples/train_gpt"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

@@ -45,7 +45,7 @@ impl Dump {
         match self.record().write_to(folder) {
             Ok(path) => tracing::info!(rank, path = %path.display(), "flight record written"),
             Err(error) => {
-                tracing::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");
+                hsdp_warnings::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");
             }
         }
     }

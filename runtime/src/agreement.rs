@@ -136,6 +136,13 @@ impl Agreement {
         &self.anywhere
     }
 
+    /// Returns whether the step tells anything about parameters without a gradient: whether a rank had
+    /// items or, where weights do not enter, gradients.
+    pub(crate) fn had_data(&self, objective: Objective) -> bool {
+        let had_items = self.said.iter().any(|said| said.weight > 0);
+        had_items || (!objective.is_weighted() && !self.anywhere.is_empty())
+    }
+
     /// The ranks that had items and on which `parameter` got no gradient. Where weights do not enter, every rank counts as having items.
     pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
         let without = |said: &Statement| {
@@ -236,6 +243,17 @@ mod tests {
         assert!(any.contains(3) && any.contains(69) && !any.contains(4));
         assert_eq!(agreed.ranks_without(3, Objective::Sum), vec![0, 1, 2]);
         assert_eq!(agreed.ranks_without(69, Objective::Sum), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn a_step_without_items_has_data_if_weights_do_not_enter_and_gradients_came() {
+        let mut agreement = agreement();
+        let objectives = [Objective::Sum, Objective::RankMean];
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [true, true]);
+        agreement.said.iter_mut().for_each(|said| said.weight = 0);
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, true]);
+        agreement.anywhere = Presence::none(70);
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, false]);
     }
 
     #[test]

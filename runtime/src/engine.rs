@@ -350,8 +350,8 @@ impl Engine {
         });
     }
 
-    /// As [`abort_step`](Self::abort_step), for an evaluation. Nothing but the number of evaluations
-    /// before it tells it from another one, and all ranks may drop it.
+    /// As [`abort_step`](Self::abort_step), for an evaluation, which all ranks may drop. Its number
+    /// tells it from others of the model.
     pub(crate) fn abort_evaluation(&self, opened: Opened, number: u64) {
         let reason = "the evaluation was dropped before its mean".to_owned();
         self.discard_step(opened, Some(reason), |failure| {

@@ -231,7 +231,28 @@ pub enum Error {
     /// A gradient or the loss is not finite, and the model's options do not skip such steps. No parameter has changed.
     #[error("{0}")]
     NonFinite(NonFiniteGradient),
-    /// `Unused::Error`: trainable parameters got no gradient on some ranks.
+    /// Trainable parameters got no gradient on any rank in the first step. No parameter has changed. See
+    /// [`Unused::ErrorInFirstStep`](crate::Unused::ErrorInFirstStep).
+    #[error(
+        "step {step}: {}. Either an operation without a backward or a detach cuts the graph between \
+         them and the loss, or the loss does not depend on them, or they are buffers (running \
+         statistics, say) that are declared as parameters{causes}. If they need no gradient, freeze \
+         them, or choose Unused::Warn or Unused::Zeros",
+        Without::of(.parameters, *.trainable)
+    )]
+    WithoutGradient {
+        /// The step.
+        step: u64,
+        /// The number of trainable parameters of the model.
+        trainable: usize,
+        /// The names of all parameters without a gradient. The message lists the first 100 of them.
+        parameters: Vec<String>,
+        /// Details of the causes, where the adapter of an autograd names them; otherwise empty. A rank
+        /// without data in all steps so far has none.
+        causes: String,
+    },
+    /// [`Unused::ErrorOnAnyRank`](crate::Unused::ErrorOnAnyRank): trainable parameters got no gradient
+    /// on some ranks.
     #[error("step {step}: {}{causes}", Unused(.parameters))]
     UnusedParameters {
         /// The step.
@@ -297,6 +318,41 @@ impl fmt::Display for Unused<'_> {
     }
 }
 
+/// `2 of 6 trainable parameters got no gradient on any rank: a, b`
+pub(crate) struct Without<'a> {
+    parameters: &'a [String],
+    trainable: usize,
+}
+
+impl<'a> Without<'a> {
+    /// Number of names that a text lists.
+    const LISTED: usize = 100;
+
+    pub(crate) fn of(parameters: &'a [String], trainable: usize) -> Self {
+        Self { parameters, trainable }
+    }
+
+    pub(crate) fn count(&self) -> String {
+        let Self { parameters, trainable } = self;
+        let count = parameters.len();
+        format!("{count} of {trainable} trainable parameters got no gradient on any rank")
+    }
+
+    pub(crate) fn names(&self) -> String {
+        let listed = &self.parameters[..self.parameters.len().min(Self::LISTED)];
+        match self.parameters.len() - listed.len() {
+            0 => listed.join(", "),
+            more => format!("{} and {more} more", listed.join(", ")),
+        }
+    }
+}
+
+impl fmt::Display for Without<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.count(), self.names())
+    }
+}
+
 /// `0, 3, 4`
 struct List<'a>(&'a [Rank]);
 
@@ -313,6 +369,17 @@ impl fmt::Display for List<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_list_of_parameters_is_cut_and_counted() {
+        let parameters: Vec<_> = (0..102).map(|at| format!("p{at}")).collect();
+        let text = |parameters| Without::of(parameters, 120).to_string();
+        let head = "trainable parameters got no gradient on any rank: p0, p1";
+        assert_eq!(text(&parameters[..2]), format!("2 of 120 {head}"));
+        let text = text(&parameters);
+        assert!(text.starts_with(&format!("102 of 120 {head}, ")), "{text}");
+        assert!(text.ends_with(", p99 and 2 more"), "{text}");
+    }
 
     #[test]
     fn a_device_that_does_not_recover_is_fatal_and_one_without_memory_is_not() {

@@ -143,6 +143,8 @@ pub use hsdp_sharding::{
     Offload, Param, ParamId, Phase, Piece, Plan, Rank, State, Traffic, Unit, UnitId,
 };
 
+pub use hsdp_warnings::silence_warnings;
+
 pub use hsdp_comm as comm;
 pub use hsdp_kernels as kernels;
 pub use hsdp_sharding as sharding;

@@ -118,17 +118,28 @@ impl ModelOptions {
 }
 
 /// The policy for a trainable parameter that gets no gradient.
+///
+/// If the policy lets a step pass, the parameter contributes zeros. If it got no gradient on any rank
+/// in the whole step, the optimizer does not change it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it. Where
-    /// processes compute on devices, all units are reduced at the end of a microbatch, for gradients that come then.
-    Zeros,
-    /// As `Zeros`. After the first step that is applied, rank 0 warns once of all parameters that got no gradient on any rank.
+    /// The first step of a model fails on all ranks with [`Error::WithoutGradient`] if parameters got
+    /// no gradient on any rank. It names them and the likely causes, and the next step counts as the
+    /// first. Later steps may leave parameters without a gradient. Skipped steps, and steps in which
+    /// no rank has data, do not count. After a load of a model that was trained before, rank 0 warns
+    /// in place of the error.
     #[default]
+    ErrorInFirstStep,
+    /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first step
+    /// need not reach all parameters, such as experts without tokens.
     Warn,
-    /// The step fails on all ranks with [`Error::UnusedParameters`], which names the parameters and the ranks without a gradient. Ranks
-    /// without items (whose weights in the step add up to 0) need no gradient, unless the objective is `RankMean`.
-    Error,
+    /// Every step passes, without a warning. Where processes compute on devices, all units are reduced
+    /// at the end of a microbatch, for gradients that come then.
+    Zeros,
+    /// A step fails on all ranks with [`Error::UnusedParameters`] if parameters got no gradient on some
+    /// ranks. It names both. Ranks without items (whose weights in the step add up to 0) need no
+    /// gradient, unless the objective is `RankMean`.
+    ErrorOnAnyRank,
 }
 
 /// The policy for a forward that uses the units in another order than the declared one. A unit that is needed before its turn makes

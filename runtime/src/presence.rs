@@ -25,6 +25,10 @@ impl Presence {
         &self.words
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
     pub(crate) fn insert(&mut self, parameter: usize) {
         self.words[parameter / WORD_BITS] |= 1 << (parameter % WORD_BITS);
     }

@@ -96,10 +96,13 @@ impl<'model> Step<'model> {
     ///
     /// # Errors
     /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`, [`Error::WeightOverflow`] if the
-    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`] and [`Error::UnusedParameters`] as the model's options say. In a step
-    /// without a given number of microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and [`Error::UnevenInputs`] if
-    /// ranks differ and the model's [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
-    /// finished, or an earlier call of the step failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails.
+    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`], [`Error::WithoutGradient`] and
+    /// [`Error::UnusedParameters`] as the model's options say. In a step without a given number of
+    /// microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and
+    /// [`Error::UnevenInputs`] if ranks differ and the model's [`Uneven`](crate::Uneven) refuses that.
+    /// [`Error::Misuse`] if a microbatch is missing or not finished, or an earlier call of the step
+    /// failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated;
+    /// [`Error::Comm`] if a collective fails.
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)
     }
@@ -260,6 +263,20 @@ impl PassHandle {
     /// collective.
     pub fn explain_unused(&self, causes: &'static str) {
         self.engine.fabric.unused.set_causes(causes);
+    }
+
+    /// Returns whether an adapter should tell zeros that its autograd gives in place of missing
+    /// gradients from gradients: until the first step is over, and later if there were
+    /// [some](Self::note_cuts). Not collective.
+    #[must_use]
+    pub fn seeks_cuts(&self) -> bool {
+        self.engine.fabric.unused.seeks_cuts(self.engine.fabric.options.unused)
+    }
+
+    /// Notes that the autograd of an adapter gives zeros in place of missing gradients, which the
+    /// adapter leaves out. Not collective.
+    pub fn note_cuts(&self) {
+        self.engine.fabric.unused.note_cuts();
     }
 
     /// The model's plan.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, Gradients, Histograms, LossScaling, ModelOptions, ModelSpec,
     NonFinite, Norms, Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions,
-    Unit, Update, World,
+    Unit, Unused, Update, World,
 };
 use hsdp_tests::support::models::{partly_frozen, three_units};
 use hsdp_tests::support::slopes;
@@ -81,7 +81,8 @@ fn norms_of_gradients_are_those_of_whole_gradients_on_every_mesh() {
 #[test]
 fn clipping_changes_no_norm_and_a_parameter_without_a_gradient_has_0() {
     common(on_ranks(4, |world| {
-        let mut model = model(world, three_units(), ModelOptions::on(mesh(2, 2)))?;
+        let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
+        let mut model = model(world, three_units(), options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| (param.name != "second.bias").then_some(2.0))?;
         let gradients = step.finish()?;
@@ -178,7 +179,7 @@ fn a_parameter_that_was_zero_or_not_updated_has_a_ratio_too() {
         _ => vec![1.0; param.numel()],
     };
     common(on_ranks(4, |world| {
-        let options = ModelOptions::on(mesh(2, 2));
+        let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
         let mut model = ShardedModel::new(world, three_units(), options, zero_bias)?;
         let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 0.5, ..SgdOptions::default() });
         let mut step = model.begin_step(StepOptions::microbatches(1))?;

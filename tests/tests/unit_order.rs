@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hsdp::sharding::AfterForward;
 use hsdp::{
     AdamW, AdamWOptions, Error, Gradients, LossSum, ModelOptions, Optimizer, Pass, ShardedModel,
-    StepOptions, Uneven, UnitId, UnitOrder, World,
+    StepOptions, Uneven, UnitId, UnitOrder, Unused, World,
 };
 use hsdp_tests::support::handmade::{in_f32, lend};
 use hsdp_tests::support::models::{keeping_the_second, three_units, unit};
@@ -101,7 +101,8 @@ fn a_rank_that_skips_a_unit_differs() {
 #[test]
 fn units_that_no_rank_uses_come_last() {
     let order = common(on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(1, 2)) };
+        let mut model = model(world, options)?;
         step(&mut model, &[2])?;
         Ok(model.plan().order().to_vec())
     }));

@@ -63,7 +63,8 @@ fn what_is_used_may_change_from_microbatch_to_microbatch() {
 fn whether_a_parameter_has_a_gradient_is_known_on_all_ranks() {
     let known = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &ModelOptions::on(mesh(2, 2)))?;
+        let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
+        let mut model = model(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| {
             (rank == 3 && param.name != SPARE).then_some(1.0)
@@ -77,7 +78,7 @@ fn whether_a_parameter_has_a_gradient_is_known_on_all_ranks() {
 
 #[test]
 fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
-    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let error = common_error(outcomes(4, |world| {
         let rank = world.rank().index();
         let mut model = model(world, &three_units(), &options)?;
@@ -96,7 +97,7 @@ fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
 
 #[test]
 fn all_unused_parameters_are_named_with_their_ranks() {
-    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(1, 2)) };
+    let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(1, 2)) };
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
         let mut model = model(world, &three_units(), &options)?;
@@ -117,13 +118,14 @@ fn all_unused_parameters_are_named_with_their_ranks() {
     );
 }
 
-/// The default: one warning, on rank 0, after the first step, of the parameters that have no gradient on any rank.
+/// One warning, on rank 0, after the first step, of the parameters that have no gradient on any rank.
 #[test]
 fn unused_parameters_are_warned_of_once() {
     let warned = on_ranks(2, |world| {
         let (said, rank) = (Said::default(), world.rank().index());
         tracing::subscriber::with_default(said.clone(), || {
-            let mut model = model(world, &three_units(), &ModelOptions::on(mesh(1, 2)))?;
+            let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 2)) };
+            let mut model = model(world, &three_units(), &options)?;
             for _ in 0..2 {
                 let mut step = model.begin_step(StepOptions::microbatches(1))?;
                 slopes::microbatch_by(&mut step, &|param| {
@@ -141,7 +143,8 @@ fn unused_parameters_are_warned_of_once() {
     let [told, silent] = &warned[..] else { panic!("two ranks") };
     assert!(silent.is_empty(), "{silent:?}");
     let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
-    let expected = "2 trainable parameters got no gradient on any rank, and are not updated: second.bias, third.weight";
+    let expected = "2 of 6 trainable parameters got no gradient on any rank, and are not updated: \
+                    second.bias, third.weight";
     assert!(told.contains(expected), "{told}");
 }
 
@@ -151,7 +154,8 @@ fn a_step_without_items_does_not_take_the_warning() {
     let warned = on_ranks(1, |world| {
         let said = Said::default();
         tracing::subscriber::with_default(said.clone(), || {
-            let mut model = model(world, &three_units(), &ModelOptions::on(mesh(1, 1)))?;
+            let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 1)) };
+            let mut model = model(world, &three_units(), &options)?;
             let mut empty = model.begin_step(StepOptions::microbatches(1))?;
             empty.microbatch()?.finish()?;
             empty.finish().expect_err("it has no items");
@@ -164,14 +168,14 @@ fn a_step_without_items_does_not_take_the_warning() {
     });
     let [told] = &warned[0][..] else { panic!("one warning is expected: {warned:?}") };
     assert!(
-        told.contains("1 trainable parameters got no gradient") && told.contains(SPARE),
+        told.contains("1 of 6 trainable parameters got no gradient") && told.contains(SPARE),
         "{told}"
     );
 }
 
 #[test]
 fn a_step_goes_on_after_one_that_was_refused() {
-    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let steps = on_ranks(4, |world| {
         let mut model = model(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -186,7 +190,7 @@ fn a_step_goes_on_after_one_that_was_refused() {
 
 #[test]
 fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
-    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let trained = common(on_ranks(4, |world| {
         let mut model = model(world, &partly_frozen(), &options)?;
         let decaying = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
@@ -263,7 +267,8 @@ fn without_the_spare(param: &Param) -> Option<f32> {
 /// Parameters after one step of AdamW, with weight decay, for each usage.
 fn trained_by_adamw(usages: &[Usage]) -> Parameters {
     common(on_ranks(4, |world| {
-        let mut model = model(world, &three_units(), &ModelOptions::on(mesh(2, 2)))?;
+        let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
+        let mut model = model(world, &three_units(), &options)?;
         let mut adamw =
             AdamW::new(&model, AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() });
         for usage in usages {
@@ -282,8 +287,8 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(),
 
 /// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine the slope.
 fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
-    let options =
-        ModelOptions { objective: Objective::RankMean, ..ModelOptions::on(mesh(2, ranks / 2)) };
+    let (objective, unused) = (Objective::RankMean, Unused::Zeros);
+    let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, ranks / 2)) };
     common(on_ranks(ranks, |world| {
         let rank = world.rank().index();
         let mut model = model(world, &three_units(), &options)?;

@@ -147,7 +147,7 @@ async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members:
             // For example too many open files: others may be closed.
             Err(error) => {
                 if !std::mem::replace(&mut warned, true) {
-                    tracing::warn!(%error, "connections cannot be accepted: they wait");
+                    hsdp_warnings::warn!(%error, "connections cannot be accepted: they wait");
                 }
                 time::sleep(Duration::from_millis(20)).await;
             }

@@ -176,7 +176,7 @@ impl Drop for Member {
         let within = if failed { self.deadline.min(FAREWELL) } else { self.deadline };
         let ended = self.joined.take().map_or(Ok(()), |joined| joined.finish(within));
         if let Err(error) = ended {
-            tracing::warn!(%error, "the job did not end together");
+            hsdp_warnings::warn!(%error, "the job did not end together");
         }
     }
 }

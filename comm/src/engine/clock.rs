@@ -131,7 +131,7 @@ impl Clock {
     fn forgive_stop(&mut self, now: Instant) {
         let overdue = now.saturating_duration_since(self.due);
         if overdue >= HICCUP {
-            tracing::warn!(
+            hsdp_warnings::warn!(
                 ?overdue,
                 "the process was stopped, or got no processor time: deadlines are extended by that time"
             );

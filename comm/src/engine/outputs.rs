@@ -37,7 +37,10 @@ impl<O> FromIterator<O> for Outputs<O> {
 pub(crate) fn discard<T>(contributions: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(contributions))) {
         let panic = ManuallyDrop::new(panic);
-        tracing::warn!(message = %panic_message(&**panic), "a buffer or gradient that a rank had lent panicked when it was dropped");
+        hsdp_warnings::warn!(
+            panic = %panic_message(&**panic),
+            "a buffer or gradient that a rank had lent panicked when it was dropped"
+        );
     }
 }
 

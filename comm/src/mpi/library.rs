@@ -132,7 +132,7 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::warn!(%error, "MPI was not finalized");
+            hsdp_warnings::warn!(%error, "MPI was not finalized");
         }
     }
 }

@@ -182,13 +182,13 @@ impl Communicator {
             // SAFETY: NC-4, this thread alone has the handle: it was taken.
             let status = unsafe { abort(raw.0) };
             if status != ncclResult_t::ncclSuccess {
-                tracing::warn!(%status, "NCCL could not abort a communicator");
+                hsdp_warnings::warn!(%status, "NCCL could not abort a communicator");
             }
         };
         // It may wait for the device, which a drop must not.
         let started = thread::Builder::new().name("hsdp-nccl-abort".to_owned()).spawn(abort);
         if let Err(error) = started {
-            tracing::warn!(%error, "a communicator could not be aborted: its thread could not be started");
+            hsdp_warnings::warn!(%error, "a communicator could not be aborted: its thread could not be started");
         }
     }
 

@@ -270,7 +270,7 @@ impl Communicators {
             Ok(thread) if is_waited_for => drop(thread.join()),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "communicators could not be closed: their thread could not be started");
+                hsdp_warnings::warn!(%error, "communicators could not be closed: their thread could not be started");
             }
         }
     }

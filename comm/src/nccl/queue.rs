@@ -300,5 +300,5 @@ pub(super) fn warn_late(
     lateness: Duration,
 ) {
     let (rank, culprit) = (rank.get(), culprit.map(Rank::get));
-    tracing::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+    hsdp_warnings::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
 }

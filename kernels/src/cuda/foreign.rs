@@ -31,7 +31,7 @@ impl Foreign {
         let owner = self.owner.take();
         if let Err(error) = self.stream.wait_for(&self.uses) {
             // It is unknown when the device is done with the memory, so the library never gets it back.
-            tracing::warn!(%error, "device memory of another library cannot be given back: it is leaked");
+            hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
             let _ = ManuallyDrop::new(owner);
         }
     }

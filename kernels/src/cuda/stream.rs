@@ -302,7 +302,7 @@ impl Drop for Stream {
         }
         // SAFETY: CU-2, the stream lives, and has no other user any more.
         if let Err(error) = unsafe { self.device.context().destroy(self.raw.0) } {
-            tracing::warn!(%error, "a CUDA stream could not be destroyed");
+            hsdp_warnings::warn!(%error, "a CUDA stream could not be destroyed");
         }
     }
 }

@@ -116,6 +116,22 @@ pub enum Error {
         /// The names, separated by commas, and the reason where it is not the name.
         names: String,
     },
+    /// The loss of a check has no gradient for these parameters.
+    #[error(
+        "{} of {trainable} trainable parameters get no gradient from this loss: {listed}; likely \
+         causes: {causes}; freeze those that are not trained with `Recorded::map`",
+        .parameters.len()
+    )]
+    NoGradient {
+        /// The number of trainable parameters.
+        trainable: usize,
+        /// The names of the parameters without a gradient, in the order of the recording.
+        parameters: Vec<String>,
+        /// These names by layer, with numbers and names in braces as in a shell.
+        listed: String,
+        /// The likely causes.
+        causes: String,
+    },
     /// `Recorded::map` changed what the constructors decide.
     #[error(
         "`Recorded::map` declares parameter {parameter} as {name} of shape {shape:?}: its name and \

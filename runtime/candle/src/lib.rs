@@ -7,7 +7,7 @@
 //! collectives. The crate does not wrap modules: a forward is written against two small traits,
 //! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
 //! layers by their own constructors, from a [`var_builder`]. Layers of transformers with gradients,
-//! which candle-nn lacks, are in [`nn`]. The crate supports the CPU, and with the feature
+//! which candle-nn lacks, and models are in the crate `hsdp-models`. The crate supports the CPU, and with the feature
 //! `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
@@ -21,8 +21,7 @@
 //! | `x.grad` of a tensor that is no parameter | `x.grad` | [`Pass::gradient_of`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
-//! | layers | `torch.nn.functional` | [`nn`] |
-//! | models | `torchtitan`, `transformers` | [`gpt`], [`llama`] |
+//! | layers and models | `torch.nn.functional`, `torchtitan`, `transformers` | the crate `hsdp-models` |
 //!
 //! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
 //! the microbatch:
@@ -134,7 +133,7 @@
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
 //! `usage`, `unit` (the state of a unit in a microbatch), `variables` (what else a loss depends
 //! on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending buffers),
-//! `error`; [`distributed`]; [`nn`]; [`gpt`]; [`llama`].
+//! `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
@@ -145,11 +144,8 @@ pub mod distributed;
 mod dtype;
 mod error;
 mod gathered;
-pub mod gpt;
 mod gradient;
-pub mod llama;
 mod model;
-pub mod nn;
 mod ops;
 mod pass;
 mod plain;
@@ -159,6 +155,7 @@ mod storage;
 mod unit;
 mod usage;
 mod variables;
+mod zeros;
 
 pub use builder::var_builder;
 pub use dtype::candle_dtype;

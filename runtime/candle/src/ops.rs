@@ -82,7 +82,7 @@ impl CustomOp2 for Unshard {
         _parameter: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.unit.accept(self.index, Some(gradient))?;
+        self.unit.accept(self.index, self.usage.real(gradient)?)?;
         Ok((None, self.usage.gradient_of(input)?))
     }
 }
@@ -115,9 +115,12 @@ impl CustomOp1 for Identity {
         cuda::copy(storage, layout)
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         match self {
-            Self::BeforeBackward(usage) => usage.gather()?,
+            Self::BeforeBackward(usage) => {
+                usage.gather()?;
+                usage.note_gradient(output, gradient)?;
+            }
             Self::AfterBackward(usage) => usage.release()?,
             Self::Seed(earlier) => return Ok(Some(earlier.clone())),
         }

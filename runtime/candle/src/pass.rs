@@ -23,10 +23,11 @@ use crate::ops::Identity;
 use crate::unit::{Backward, Progress, UnitState};
 use crate::usage::{Usage, Watch};
 use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
+use crate::zeros::{self, Cuts, Uses};
 
 /// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
 const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
-                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_candle::nn has such \
+                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_models::nn has such \
                    layers with gradients";
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
@@ -57,6 +58,10 @@ pub struct Pass<'step> {
     /// Graphs that first runs of recomputed units had.
     first_runs: FirstRuns,
     watch: Watch,
+    /// Whether cuts behind the inputs of units are sought.
+    seeks_cuts: bool,
+    uses: Uses,
+    cuts: Arc<Cuts>,
     kind: Kind,
 }
 
@@ -103,8 +108,12 @@ impl<'step> Pass<'step> {
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
         handle.explain_unused(CUT);
+        let seeks_cuts = kind == Kind::Training && handle.seeks_cuts();
         Ok(Self {
             inner,
+            seeks_cuts,
+            uses: Uses::default(),
+            cuts: Arc::default(),
             units: LiveUnits { states, progress },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
@@ -156,18 +165,22 @@ impl<'step> Pass<'step> {
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
         let watch = if input.track_op() { self.watch } else { Watch::Off };
-        let usage = Arc::new(Usage::default());
-        usage.reads(own);
+        let usage = Usage::of(own, &self.cuts);
         own.gather()?;
         let input = match watch {
             Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
         let reader = Reader { pass: self, own, usage: &usage, input };
+        let is_sought = self.seeks_cuts && input.track_op();
+        let view = if is_sought { &zeros::view(input)? } else { input };
         let output = match self.casts_inputs {
-            true => forward(&reader, &cast_input(input, own.dtype())?)?,
-            false => forward(&reader, input)?,
+            true => forward(&reader, &cast_input(view, own.dtype())?)?,
+            false => forward(&reader, view)?,
         };
+        if is_sought {
+            self.uses.note(name, input, Some(view.id()), &usage);
+        }
         let output = match output.track_op() {
             true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
             // It may be a view of a parameter, which is freed.
@@ -266,10 +279,24 @@ impl<'step> Pass<'step> {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
+            self.seek_cuts(&reached);
             self.differentiate(loss, &reached, start)?;
         }
         self.finish()?;
         Ok(value)
+    }
+
+    /// Seeks units that cut the graph behind their input, and warns of them.
+    fn seek_cuts(&self, reached: &Reached) {
+        let units = self.uses.seek(reached, &self.cuts);
+        if !units.is_empty() {
+            self.inner.handle().note_cuts();
+            hsdp_warnings::warn!(
+                "no gradient comes to the input of unit {}: an operation without a backward or a \
+                 detach cuts the graph there",
+                units.join(", ")
+            );
+        }
     }
 
     /// Runs candle's backward. The ops of the graph deliver the gradients of parameters.
@@ -347,7 +374,7 @@ impl Drop for LiveUnits {
         self.progress.end_forward();
         for unit in &self.states {
             if let Err(error) = unit.end() {
-                tracing::error!(%error, "a unit could not be freed");
+                hsdp_warnings::error!(%error, "a unit could not be freed");
             }
         }
     }

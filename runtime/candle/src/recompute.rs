@@ -159,6 +159,7 @@ impl CustomOp2 for Recompute {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         self.usage.gather()?;
+        self.usage.note_gradient(output, gradient)?;
         let of_input = self.rerun(input, output, gradient)?;
         self.usage.release()?;
         Ok((None, of_input))
@@ -217,7 +218,8 @@ impl<'a> SecondRun<'a> {
         for (place, read) in self.op.reads.iter().enumerate() {
             if read.is_trainable() {
                 let piece = leaves.get(&place).and_then(|(leaf, _)| gradients.remove(leaf));
-                read.unit.accept(read.index, piece.as_ref())?;
+                let piece = piece.as_ref().map(|it| self.op.usage.real(it)).transpose()?.flatten();
+                read.unit.accept(read.index, piece)?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The parameters that a model's constructors ask a `VarBuilder` for.
 
+mod backward;
 pub(crate) mod buffers;
 mod initial;
 mod patterns;
@@ -112,8 +113,10 @@ impl Recorded {
         self
     }
 
-    /// Sets the initial values of a row of a parameter to 0.
-    pub(crate) fn with_zero_row(mut self, parameter: &str, row: usize) -> Self {
+    /// Sets the initial values of a row of a parameter to 0, such as those of a padding token. The
+    /// row is an index along the first dim. A name that is not recorded changes nothing.
+    #[must_use]
+    pub fn with_zero_row(mut self, parameter: &str, row: usize) -> Self {
         for it in self.parameters.iter_mut().filter(|it| it.param.name == parameter) {
             it.zero_row = Some(row);
         }

@@ -1,8 +1,9 @@
 //! Variables that a loss depends on: hsdp's own, which start graphs, and those of the program.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, TensorId, Var};
 use parking_lot::Mutex;
 
 use crate::dtype::is_in_16_bits;
@@ -55,6 +56,8 @@ pub(crate) struct Reached {
     pub(crate) programs: Vec<Tensor>,
     /// A 16-bit dtype of a tensor on the way, which rounds gradients.
     pub(crate) rounds_to: Option<DType>,
+    /// All tensors on the way, and the variables.
+    nodes: HashSet<TensorId>,
 }
 
 impl Reached {
@@ -63,6 +66,7 @@ impl Reached {
     pub(crate) fn from(tensor: &Tensor) -> Self {
         let mut reached = Self::default();
         for node in tensor.sorted_nodes() {
+            reached.nodes.insert(node.id());
             if is_in_16_bits(node.dtype()) {
                 reached.rounds_to = Some(node.dtype());
             }
@@ -76,6 +80,11 @@ impl Reached {
             }
         }
         reached
+    }
+
+    /// Returns whether the backward comes to a tensor.
+    pub(crate) fn has(&self, tensor: TensorId) -> bool {
+        self.nodes.contains(&tensor)
     }
 
     /// Describes the variables; `None` if a backward comes to none.

@@ -2,12 +2,17 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use candle_core::{D, Tensor};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
-use hsdp::{Mesh, ModelOptions, StepOptions, Unused};
-use hsdp_candle::{Error, Pass};
+use hsdp::{
+    AdamW, AdamWOptions, Error as RuntimeError, Mesh, ModelOptions, ModelSpec, Optimizer as _,
+    StepOptions, Unused,
+};
+use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
 
-use common::{input, layer, layers, loss_of_layers, sharded, sharded_with, step};
+use common::{input, layer, layer_unit, layers, loss_of_layers, sharded, sharded_with, step};
 
 fn mesh() -> Mesh {
     Mesh::new(1, 2).expect("two shards")
@@ -16,27 +21,163 @@ fn mesh() -> Mesh {
 /// A softmax of candle_nn after the second layer: the first two get no gradient, and the loss still falls.
 #[test]
 fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
-    let ends = hsdp::world(2, |world| {
-        let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh()) };
-        let mut model = sharded_with(world, layers(3, 4), options);
-        step(&mut model, |pass| {
-            let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
-            let x = pass.unit("layer.1", &x, |p, x| softmax_last_dim(&layer(p, 1, x)?))?;
-            pass.unit("layer.2", &x, |p, x| layer(p, 2, x))?.sqr()?.mean_all()
-        })
-        .map(drop)
-    });
-    for end in ends {
-        let error = end.expect_err("gradients are missing").to_string();
-        for layer in 0..2 {
-            for name in ["weight", "bias"] {
-                let named =
-                    format!("parameter layer.{layer}.{name} got no gradient on ranks [0, 1]");
-                assert!(error.contains(&named), "{error}");
+    for unused in [Unused::default(), Unused::ErrorOnAnyRank] {
+        let ends = hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(3, 4), options);
+            step(&mut model, |pass| {
+                let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+                let x = pass.unit("layer.1", &x, |p, x| softmax_last_dim(&layer(p, 1, x)?))?;
+                pass.unit("layer.2", &x, |p, x| layer(p, 2, x))?.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
+        let named = match unused {
+            Unused::ErrorOnAnyRank => {
+                let named = |name| format!("parameter {name} got no gradient on ranks [0, 1]");
+                names.map(named).join("; ")
             }
+            _ => {
+                let head = "4 of 6 trainable parameters got no gradient on any rank";
+                format!("{head}: {}. ", names.join(", "))
+            }
+        };
+        let errors: Vec<_> = ends
+            .into_iter()
+            .map(|end| end.expect_err("gradients are missing").to_string())
+            .collect();
+        assert_eq!(errors[0], errors[1]);
+        let error = &errors[0];
+        assert!(error.starts_with(&format!("step 0: {named}")), "{error}");
+        assert!(error.contains("softmax_last_dim") && error.contains("hsdp_models::nn"), "{error}");
+    }
+}
+
+/// candle gets zeros for an input that a unit cuts off. They do not count as gradients of the units
+/// before it, which run as `unit` or as `recomputed`.
+#[test]
+fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
+    let (strict, first) = (Unused::ErrorOnAnyRank, Unused::default());
+    for (recomputed, unused) in [(false, first), (false, strict), (true, first), (true, strict)] {
+        let ends = hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(4, 4), options);
+            step(&mut model, |pass| {
+                let mut x = input(0, 3, 4);
+                for index in 0..4 {
+                    let forward = move |p: &dyn Parameters, x: &Tensor| match index {
+                        2 => layer(p, index, &softmax_last_dim(x)?),
+                        _ => layer(p, index, x),
+                    };
+                    let name = format!("layer.{index}");
+                    x = match recomputed {
+                        true => pass.recomputed(&name, &x, Arc::new(forward))?,
+                        false => pass.unit(&name, &x, forward)?,
+                    };
+                }
+                x.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        for end in ends {
+            let error = end.expect_err("gradients are missing");
+            let Error::Runtime(runtime) = &error else { panic!("{error}") };
+            let named = match runtime {
+                RuntimeError::WithoutGradient { parameters, .. } => parameters.clone(),
+                RuntimeError::UnusedParameters { parameters, .. } => {
+                    parameters.iter().map(|(name, _)| name.clone()).collect()
+                }
+                other => panic!("{other}"),
+            };
+            let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
+            assert_eq!(named, names, "{recomputed} {unused:?}");
         }
-        assert!(!error.contains("layer.2"), "{error}");
-        assert!(error.contains("softmax_last_dim") && error.contains("hsdp_candle::nn"), "{error}");
+    }
+}
+
+/// The parameter is one tensor, which has the input of its first use as a parent.
+#[test]
+fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
+    for lost in ["layer.0", "layer.2"] {
+        let ends = hsdp::world(2, |world| {
+            let spec = ModelSpec::new()
+                .unit(layer_unit(0, 4))
+                .unit(layer_unit(1, 4).keep())
+                .unit(layer_unit(2, 4));
+            let mut model = sharded_with(world, spec, ModelOptions::on(mesh()));
+            step(&mut model, |pass| {
+                let tower = |index: usize| {
+                    let name = format!("layer.{index}");
+                    let x = pass.unit(&name, &input(0, 3, 4), |p, x| layer(p, index, x))?;
+                    let x = pass.unit("layer.1", &x, |p, x| layer(p, 1, x))?;
+                    if name == lost { Ok(x.detach()) } else { Ok::<_, Error>(x) }
+                };
+                let [one, other] = [tower(0)?, tower(2)?];
+                (one - other)?.affine(1.0, 1.0)?.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        for end in ends {
+            let error = end.expect_err("a tower has no gradient");
+            let Error::Runtime(RuntimeError::WithoutGradient { parameters, .. }) = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(*parameters, [format!("{lost}.weight"), format!("{lost}.bias")]);
+        }
+    }
+}
+
+/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
+#[test]
+fn parameters_before_a_cut_are_not_updated_in_later_steps_either() {
+    for unused in [Unused::Warn, Unused::Zeros] {
+        hsdp::world(2, |world| {
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(2, 4), options);
+            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
+            let mut adamw = AdamW::new(&model, decay);
+            let before = model.full_parameters().expect("a gather");
+            for _ in 0..3 {
+                let gradients = step(&mut model, |pass| {
+                    let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+                    let cut = |p: &dyn Parameters, x: &Tensor| layer(p, 1, &softmax_last_dim(x)?);
+                    pass.unit("layer.1", &x, cut)?.sqr()?.mean_all()
+                });
+                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
+            }
+            let after = model.full_parameters().expect("a gather");
+            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
+            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
+        });
+    }
+}
+
+/// A head that detaches its input trains itself alone. Zeros are gradients where the loss reaches a
+/// unit by another way: those of a matrix whose product with a matrix of zeros is added, say.
+#[test]
+fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
+    for recomputed in [false, true] {
+        let ends = hsdp::world(2, |world| {
+            let mut model = sharded_with(world, layers(3, 4), ModelOptions::on(mesh()));
+            step(&mut model, |pass| {
+                let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
+                    true => pass.recomputed(name, x, forward),
+                    false => pass.unit(name, x, |p, x| forward(p, x)),
+                };
+                // The gradient of the weight is 0: its factor is.
+                let nothing = Arc::new(|p: &dyn Parameters, x: &Tensor| {
+                    let by = (x.zeros_like()?.matmul(&p.get("layer.0.weight")?))?;
+                    (x + by)?.broadcast_add(&p.get("layer.0.bias")?)
+                });
+                let x = run("layer.0", &input(0, 3, 4), nothing)?;
+                let main = run("layer.1", &x, Arc::new(|p, x| layer(p, 1, x)))?;
+                let aside = run("layer.2", &x, Arc::new(|p, x| layer(p, 2, &x.detach())))?;
+                main.sqr()?.mean_all()? + aside.sqr()?.mean_all()?
+            })
+            .map(drop)
+        });
+        ends.into_iter().for_each(|end| end.expect("all have gradients"));
     }
 }
 

@@ -3,10 +3,10 @@
 mod common;
 
 use candle_core::{Result, Tensor};
-use hsdp::{Mesh, World};
+use hsdp::{Mesh, ModelOptions, Unused, World};
 use hsdp_candle::Pass;
 
-use common::{input, layers, sharded, step, words};
+use common::{input, layers, sharded_with, step, words};
 
 #[derive(Clone, Copy, Debug)]
 enum Side {
@@ -34,7 +34,9 @@ fn loss(pass: &Pass<'_>, side: Side) -> Result<Tensor> {
 }
 
 fn events(world: World, side: Side) -> Vec<String> {
-    let mut model = sharded(world, layers(3, 4), Mesh::new(1, 2).expect("two shards"));
+    let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+    // No unit uses its bias.
+    let mut model = sharded_with(world, layers(3, 4), ModelOptions { unused: Unused::Zeros, ..on });
     model.record_events();
     let _ = step(&mut model, |pass| loss(pass, side)).expect("a step");
     words(&model.take_events())

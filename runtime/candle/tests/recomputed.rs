@@ -5,7 +5,6 @@ mod common;
 #[path = "common/llama.rs"]
 mod llama;
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -13,14 +12,13 @@ use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Linear, Module, embedding};
 use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
-    Unit, World,
+    Unit, Unused, World,
 };
-use hsdp_candle::gpt::{Gpt, GptConfig};
-use hsdp_candle::{Error, Forward, Parameters, Pass, Units, record, var_builder};
+use hsdp_candle::{Error, Parameters, Pass, Units, record, var_builder};
 
 use common::{
-    Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded, step,
-    words,
+    Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded,
+    sharded_with, step, words,
 };
 use llama::{Block, Config, Head, Llama, embed_tokens};
 
@@ -65,7 +63,8 @@ impl Case<'_> {
         let mesh: Mesh = self.mesh.parse().expect("a mesh");
         let precision =
             Precision { output: Some(HsdpDType::F32), ..Precision::compute_in(self.dtype) };
-        let options = ModelOptions { precision, ..ModelOptions::on(mesh) };
+        let unused = Unused::Zeros;
+        let options = ModelOptions { precision, unused, ..ModelOptions::on(mesh) };
         let ranks = hsdp::world(mesh.world_size(), |world: World| {
             let rank = world.rank().index();
             let mut model = common::sharded_with(world, self.spec.clone(), options.clone());
@@ -173,62 +172,6 @@ fn frozen_parameters_change_no_bit() {
     assert_no_bit_changes(&llama_spec(first), llama, &[all]);
 }
 
-const GPT: GptConfig = GptConfig { vocab: 11, context: 6, width: 8, heads: 2, layers: 3 };
-
-/// Runs one block of a GPT for its [`Gpt::logits`], and nothing else.
-struct OneBlock<'a> {
-    name: &'a str,
-    parameters: &'a dyn Parameters,
-    x: &'a Tensor,
-    output: RefCell<Option<Tensor>>,
-}
-
-impl Units for OneBlock<'_> {
-    fn unit(&self, name: &str, _: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
-        if name == self.name {
-            *self.output.borrow_mut() = Some(forward(self.parameters, self.x)?);
-        }
-        Ok(self.x.clone())
-    }
-}
-
-/// Runs the units of a GPT, and recomputes the blocks that the runner chooses.
-struct GptUnits<'a> {
-    runner: Runner<'a>,
-    tokens: Tensor,
-}
-
-impl Units for GptUnits<'_> {
-    fn unit(&self, name: &str, x: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
-        if name == "root" {
-            return self.runner.units.unit(name, x, forward);
-        }
-        let (block, tokens) = (name.to_owned(), self.tokens.clone());
-        self.runner.run(name, x, move |parameters, x| {
-            let units = OneBlock { name: &block, parameters, x, output: RefCell::default() };
-            Gpt::new(GPT).expect("sizes that fit").logits(&units, &tokens)?;
-            Ok(units.output.into_inner().expect("the GPT runs all its blocks"))
-        })
-    }
-
-    fn output(&self, x: &Tensor) -> Result<Tensor> {
-        self.runner.units.output(x)
-    }
-}
-
-#[test]
-fn the_blocks_of_a_gpt_have_the_same_bits() {
-    fn loss(runner: Runner<'_>, rank: usize) -> Result<Tensor> {
-        let shift = u32::try_from(rank).expect("few ranks");
-        let tokens: Vec<u32> = (0..12).map(|i| (i * 5 + shift) % 11).collect();
-        let tokens = Tensor::from_vec(tokens, (2, 6), &Device::Cpu)?;
-        let units = GptUnits { runner, tokens: tokens.clone() };
-        Gpt::new(GPT).expect("sizes that fit").loss(&units, &tokens, &tokens.flip(&[1])?)
-    }
-    assert_no_bit_changes(&GPT.spec(), loss, &[all, |unit| unit == "h.1"]);
-}
-
-/// `embed`, whose weight the head reads by another name, a layer, and the head.
 fn tied() -> ModelSpec {
     ModelSpec::new()
         .unit(Unit::new("embed").param(Param::new("embed.weight", [7, 4])).keep())
@@ -334,7 +277,11 @@ fn an_input_that_has_no_effect_gets_zeros() {
     let mut want = plain_gradients(&layers(2, 4), |plain| loss(plain));
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
     want.insert("layer.0.bias".to_owned(), vec![0.0; 4]);
-    let mut model = alone(layers(2, 4));
+    let options = ModelOptions {
+        unused: Unused::Zeros,
+        ..ModelOptions::on(Mesh::new(1, 1).expect("one rank"))
+    };
+    let mut model = sharded_with(World::single(), layers(2, 4), options);
     let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
     assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
 }
@@ -356,7 +303,10 @@ fn an_input_that_is_a_view_is_made_contiguous_for_both_runs() {
 fn collectives_are_those_of_units_that_keep_their_tensors() {
     let events = |which: fn(&str) -> bool| {
         hsdp::world(2, move |world| {
-            let mut model = sharded(world, layers(3, 4), Mesh::new(1, 2).expect("two shards"));
+            let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+            // No unit uses its bias.
+            let options = ModelOptions { unused: Unused::Zeros, ..on };
+            let mut model = common::sharded_with(world, layers(3, 4), options);
             model.record_events();
             let loss = |pass: &Pass<'_>| {
                 let runner = Runner { units: pass, which };

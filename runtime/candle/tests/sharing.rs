@@ -3,17 +3,22 @@
 mod common;
 
 use candle_core::{Result, Tensor};
-use hsdp::{Mesh, ModelSpec, Param, Unit};
+use hsdp::{Mesh, ModelOptions, ModelSpec, Param, Unit, Unused};
 use hsdp_candle::{Parameters, Units};
 
-use common::{assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded, step};
+use common::{
+    assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded, sharded_with,
+    step,
+};
 
 /// The gradients of one step on two shards that read the same input, which are those of plain
 /// candle on one.
 fn assert_same_as_plain(spec: &ModelSpec, loss: fn(&dyn Units) -> Result<Tensor>) {
     let want = plain_gradients(spec, |plain| loss(plain));
     hsdp::world(2, |world| {
-        let mut model = sharded(world, spec.clone(), Mesh::new(1, 2).expect("two shards"));
+        let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+        let options = ModelOptions { unused: Unused::Zeros, ..on };
+        let mut model = sharded_with(world, spec.clone(), options);
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         let mut got = gradients.full(&model).expect("a gather");
         for (id, param) in spec.params() {
@@ -113,7 +118,9 @@ fn an_input_that_the_forward_does_not_differentiate_gets_zeros() {
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
     want.insert("layer.0.bias".to_owned(), vec![0.0; 4]);
     hsdp::world(2, |world| {
-        let mut model = sharded(world, layers(2, 4), Mesh::new(1, 2).expect("two shards"));
+        let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
+        let options = ModelOptions { unused: Unused::Zeros, ..on };
+        let mut model = sharded_with(world, layers(2, 4), options);
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
     });

@@ -82,7 +82,7 @@ impl Place {
         match self.files.remove(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "the files of a failed save could not be removed \
+                hsdp_warnings::warn!(%path, %error, "the files of a failed save could not be removed \
                                                yet");
             }
             _ => {}
@@ -188,7 +188,7 @@ impl<'a> Draft<'a> {
     fn withdraw(&self, published: &Path) {
         if let Err(error) = self.files().rename(published, &self.place.path) {
             let path = published.display();
-            tracing::warn!(%path, %error, "the checkpoint of a failed save could not be withdrawn: \
+            hsdp_warnings::warn!(%path, %error, "the checkpoint of a failed save could not be withdrawn: \
                                            it exists");
         }
     }

@@ -117,7 +117,7 @@ impl Lease {
         for path in &hidden {
             // No reader looks at it: it only takes space, and the next writer removes it.
             if let Err(error) = files.remove(path) {
-                tracing::warn!(path = %path.display(), %error, "a discarded checkpoint cannot be \
+                hsdp_warnings::warn!(path = %path.display(), %error, "a discarded checkpoint cannot be \
                                                                 removed yet");
             }
         }
@@ -149,7 +149,7 @@ impl Lease {
         if !error.is_loss() {
             return Err(error);
         }
-        tracing::warn!(step, %error, "this checkpoint is broken: a new one takes its place");
+        hsdp_warnings::warn!(step, %error, "this checkpoint is broken: a new one takes its place");
         self.store.delete(step)
     }
 
@@ -168,7 +168,7 @@ impl Lease {
                 }
                 // No reader looks at it: it only takes space.
                 Err(error) => {
-                    tracing::warn!(path = %shown, %error, "a crash or a failure left this behind, \
+                    hsdp_warnings::warn!(path = %shown, %error, "a crash or a failure left this behind, \
                                                            and it cannot be removed yet")
                 }
             }

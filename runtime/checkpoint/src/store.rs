@@ -168,7 +168,7 @@ impl Store {
             return Err(broken.swap_remove(0).1);
         }
         for (step, error) in broken {
-            tracing::warn!(step, %error, "this checkpoint is broken: an older one is used");
+            hsdp_warnings::warn!(step, %error, "this checkpoint is broken: an older one is used");
         }
         Ok(generation)
     }

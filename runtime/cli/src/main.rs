@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! hsdp checkpoint ls run/checkpoints                       lists checkpoints; also verify, export, reshard, diff
-//! hsdp plan llama3-8b --mesh 2x8 --param-dtype bf16        computes memory and traffic of a step (PLAN.md)
+//! hsdp plan Qwen3-8B/config.json --mesh 2x8                computes memory and traffic of a step (PLAN.md)
 //! hsdp simulate llama3-8b --mesh 2x8 --machine a100-node   predicts the time of a step (SIMULATE.md)
 //! hsdp search llama3-8b --ranks 64 --machine h100-cluster --batch-tokens 4194304
 //!                                                          searches the fastest mesh and options (SIMULATE.md)

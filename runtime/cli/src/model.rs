@@ -1,40 +1,101 @@
-//! Models: bundled ones, and those in files (PLAN.md).
+//! Models: bundled ones, those in files (PLAN.md), and decoders of transformers.
 
 mod bundled;
+mod decoder;
 mod file;
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use hsdp_sharding::{ModelSpec, Param};
-use hsdp_simulator::{Attention, Computation, Error, Hints};
+use hsdp_program::file::{FileError, read_text};
+use hsdp_sharding::{DType, ModelSpec, Param, Unit};
+use hsdp_simulator::{Attention, Computation, Error, Hints, is_attention, is_lookup};
+
+/// Maximum number of bytes of a file.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Name of the file of a folder of transformers that describes its model.
+const CONFIG: &str = "config.json";
 
 /// A model: its parameters, and what else its computation depends on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) spec: ModelSpec,
-    /// By the name of the unit.
-    pub(crate) attentions: HashMap<String, Attention>,
-    /// The names of parameters of which rows are looked up.
-    pub(crate) lookups: HashSet<String>,
+    /// Attentions, by the name of the unit.
+    attentions: HashMap<String, Attention>,
+    /// Names of parameters with rows that are looked up.
+    lookups: HashSet<String>,
+    /// Parameters that the computation reads once more, after the last unit, without a tie in
+    /// `spec`: each is the matrix of a product there.
+    again: Vec<String>,
+}
+
+/// Adapters (LoRA) of a decoder, which is frozen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adapters {
+    pub(crate) rank: usize,
+    /// Dtype of the frozen parameters, if they have no f32 master.
+    pub(crate) frozen_in: Option<DType>,
 }
 
 impl Model {
-    /// The bundled model of this name, or the model in the file of this name.
+    /// Returns the bundled model of this name, or the model in the file or folder of this name,
+    /// with adapters if there are any.
     ///
     /// # Errors
-    /// In one line, if there is none.
-    pub(crate) fn find(name: &str) -> Result<Self, String> {
-        bundled::find(name).map_or_else(|| file::read(Path::new(name)), Ok)
+    /// In one line, if there is none, or it is no decoder and has no place for adapters.
+    pub(crate) fn find(name: &str, adapters: Option<Adapters>) -> Result<Self, String> {
+        if let Some(model) = bundled::find(name, adapters) {
+            return model.map_err(|problem| format!("{name}: {problem}"));
+        }
+        let path = Self::file(name);
+        let text = read_text(&path, MAX_BYTES).map_err(|error| match error {
+            FileError::Io { .. } => {
+                let bundled = bundled::NAMES.join(", ");
+                format!("{error}; a model is a file, a folder of transformers, or one of {bundled}")
+            }
+            error => error.to_string(),
+        })?;
+        let read = match path != Path::new(name) || decoder::is_config(&text) {
+            true => decoder::read(&text, adapters),
+            false => no_adapters(adapters).and_then(|()| file::read(&text)),
+        };
+        read.map_err(|problem| format!("{}: {problem}", path.display()))
     }
 
-    /// Its computation.
+    /// Returns the path of the file that describes the model of this name, if it is not bundled.
+    pub(crate) fn file(name: &str) -> PathBuf {
+        let path = Path::new(name);
+        if path.is_dir() { path.join(CONFIG) } else { path.to_owned() }
+    }
+
+    /// Finds lookups and attentions by the names of parameters. The units with attention get
+    /// `attentions`, one after the other.
+    fn by_names(spec: ModelSpec, attentions: impl IntoIterator<Item = Attention>) -> Self {
+        let units = spec.units().iter().filter(|unit| unit.params.iter().any(is_attention));
+        let attentions = units.map(|unit| unit.name.clone()).zip(attentions).collect();
+        let lookups = spec.params().map(|(_, param)| param).filter(|param| is_lookup(param));
+        let lookups = lookups.map(|param| param.name.clone()).collect();
+        Self { spec, attentions, lookups, again: Vec::new() }
+    }
+
+    /// Returns its computation.
     ///
     /// # Errors
     /// Those of [`Computation::of`].
     pub(crate) fn computation(&self) -> Result<Computation, Error> {
         let lookup = |param: &Param| self.lookups.contains(&param.name);
-        let attention = |unit: &hsdp_sharding::Unit| self.attentions.get(&unit.name).copied();
-        Computation::of(&self.spec, &Hints { lookup: &lookup, attention: &attention })
+        let attention = |unit: &Unit| self.attentions.get(&unit.name).copied();
+        let again = self.again.iter().map(|name| (format!("{name} again"), name));
+        let spec = again.fold(self.spec.clone(), |spec, (alias, name)| spec.tie(alias, name));
+        Computation::of(&spec, &Hints { lookup: &lookup, attention: &attention })
+    }
+}
+
+/// Refuses adapters of a model that is no decoder of transformers.
+fn no_adapters(adapters: Option<Adapters>) -> Result<(), String> {
+    match adapters {
+        None => Ok(()),
+        Some(_) => Err("--lora needs a decoder of transformers".to_owned()),
     }
 }

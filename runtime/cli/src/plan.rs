@@ -10,7 +10,7 @@ mod schedules;
 mod traffic;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use hsdp_program::{print, print_json};
@@ -69,7 +69,8 @@ struct Planned {
 /// Plans a model, draws it if asked to, and prints memory and traffic.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     options.choices.check(options.device)?;
-    let inputs = [Path::new(&options.choices.model)];
+    let described = Model::file(&options.choices.model);
+    let inputs = [&*described];
     let svg = output::check(options.svg.as_ref(), &inputs)?;
     let schedules = output::check(options.schedules.as_ref(), &inputs)?;
     if let (Some(svg), Some(schedules)) = (&svg, &schedules) {
@@ -97,7 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 fn planned(options: &Options) -> Result<Planned, String> {
     let Options { choices, device, .. } = options;
-    let plan = choices.plan(&Model::find(&choices.model)?)?;
+    let plan = choices.plan(&choices.model(*device)?)?;
     let memory = match device {
         Device::Cpu => Memory::on_host(&plan),
         Device::Cuda => Memory::on_device(&plan, choices.offload),

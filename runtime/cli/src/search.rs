@@ -13,12 +13,13 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use clap::Args;
 use clap::builder::TypedValueParser as _;
-use hsdp_program::{print, print_json};
+use hsdp_models::decoder::DecoderConfig;
+use hsdp_program::{number, print, print_json};
 use hsdp_sharding::{ByteCount, Offload};
 use hsdp_simulator::{Machine, Search, Space};
 
 use crate::machine;
-use crate::model::Model;
+use crate::model::{Adapters, Model};
 use crate::outcome::Outcome;
 use crate::output::{self, cannot_write};
 use crate::plan::optimizer::Optimizer;
@@ -33,9 +34,15 @@ const MAX_CONTEXT: u64 = 1 << 24;
 /// The options of `hsdp search`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
+    /// of at most 16 MiB; or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     model: String,
+
+    /// Train adapters of this rank on the projections of attention, and freeze the model, a decoder
+    /// of transformers; off by default
+    #[arg(long, value_name = "RANK", value_parser = number::count::<1, { DecoderConfig::MAX_SIZE }>)]
+    lora: Option<usize>,
 
     /// Ranks, at most 16384
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=MAX_RANKS))]
@@ -127,13 +134,16 @@ struct Searched<'a> {
 
 /// Searches, and prints the best.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let inputs = [&options.model, &options.machine].map(Path::new);
+    let described = Model::file(&options.model);
+    let inputs = [&*described, Path::new(&options.machine)];
     let html = output::check(options.html.as_ref(), &inputs)?;
     if options.json {
         output::check_beside_json(&[&html])?;
     }
     let machine = machine::find(&options.machine)?;
-    let model = Model::find(&options.model)?;
+    // Parameters in host memory are gathered in f32, so that frozen ones have their master.
+    let adapters = options.lora.map(|rank| Adapters { rank, frozen_in: None });
+    let model = Model::find(&options.model, adapters)?;
     let spec = options.optimizer.applied_to(&model.spec);
     let computation = Arc::new(model.computation()?);
     let ranks = usize::try_from(options.ranks)?;

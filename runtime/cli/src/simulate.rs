@@ -15,7 +15,6 @@ use hsdp_sharding::Offload;
 use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Time, Workload};
 
 use crate::machine;
-use crate::model::Model;
 use crate::outcome::Outcome;
 use crate::plan::Device;
 use crate::plan::choices::Choices;
@@ -115,8 +114,9 @@ fn workload(
     (options, choices): (&Options, &Choices),
     machine: &Machine,
 ) -> Result<Workload, Box<dyn Error>> {
-    choices.check(device(choices, machine)?)?;
-    let mut model = Model::find(&choices.model)?;
+    let device = device(choices, machine)?;
+    choices.check(device)?;
+    let mut model = choices.model(device)?;
     if options.keep {
         model.spec = model.spec.all_kept();
     }

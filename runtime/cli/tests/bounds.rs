@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use hsdp_program::testing::{bounded, on_a_full_disk, refusal};
+use serde_json::json;
 use tempfile::TempDir;
 
 fn hsdp(arguments: &[&str]) -> Command {
@@ -36,8 +37,11 @@ fn only_regular_files_of_bounded_length_are_read() {
         assert_eq!(refused(command, Path::new("/dev/zero")), problem);
         assert_eq!(refused(command, &huge), format!("it has more than {most} bytes\n"));
     }
-    let error = refused("plan", folder.path());
-    assert_eq!(error, "it is a directory; a regular file is needed\n");
+    fs::create_dir(folder.path().join("config.json")).expect("a folder");
+    let model = folder.path().display().to_string();
+    let error = refusal(&mut hsdp(&["plan", &model, "--mesh", "1x2"]));
+    let problem = "config.json: it is a directory; a regular file is needed";
+    assert_eq!(error, format!("hsdp: {model}/{problem}\n"));
     // A folder has records by their names.
     for command in ["check", "trace"] {
         let error = refusal(&mut hsdp(&[command, &folder.path().display().to_string()]));
@@ -86,6 +90,55 @@ fn deep_and_wide_json_is_refused() {
         let error = refused(command, &file);
         assert!(error.contains(problem), "{command}: {error}");
     }
+}
+
+/// Sizes of `config.json`: as many and as large as the bounds allow, and beyond them.
+#[test]
+fn the_sizes_of_a_decoder_are_bounded() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    let write = |family: &str, [layers, heads, size]: [u64; 3], width: u64| {
+        let config = json!({
+            "model_type": family, "num_hidden_layers": layers, "hidden_size": width,
+            "intermediate_size": width, "vocab_size": width, "num_attention_heads": heads,
+            "num_key_value_heads": heads, "head_dim": size, "pad_token_id": null,
+        });
+        fs::write(&file, config.to_string()).expect("written");
+    };
+    for (family, sizes, width, problem) in [
+        (
+            "gemma2",
+            [10_000, 1 << 23, 2],
+            1 << 24,
+            "unit `model.layers.0` takes 1970324904083456 elements",
+        ),
+        ("qwen3", [10_001, 4, 16], 64, "num_hidden_layers is 10001: it must be from 1 to 10000"),
+        (
+            "qwen3",
+            [2, 1 << 24, 1 << 24],
+            64,
+            "head_dim is 16777216: it must be at most 16777216 by",
+        ),
+        ("qwen3", [2, 4, 16], 1 << 25, "vocab_size is 33554432: it must be from 1 to 16777216"),
+    ] {
+        write(family, sizes, width);
+        let error = refused("plan", &file);
+        assert!(error.starts_with(problem), "{error}");
+    }
+    write("llama", [10_000, 4, 16], 64);
+    let path = file.display().to_string();
+    let plan = ["plan", &path, "--mesh", "1x2"];
+    let step = ["simulate", &path, "--mesh", "1x2", "--machine", "h100-cluster"];
+    for arguments in [&plan[..], &step] {
+        let output = hsdp(arguments).output().expect("the program starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*error), (Some(0), ""), "{arguments:?}");
+    }
+    // Keys without effect may have any value, of 16 MiB.
+    let wide = format!(r#"{{"model_type": "llama", "id2label": [{}[]]}}"#, "[],".repeat(5_500_000));
+    fs::write(&file, wide).expect("written");
+    let output = hsdp(&plan).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -330,6 +330,10 @@ const WRONG: &[(&str, &str)] = &[
         "units[0].params[0]: parameter `w` has both `rows` and `blocks`; at most one is possible",
     ),
     (
+        r#"{"units": [{"name": "u", "params": [], "attention": {"heads": 1, "size": 2, "window": 3, "stored": true}}]}"#,
+        "units[0].attention: that of unit `u` has both `window` and `stored`; at most one is possible",
+    ),
+    (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 2], "matrices": [1, 2, 3]}]}]}"#,
         "parameter `w` of shape [2, 2] is not a stack of matrices, 1 of 2 x 3",
     ),
@@ -398,7 +402,8 @@ fn what_cannot_be_planned_is_one_line() {
     }
     let (code, _, told) = hsdp(&["plan", "gpt3", "--mesh", "1x1"]);
     assert_eq!(code, Some(2));
-    assert!(told.ends_with("; a model is a file, or one of gpt2-small, llama3-8b, llama3-70b\n"));
+    let models = "; a model is a file, a folder of transformers, or one of gpt2-small, llama3-8b, llama3-70b\n";
+    assert!(told.ends_with(models), "{told}");
     let (code, _, told) =
         hsdp(&["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"]);
     assert_eq!(code, Some(2));

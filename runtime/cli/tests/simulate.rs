@@ -43,6 +43,28 @@ fn file(folder: &TempDir, name: &str, text: &str) -> String {
 }
 
 #[test]
+fn a_window_of_a_file_saves_scores() {
+    let folder = TempDir::new().expect("a folder");
+    let flops = |window: &str| {
+        let unit = format!(
+            r#"{{"name": "u", "params": [{{"name": "w", "shape": [64, 64]}}],
+            "attention": {{"heads": 4, "size": 16{window}}}}}"#
+        );
+        let model = file(&folder, "model.json", &format!(r#"{{"units": [{unit}]}}"#));
+        let step = ["--mesh", "1x2", "--machine", "h100-cluster", "--context", "4096"];
+        json(&[&["simulate", &*model], &step[..]].concat())["flops"].as_f64().expect("a number")
+    };
+    // 1024 - 1024 / 8 scores a token, in place of 2048.
+    let saved = 12.0 * 2.0 * 4096.0 * 64.0 * (2048.0 - 896.0);
+    assert_eq!(flops("") - flops(r#", "window": 1024"#), saved);
+    let model = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}],
+        "attention": {"heads": 4, "size": 16, "window": 0}}]}"#;
+    let model = file(&folder, "model.json", model);
+    let told = refused(&folder, &["simulate", &model, "--mesh", "1x2", "--machine", "a100-node"]);
+    assert!(told.ends_with("unit `u` has an attention with a window of 0 tokens"), "{told}");
+}
+
+#[test]
 fn the_parts_of_a_step_add_up() {
     let step = json(&STEP);
     let seconds = step["seconds"].as_f64().expect("a time");

@@ -61,7 +61,7 @@ impl FolderLock {
             }
             Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                 let folder = folder.display();
-                tracing::warn!(%folder, "this file system has no locks: nothing keeps a second run from this folder");
+                hsdp_warnings::warn!(%folder, "this file system has no locks: nothing keeps a second run from this folder");
             }
             Err(TryLockError::Error(error)) => return Err(refused(error)),
         }

@@ -1,11 +1,13 @@
 //! Messages on stderr. Control characters in them, which could end a line or change the terminal, are shown as escapes.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::iter;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+
+pub use hsdp_warnings::in_one_line;
 
 /// Prints a message of a program to stderr, as one line. An error of stderr cannot be reported anywhere, and is ignored.
 pub fn tell(program: &str, message: impl Display) {
@@ -36,41 +38,6 @@ fn lines(program: &str, message: impl Display, text: &str) -> String {
     let first = in_one_line(format_args!("{program}: {message}"));
     let rest = text.lines().map(in_one_line);
     iter::once(first).chain(rest).map(|line| line + "\n").collect()
-}
-
-/// The text with escapes in place of its control characters, newlines included: for stdout, too, where a line has a meaning.
-#[must_use]
-pub fn in_one_line(text: impl Display) -> String {
-    cut(text, usize::MAX)
-}
-
-/// As [`in_one_line`], and of a text of more characters than `most` the beginning, with three points.
-pub(crate) fn cut(text: impl Display, most: usize) -> String {
-    let mut line = Line { text: String::new(), left: most };
-    // It stops with an error where the text is cut.
-    match write!(line, "{text}") {
-        Ok(()) => line.text,
-        Err(fmt::Error) => line.text + "...",
-    }
-}
-
-/// A line, and the number of characters that may follow.
-struct Line {
-    text: String,
-    left: usize,
-}
-
-impl fmt::Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
-            match character.is_control() {
-                true => self.text.extend(character.escape_default()),
-                false => self.text.push(character),
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
 //! The warnings of the libraries, as a program shows them.
 //!
-//! In reading order: `warning` (one event as text), `repeats` (which are shown), `kept` (their file).
+//! In reading order: `repeats` (which are shown), `line` (one of their file), `kept` (the file).
 
 mod kept;
+mod line;
 mod repeats;
 #[cfg(test)]
 mod tests;
-mod warning;
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use hsdp_warnings::Warning;
 use indicatif::{ProgressBar, WeakProgressBar};
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
@@ -25,7 +26,6 @@ use tracing_subscriber::{Layer, Registry};
 
 use self::kept::Kept;
 use self::repeats::Repeats;
-use self::warning::Warning;
 use crate::file::FileError;
 use crate::stderr::tell;
 
@@ -123,7 +123,7 @@ impl State {
             0 => self.show(&text),
             more => self.show(&format!("{text} [{more} more like it were left out before]")),
         }
-        let kept = self.kept.add(warning.line((self.rank, left_out)));
+        let kept = self.kept.add(line::line(warning, self.rank, left_out));
         self.tell_if_lost(kept);
     }
 

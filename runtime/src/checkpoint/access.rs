@@ -178,7 +178,7 @@ impl Checkpoints {
         if let (true, 0, Some(last)) =
             (self.access.is_writer(), model.rank().index(), loaded.later.last())
         {
-            tracing::warn!(
+            hsdp_warnings::warn!(
                 later = ?loaded.later,
                 "there are later checkpoints than that of step {}, which was loaded: no save \
                  succeeds up to step {last}, unless \

@@ -157,7 +157,7 @@ impl Drop for Checkpoints {
         let Some(in_flight) = &self.in_flight else { return };
         if let Some(what) = in_flight.unreported() {
             let step = in_flight.step;
-            tracing::warn!(step, %what, "the last checkpoint may be missing");
+            hsdp_warnings::warn!(step, %what, "the last checkpoint may be missing");
         }
     }
 }
@@ -166,7 +166,7 @@ impl Drop for Checkpoints {
 fn failure(together: Together<'_>, failed: Failed) -> Error {
     let error = together.error(failed);
     if together.is_first() {
-        tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+        hsdp_warnings::warn!(%error, "a checkpoint failed: training goes on without it");
     }
     error
 }

@@ -155,7 +155,7 @@ struct Found {
 fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
     if fabric.world.rank().index() == 0 {
         for what in folder.oddities() {
-            tracing::warn!(folder = %path.display(), %what, "the folder of a model contradicts \
+            hsdp_warnings::warn!(folder = %path.display(), %what, "the folder of a model contradicts \
                                                              itself");
         }
     }

@@ -255,7 +255,7 @@ impl Checkpoints {
             Err(failed) => return Ok(Err(failed)),
         };
         for note in notes.iter().filter(|_| model.rank().index() == 0) {
-            tracing::warn!(step, "{note}");
+            hsdp_warnings::warn!(step, "{note}");
         }
         *optimizer = restored;
         take(model, parameters, Counts { step, applied }, training);
@@ -385,7 +385,7 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
     let told = |failed: Failed| {
         let what = format!("on rank {}: {}", failed.rank, failed.problem.what);
         if is_first {
-            tracing::warn!(%what, "a checkpoint is broken");
+            hsdp_warnings::warn!(%what, "a checkpoint is broken");
         }
         what
     };
@@ -405,6 +405,7 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     state.last_weight = weight_hint;
     let Counts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
+    model.engine.fabric.unused.note_load(applied);
     drop(state);
     take_parameters(model, parameters);
 }

@@ -242,7 +242,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
 /// failure of the save.
 pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
-        tracing::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
+        hsdp_warnings::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
                                 the next");
     }
     committed.path

@@ -245,7 +245,7 @@ impl<'a> Together<'a> {
             if is_alive && begun.elapsed() > deadline * (warnings + 1) {
                 warnings += 1;
                 let Self { operation, step, .. } = self;
-                tracing::warn!(
+                hsdp_warnings::warn!(
                     operation,
                     step,
                     ?at_work,

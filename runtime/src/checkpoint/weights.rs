@@ -128,7 +128,7 @@ impl Checkpoints {
             take_parameters(model, parameters);
             let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
             if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
-                tracing::warn!(step, "{note}");
+                hsdp_warnings::warn!(step, "{note}");
             }
             let Unmatched { new_parameters, new_states, left_over } = unmatched;
             let (user, broken) = (generation.manifest().user.clone(), Vec::new());

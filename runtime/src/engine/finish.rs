@@ -111,7 +111,7 @@ impl Ended<'_> {
         mut grad_shards: GradShards,
     ) -> Result<Gradients, Error> {
         grad_shards.present = self.present();
-        unused::check(self.fabric, self.step.number(), self.agreement)?;
+        unused::check_each_rank(self.fabric, self.step.number(), self.agreement)?;
         let weight = self.weight()?;
         let divisor = final_divisor(
             self.fabric.options.objective,
@@ -123,7 +123,7 @@ impl Ended<'_> {
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {
-                unused::warn_once(self.fabric, self.step.number(), self.agreement);
+                unused::check_first(self.fabric, self.step.number(), self.agreement)?;
                 grad_shards.await_update(self.step.number());
                 state.loss_scale.after_finite_step();
             }
@@ -192,7 +192,8 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first: the gradients follow from it.
+    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first: the
+    /// gradients follow from it.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         if let Some(rank) = self.agreement.first_loss_not_finite() {
             return Some(Origin::Loss { rank });

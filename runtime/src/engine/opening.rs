@@ -203,7 +203,7 @@ impl Engine {
     fn warn_of_forgotten(&self, next: u64) {
         let Some(step) = self.fabric.kept.take_forgotten() else { return };
         let rank = self.fabric.rank().index();
-        tracing::warn!(
+        hsdp_warnings::warn!(
             rank,
             step,
             next,

@@ -7,16 +7,20 @@ use hsdp_sharding::Role;
 
 use crate::agreement::Agreement;
 use crate::engine::fabric::Fabric;
-use crate::error::Error;
+use crate::error::{Error, Without};
 use crate::options::Unused;
 
 /// The words and the state of the reports on parameters without a gradient.
 #[derive(Debug, Default)]
 pub(crate) struct UnusedReports {
-    /// The usual causes, by the adapter of an autograd.
+    /// Usual causes, from the adapter of an autograd.
     causes: OnceLock<&'static str>,
-    /// Whether a first step was checked.
+    /// Whether the check of the first step is over, which it is on all ranks or on none.
     checked: AtomicBool,
+    /// Whether the model was loaded after updates.
+    trained: AtomicBool,
+    /// Whether zeros have stood for missing gradients on this rank.
+    has_cuts: AtomicBool,
 }
 
 impl UnusedReports {
@@ -28,17 +32,47 @@ impl UnusedReports {
         self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
     }
 
-    fn is_first(&self) -> bool {
-        !self.checked.swap(true, Ordering::Relaxed)
+    /// Notes a load of a checkpoint after this number of applied updates.
+    pub(crate) fn note_load(&self, applied: u64) {
+        self.trained.store(applied > 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the model was trained before it was loaded.
+    fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_cuts(&self) {
+        self.has_cuts.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seeks_cuts(&self, policy: Unused) -> bool {
+        policy == Unused::ErrorOnAnyRank
+            || !self.is_checked()
+            || self.has_cuts.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the first step was checked.
+    fn is_checked(&self) -> bool {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    fn set_checked(&self) {
+        self.checked.store(true, Ordering::Relaxed);
     }
 }
 
-/// Refuses a step with parameters without a gradient, if the options say so. All ranks come to the same end.
+/// Refuses a step with parameters that got no gradient on some rank, under
+/// [`Unused::ErrorOnAnyRank`]. All ranks come to the same end.
 ///
 /// # Errors
 /// [`Error::UnusedParameters`].
-pub(super) fn check(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
-    if fabric.options.unused != Unused::Error {
+pub(super) fn check_each_rank(
+    fabric: &Fabric,
+    step: u64,
+    agreement: &Agreement,
+) -> Result<(), Error> {
+    if fabric.options.unused != Unused::ErrorOnAnyRank {
         return Ok(());
     }
     let objective = fabric.options.objective;
@@ -51,25 +85,37 @@ pub(super) fn check(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result
     Err(Error::UnusedParameters { step, parameters, causes: fabric.unused.causes() })
 }
 
-/// Warns, on one rank and after the first step that is applied, of the parameters that got no gradient on any rank.
-pub(super) fn warn_once(fabric: &Fabric, step: u64, agreement: &Agreement) {
-    let warns = fabric.options.unused == Unused::Warn && fabric.rank().index() == 0;
-    if !warns || !fabric.unused.is_first() {
-        return;
+/// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
+/// model that has made steps before, in another process, is not refused. A step that is refused, and
+/// one without data, is followed by another first step. All ranks come to the same end.
+///
+/// # Errors
+/// [`Error::WithoutGradient`].
+pub(super) fn check_first(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
+    let policy = fabric.options.unused;
+    let is_over = policy == Unused::ErrorOnAnyRank || fabric.unused.is_checked();
+    if is_over || !agreement.had_data(fabric.options.objective) {
+        return Ok(());
     }
-    let unused = trainable(fabric).filter(|number| !agreement.present_anywhere().contains(*number));
-    let names: Vec<String> = unused.map(|number| fabric.name_of(number)).collect();
-    if !names.is_empty() {
-        let (count, causes) = (names.len(), fabric.unused.causes());
-        tracing::warn!(
-            step,
-            "{count} trainable parameters got no gradient on any rank, and are not updated: {}{causes}",
-            names.join(", ")
-        );
+    let anywhere = agreement.present_anywhere();
+    let unused = trainable(fabric).filter(|number| !anywhere.contains(*number));
+    let parameters: Vec<String> = unused.map(|number| fabric.name_of(number)).collect();
+    if !parameters.is_empty() && policy != Unused::Zeros {
+        let (trainable, causes) = (trainable(fabric).count(), fabric.unused.causes());
+        if policy == Unused::ErrorInFirstStep && !fabric.unused.is_trained() {
+            return Err(Error::WithoutGradient { step, trainable, parameters, causes });
+        }
+        if fabric.rank().index() == 0 {
+            let without = Without::of(&parameters, trainable);
+            let (count, names) = (without.count(), without.names());
+            hsdp_warnings::warn!(step, "{count}, and are not updated{causes}: {names}");
+        }
     }
+    fabric.unused.set_checked();
+    Ok(())
 }
 
-/// The numbers of the trainable parameters.
+/// Returns the numbers of the trainable parameters.
 fn trainable(fabric: &Fabric) -> impl Iterator<Item = usize> {
     (0..fabric.parameters()).filter(|number| {
         let id = fabric.parameter(*number);

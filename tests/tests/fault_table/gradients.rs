@@ -19,7 +19,7 @@ pub(crate) fn missing() -> Happened {
     let none = common(trained_with(Unused::Zeros, None));
     assert_eq!(none, zeros, "a gradient that is missing is zeros");
     let started = Instant::now();
-    let refused = trained_with(Unused::Error, None);
+    let refused = trained_with(Unused::ErrorOnAnyRank, None);
     let took = started.elapsed();
     let (told, kept) = common(refused);
     let [told] = told.as_slice() else { panic!("it is refused once, then given: {told:?}") };

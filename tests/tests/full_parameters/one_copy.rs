@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, FullCopies, HostBuffer, LossSum, ModelOptions, Optimizer,
-    Precision, ShardedModel, StepOptions, World,
+    Precision, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -52,8 +52,8 @@ fn training_is_the_same_bit_for_bit() {
 }
 
 fn model(world: World) -> Result<ShardedModel, Error> {
-    let options =
-        ModelOptions { full_copies: FullCopies::PerProcess, ..ModelOptions::on(mesh(2, 2)) };
+    let (full_copies, unused) = (FullCopies::PerProcess, Unused::Zeros);
+    let options = ModelOptions { full_copies, unused, ..ModelOptions::on(mesh(2, 2)) };
     ShardedModel::new(world, three_units(), options, springs::initial)
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec, Optimizer,
-    Param, Precision, ShardedModel, StepOptions, Unit, World,
+    Param, Precision, ShardedModel, StepOptions, Unit, Unused, World,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_kernels::Wire;
@@ -60,8 +60,8 @@ fn rounded(dtype: DType) -> Parameters {
 }
 
 fn options(dtype: DType, (replicate, shard): (usize, usize)) -> ModelOptions {
-    let precision = Precision::compute_in(dtype);
-    ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) }
+    let (precision, unused) = (Precision::compute_in(dtype), Unused::Zeros);
+    ModelOptions { precision, unused, ..ModelOptions::on(mesh(replicate, shard)) }
 }
 
 fn model(world: World, spec: ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {

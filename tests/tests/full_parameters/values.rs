@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Precision,
-    ShardedModel, StepOptions, World,
+    ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_kernels::Wire;
 use hsdp_tests::support::models::{computing_in, layer, partly_frozen, unit};
@@ -35,8 +35,8 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
         (DType::BF16, [None, Some(DType::F32)]),
         (DType::F32, [Some(DType::F16), Some(DType::BF16)]),
     ] {
-        let precision = Precision::compute_in(dtype);
-        let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 3)) };
+        let (precision, unused) = (Precision::compute_in(dtype), Unused::Zeros);
+        let options = ModelOptions { precision, unused, ..ModelOptions::on(mesh(2, 3)) };
         on_ranks(6, |world| {
             let spec = partly_frozen().unit(layer("large", [70, 500]));
             let spec = computing_in(&spec, &of_units);

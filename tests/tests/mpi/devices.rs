@@ -1,7 +1,7 @@
 //! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated driver:
 //!
 //! ```text
-//! cargo build -p hsdp-cli -p hsdp-candle --features hsdp-candle/mpi,hsdp-candle/nccl --bin hsdp --example train_gpt
+//! cargo build -p hsdp-cli -p hsdp-models --features hsdp-models/mpi,hsdp-models/nccl --bin hsdp --example train_gpt
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features mpi,nccl --test mpi -- devices
 //! ```
 

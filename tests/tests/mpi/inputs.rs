@@ -77,7 +77,7 @@ fn other_path() -> Result<(), String> {
 
 /// Copies a model, a tokenizer of letters and a text to a folder.
 fn write_model(folder: &Path, letters: [&str; 2]) -> Result<(), String> {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/candle/tests/golden_llama/plain");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/models/tests/golden_llama/plain");
     for name in ["config.json", "model.safetensors"] {
         fs::copy(Path::new(golden).join("model").join(name), folder.join(name))
             .map_err(|error| format!("{name}: {error}"))?;
@@ -98,7 +98,7 @@ fn write_model(folder: &Path, letters: [&str; 2]) -> Result<(), String> {
 fn with_models(folders: [&Path; 2]) -> Result<Ended, String> {
     let mut command = mpirun();
     for folder in folders {
-        command.args(["-n", "1", "-wdir"]).arg(folder).arg(built("examples/finetune_llama"));
+        command.args(["-n", "1", "-wdir"]).arg(folder).arg(built("examples/finetune"));
         command.args(["--comm", "mpi", "--mesh", "1x2", "--model", ".", "--data", "text"]);
         command.args(["--steps", "2", "--context", "8", "--batch", "1", ":"]);
     }
@@ -111,7 +111,7 @@ fn other_tokenizer() -> Result<(), String> {
     write_model(first.path(), ["a", "b"])?;
     write_model(second.path(), ["b", "a"])?;
     let ended = with_models([first.path(), second.path()])?;
-    refused(&ended, "finetune_llama: ranks 0 and 1 differ in their data: ", started)?;
+    refused(&ended, "finetune: ranks 0 and 1 differ in their data: ", started)?;
     // Equal ones at two paths train.
     write_model(second.path(), ["a", "b"])?;
     let ended = with_models([first.path(), second.path()])?;
@@ -128,7 +128,7 @@ fn other_config() -> Result<(), String> {
     let other = text.replace("\"pad_token_id\": null", "\"pad_token_id\": 3");
     fs::write(&path, other).map_err(|error| error.to_string())?;
     let ended = with_models([first.path(), second.path()])?;
-    refused(&ended, "finetune_llama: ranks 0 and 1 differ in their data: ", started)
+    refused(&ended, "finetune: ranks 0 and 1 differ in their data: ", started)
 }
 
 fn second_job() -> Result<(), String> {

@@ -71,7 +71,7 @@ pub(crate) fn hsdp_launch(processes: &str) -> Command {
     command
 }
 
-/// The example that trains, built with `cargo build -p hsdp-candle --features mpi --example train_gpt`.
+/// The example that trains, built with `cargo build -p hsdp-models --features mpi --example train_gpt`.
 pub(crate) fn train_gpt() -> PathBuf {
     built("examples/train_gpt")
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo build -p hsdp-cli
-//! cargo build -p hsdp-candle --features mpi --example train_gpt
+//! cargo build -p hsdp-models --features mpi --example train_gpt --example finetune
 //! cargo test -p hsdp-tests --features mpi --test mpi
 //! ```
 

@@ -28,7 +28,11 @@ const PREFETCHES: [usize; 3] = [0, 1, 5];
 const MICROBATCHES: usize = 2;
 
 pub(crate) fn as_process(scenario: &str, job: &Job) -> Result<(), String> {
-    let unused = if scenario == "late-zeros" { Unused::Zeros } else { Unused::default() };
+    let unused = match scenario {
+        "late" => Unused::Warn,
+        "late-zeros" => Unused::Zeros,
+        _ => Unused::default(),
+    };
     for prefetch in PREFETCHES {
         let options = WorldOptions { deadline: PATIENCE, ..WorldOptions::default() };
         let world = job.world(4, options).map_err(|error| error.to_string())?.ok_or("no rank")?;

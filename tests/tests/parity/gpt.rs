@@ -5,8 +5,8 @@ use hsdp::{
     Accumulation, AdamW, AdamWOptions, Mesh, ModelOptions, Objective, Optimizer as _, Param,
     Precision, ShardedModel, StepOptions, World,
 };
-use hsdp_candle::gpt::{self, Gpt, GptConfig};
 use hsdp_candle::{Pass, Plain};
+use hsdp_models::gpt::{self, Gpt, GptConfig};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
 use crate::baseline::{Average, Averaged, Contributions, Recipe, WholeOptimizer};

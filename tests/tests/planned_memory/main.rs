@@ -12,7 +12,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::memory::{self, Category, CountingAllocator, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
-    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, World,
+    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, Unused, World,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
@@ -123,8 +123,8 @@ fn peaks_are_as_planned_with_frozen_parameters() {
 fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
     on_ranks(2, |world| {
-        let order = UnitOrder::Error;
-        let options = ModelOptions { prefetch: 0, order, ..ModelOptions::on(mesh(1, 2)) };
+        let (order, unused) = (UnitOrder::Error, Unused::Zeros);
+        let options = ModelOptions { prefetch: 0, order, unused, ..ModelOptions::on(mesh(1, 2)) };
         let mut model = model(world, &uneven_units(), &options)?;
         let (rank, planned) = (model.rank(), model.plan().memory().full);
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -154,7 +154,8 @@ fn a_forward_in_another_order_needs_the_memory_of_its_own_order() {
     let spec = layers.fold(first, ModelSpec::unit);
     for prefetch in 0..=2 {
         let peaks = on_ranks(2, |world| {
-            let options = ModelOptions { prefetch, ..ModelOptions::on(mesh(1, 2)) };
+            let unused = Unused::Zeros;
+            let options = ModelOptions { prefetch, unused, ..ModelOptions::on(mesh(1, 2)) };
             let mut model = model(world, &spec, &options)?;
             let first = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
             let second = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
@@ -272,7 +273,8 @@ fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
 #[test]
 fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
     let _turn = alone();
-    let options = ModelOptions { prefetch: 1, ..ModelOptions::on(mesh(1, 2)) };
+    let unused = Unused::Zeros;
+    let options = ModelOptions { prefetch: 1, unused, ..ModelOptions::on(mesh(1, 2)) };
     on_ranks(2, |world| {
         let mut model = model(world, &uneven_units(), &options)?;
         let (rank, planned) = (model.rank(), model.plan().memory().full);

@@ -66,10 +66,10 @@ fn ranks_on_different_meshes_are_named() {
 #[test]
 fn ranks_with_different_options_are_named() {
     let error = common_error(outcomes(4, |world| {
-        let unused = if world.rank().index() == 1 { Unused::Error } else { Unused::Zeros };
+        let unused = if world.rank().index() == 1 { Unused::ErrorOnAnyRank } else { Unused::Zeros };
         model(world, &ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) })
     }));
-    let expected = option_differs("rank 1 has unused Error, rank 0 has unused Zeros");
+    let expected = option_differs("rank 1 has unused ErrorOnAnyRank, rank 0 has unused Zeros");
     assert_eq!(error.to_string(), expected);
 }
 

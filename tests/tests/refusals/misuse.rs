@@ -2,7 +2,7 @@
 
 use hsdp::{
     DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, ParamId, Pass, PassHandle,
-    Precision, ShardedModel, Step, StepOptions, UnitGradients, UnitId, World,
+    Precision, ShardedModel, Step, StepOptions, UnitGradients, UnitId, Unused, World,
 };
 use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
@@ -127,7 +127,8 @@ fn a_unit_that_is_reduced_twice_in_a_microbatch_is_refused() {
 
 #[test]
 fn a_unit_that_is_refused_the_second_time_adds_nothing_to_the_step() {
-    let mut model = model(ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(Mesh::SINGLE) };
+    let mut model = model(options).expect("a model");
     let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
     let mut pass = step.microbatch().expect("a microbatch");
     let _ = pass.loss(LossSum::new(0.0, 1)).expect("the first loss");
@@ -222,7 +223,8 @@ fn a_step_without_a_microbatch_is_refused() {
 
 #[test]
 fn a_step_goes_on_after_one_that_was_misused() {
-    let mut model = model(ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(Mesh::SINGLE) };
+    let mut model = model(options).expect("a model");
     for _ in 0..3 {
         let mut step = begun(&mut model);
         let mut pass = step.microbatch().expect("a microbatch");

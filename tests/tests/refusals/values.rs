@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Error, LearningRate, Lion,
     LionOptions, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions,
-    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, Unused,
+    World,
 };
 use hsdp_tests::support::models::{one_parameter, shards, unit};
 use hsdp_tests::support::slopes;
@@ -195,7 +196,8 @@ fn a_loss_scale_stays_finite() {
     let initial = f64::powi(2.0, 127);
     let growing = DynamicScale { initial, growth_interval: 1, least: 1.0 };
     let loss_scaling = LossScaling::Dynamic(growing);
-    let options = ModelOptions { loss_scaling, ..ModelOptions::on(Mesh::SINGLE) };
+    let unused = Unused::Zeros;
+    let options = ModelOptions { loss_scaling, unused, ..ModelOptions::on(Mesh::SINGLE) };
     let mut model = model(options).expect("a model");
     for _ in 0..2 {
         let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");

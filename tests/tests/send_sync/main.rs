@@ -426,11 +426,11 @@ table!(CANDLE {
 });
 
 table!(GPT {
-    hsdp_candle::gpt::ConfigError: Send Sync Unpin,
-    hsdp_candle::gpt::Draw: Send Sync Unpin,
-    hsdp_candle::gpt::Gpt: Send Sync Unpin,
-    hsdp_candle::gpt::GptConfig: Send Sync Unpin,
-    hsdp_candle::gpt::Kept: Send Sync Unpin,
+    hsdp_models::gpt::ConfigError: Send Sync Unpin,
+    hsdp_models::gpt::Draw: Send Sync Unpin,
+    hsdp_models::gpt::Gpt: Send Sync Unpin,
+    hsdp_models::gpt::GptConfig: Send Sync Unpin,
+    hsdp_models::gpt::Kept: Send Sync Unpin,
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
@@ -478,7 +478,7 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
     every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
-    every_export_has_a_row("runtime/candle/src/gpt.rs", GPT);
+    every_export_has_a_row("runtime/models/src/gpt.rs", GPT);
 }
 
 #[test]

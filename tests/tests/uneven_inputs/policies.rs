@@ -54,7 +54,7 @@ fn after_zero_weight_even_steps_keep_replicas_bit_identical() {
 /// A rank that has no data need not have gradients.
 #[test]
 fn a_rank_without_data_leaves_no_parameter_unused() {
-    let unused = Unused::Error;
+    let unused = Unused::ErrorOnAnyRank;
     let options = ModelOptions { unused, ..options(mesh(2, 2), Uneven::ZeroWeight) };
     let found = common(on_ranks(4, |world| {
         let steps = STEPS[world.rank().index()];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     Error, LearningRate, LossSum, ModelOptions, Objective, Optimizer, Sgd, SgdOptions,
-    ShardedModel, StepOptions, World,
+    ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
@@ -91,7 +91,8 @@ fn each_step_uses_the_learning_rate_of_its_schedule() {
 #[test]
 fn the_loss_of_a_step_is_that_of_its_objective() {
     let loss = |objective, weights: [u64; 4]| {
-        let options = ModelOptions { objective, ..ModelOptions::on(mesh(2, 2)) };
+        let unused = Unused::Zeros;
+        let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, 2)) };
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
             let mut model = model(world, &options)?;

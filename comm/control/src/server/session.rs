@@ -46,7 +46,7 @@ impl Session {
     fn log_refusal(&self, reason: &str) {
         let from = self.connection.from;
         if self.members.is_first_refusal() {
-            tracing::warn!(%from, reason, "a connection was refused; further refusals are logged at debug level");
+            hsdp_warnings::warn!(%from, reason, "a connection was refused; further refusals are logged at debug level");
         } else {
             tracing::debug!(%from, reason, "a connection was refused");
         }

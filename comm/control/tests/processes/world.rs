@@ -161,6 +161,16 @@ impl Ended {
         self.said
     }
 
+    /// Checks that it ended well with a warning on one line, which has this text, and returns its
+    /// output.
+    pub(crate) fn warned(self, text: &str) -> String {
+        let line = self.complaint.strip_suffix('\n').filter(|line| !line.contains('\n'));
+        let warning = line.and_then(|line| line.strip_prefix("hsdp: warning: "));
+        assert_eq!(self.status, "exit status: 0", "{self:?}");
+        assert!(warning.is_some_and(|warning| warning.contains(text)), "{self:?}");
+        self.said
+    }
+
     /// The one line of its error. Checks that the exit code is 2.
     pub(crate) fn badly(&self) -> &str {
         assert_eq!(self.status, "exit status: 2", "{self:?}");

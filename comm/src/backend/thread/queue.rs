@@ -53,7 +53,7 @@ impl Queue {
         // A subscriber to warnings may do what it likes: it is called without the lock.
         drop(crew);
         if let Some(error) = refused {
-            tracing::warn!(%error, wanted, size, "some worker threads could not be started: the ranks do their work");
+            hsdp_warnings::warn!(%error, wanted, size, "some worker threads could not be started: the ranks do their work");
         }
         size
     }
@@ -119,7 +119,7 @@ impl Queue {
             threads.into_iter().partition(|thread| thread.thread().id() == own);
         drop(own);
         if !self.all_end(others.len(), patience) {
-            tracing::warn!(
+            hsdp_warnings::warn!(
                 ?patience,
                 "a worker thread hangs in the work of an operation, and is abandoned"
             );

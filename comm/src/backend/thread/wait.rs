@@ -135,10 +135,10 @@ impl Ticket {
         let (rank, step, operation) =
             (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
         if missing.is_empty() {
-            tracing::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
+            hsdp_warnings::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
         }
-        tracing::warn!(rank, step, %operation, ?missing, culprit, ?lateness, "ranks are late");
+        hsdp_warnings::warn!(rank, step, %operation, ?missing, culprit, ?lateness, "ranks are late");
         Some(missing)
     }
 

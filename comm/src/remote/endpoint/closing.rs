@@ -51,7 +51,7 @@ impl Endpoint {
         });
         if !has_ended {
             let rank = self.rank.get();
-            tracing::warn!(rank, "messages to other ranks were not sent in time");
+            hsdp_warnings::warn!(rank, "messages to other ranks were not sent in time");
         }
     }
 

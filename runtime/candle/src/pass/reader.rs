@@ -66,7 +66,9 @@ impl Reader<'_> {
         }
         let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
         let op = Unshard { unit, index, usage, parameter: Mutex::new(Some(parameter)) };
-        Ok(self.pass.anchor.apply_op2(self.input, op)?)
+        let tensor = self.pass.anchor.apply_op2(self.input, op)?;
+        self.usage.note_giver(&tensor);
+        Ok(tensor)
     }
 }
 

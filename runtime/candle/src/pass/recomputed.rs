@@ -68,8 +68,7 @@ impl Pass<'_> {
         let own = self.find(name)?;
         let forward = self.with_cast(own, forward);
         let input = input.contiguous()?; // as the second run has it
-        let usage = Arc::new(Usage::default());
-        usage.reads(own);
+        let usage = Usage::of(own, &self.cuts);
         own.gather()?;
         let reader = Reader { pass: self, own, usage: &usage, input: &input };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
@@ -104,14 +103,25 @@ impl Pass<'_> {
         if let Some(what) = reached.described() {
             return Err(Error::History { unit: own.name().to_owned(), what });
         }
+        let cuts_input = self.seeks_cuts && is_differentiated(input) && !reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
         if !is_differentiated(input) && !reads.iter().any(Read::is_trainable) {
             return Ok(output.detach().copy()?);
         }
         await_gradients(usage, &reads);
-        let (own, usage) = (Arc::clone(own), Arc::clone(usage));
-        let output = Mutex::new(Some(output.detach()));
-        Ok(self.anchor.apply_op2(input, Recompute { own, forward, usage, reads, output })?)
+        let op = Recompute {
+            own: Arc::clone(own),
+            forward,
+            usage: Arc::clone(usage),
+            reads,
+            output: Mutex::new(Some(output.detach())),
+        };
+        let output = self.anchor.apply_op2(input, op)?;
+        if cuts_input {
+            usage.note_giver(&output);
+            self.uses.note(own.name(), input, None, usage);
+        }
+        Ok(output)
     }
 }
 

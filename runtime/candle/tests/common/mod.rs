@@ -2,11 +2,7 @@
 
 #![allow(dead_code, reason = "every test crate uses its own part of this")]
 
-#[cfg(unix)]
-pub(crate) mod place;
-
 use std::collections::BTreeMap;
-use std::process::Command;
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use hsdp::{
@@ -14,11 +10,6 @@ use hsdp::{
     Unit, World,
 };
 use hsdp_candle::{Error, Parameters, Pass, Plain, Units};
-
-/// An example as a program: `cargo test` builds it along with the tests.
-pub(crate) fn example(name: &str) -> Command {
-    Command::new(hsdp_program::testing::example(name))
-}
 
 /// Gradients by name.
 pub(crate) type Named = BTreeMap<String, Vec<f32>>;

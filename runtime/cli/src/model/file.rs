@@ -1,16 +1,10 @@
 //! Models in files: the format of `PLAN.md`.
 
-use std::path::Path;
-
-use hsdp_program::file::{self, FileError};
 use hsdp_sharding::{DType, Param, Unit};
 use hsdp_simulator::{Attention, Scores};
 use serde::Deserialize;
 
-use super::{Model, bundled};
-
-/// The most bytes of a file.
-const MAX_BYTES: u64 = 16 << 20;
+use super::Model;
 
 /// The most units, parameters, declared matrices, dims and ties of a model, and the most bytes of a name.
 const MAX_UNITS: usize = 10_000;
@@ -44,6 +38,7 @@ struct UnitEntry {
 struct AttentionEntry {
     heads: usize,
     size: usize,
+    window: Option<usize>,
     #[serde(default)]
     stored: bool,
 }
@@ -69,30 +64,22 @@ struct TieEntry {
     to: String,
 }
 
-/// Reads a model. An error is one line, with the file and the place in it. The plan checks the rest, such as names that occur twice.
-pub(super) fn read(path: &Path) -> Result<Model, String> {
-    let text = text(path)?;
-    let said = |problem: String| format!("{}: {problem}", path.display());
-    let mut json = serde_json::Deserializer::from_str(&text);
+/// Reads the text of a model. The plan checks the rest, such as names that occur twice.
+///
+/// # Errors
+/// In one line, with the place in the text.
+pub(super) fn read(text: &str) -> Result<Model, String> {
+    let mut json = serde_json::Deserializer::from_str(text);
     let model: ModelEntry = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let place = error.path().to_string();
         let problem = error.into_inner();
         // An unknown place is a question mark.
         let is_known = !matches!(&*place, "." | "?");
-        said(if is_known { format!("{place}: {problem}") } else { problem.to_string() })
+        if is_known { format!("{place}: {problem}") } else { problem.to_string() }
     })?;
-    json.end().map_err(|error| said(error.to_string()))?;
-    check(&model).map_err(said)?;
+    json.end().map_err(|error| error.to_string())?;
+    check(&model)?;
     Ok(made_of(model))
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    file::read_text(path, MAX_BYTES).map_err(|error| match error {
-        FileError::Io { .. } => {
-            format!("{error}; a model is a file, or one of {}", bundled::NAMES.join(", "))
-        }
-        error => error.to_string(),
-    })
 }
 
 /// Checks the limits that the library does not have, or would take long to check.
@@ -105,6 +92,13 @@ fn check(model: &ModelEntry) -> Result<(), String> {
     at_most("matrices", matrices, MAX_MATRICES)?;
     for (index, unit) in model.units.iter().enumerate() {
         check_name(&format!("units[{index}]"), &unit.name)?;
+        if let Some(AttentionEntry { window: Some(_), stored: true, .. }) = unit.attention {
+            let name = &unit.name;
+            return Err(format!(
+                "units[{index}].attention: that of unit `{name}` has both `window` and `stored`; at \
+                 most one is possible"
+            ));
+        }
         for (slot, param) in unit.params.iter().enumerate() {
             let place = format!("units[{index}].params[{slot}]");
             check_name(&place, &param.name)?;
@@ -176,7 +170,11 @@ fn made_of(entry: ModelEntry) -> Model {
 }
 
 fn attention(entry: AttentionEntry) -> Attention {
-    let scores = if entry.stored { Scores::Stored } else { Scores::Fused };
+    let scores = match (entry.stored, entry.window) {
+        (true, _) => Scores::Stored,
+        (false, None) => Scores::Fused,
+        (false, Some(window)) => Scores::Window(window),
+    };
     Attention { heads: entry.heads, size: entry.size, scores }
 }
 

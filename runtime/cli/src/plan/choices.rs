@@ -1,11 +1,13 @@
 //! The options on which a plan depends, of every command that plans.
 
 use clap::Args;
+use hsdp_models::decoder::DecoderConfig;
+use hsdp_program::number::count;
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
 
 use super::Device;
 use super::optimizer::Optimizer;
-use crate::model::Model;
+use crate::model::{Adapters, Model};
 
 /// The most ranks of a mesh: the traffic is computed for each replica.
 const MAX_RANKS: usize = 1 << 20;
@@ -16,9 +18,15 @@ const MAX_MICROBATCHES: u64 = 1 << 20;
 /// The options of a plan.
 #[derive(Args, Debug)]
 pub(crate) struct Choices {
-    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
+    /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
+    /// of at most 16 MiB; or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
+
+    /// Train adapters of this rank on the projections of attention, and freeze the model, a decoder
+    /// of transformers; off by default
+    #[arg(long, value_name = "RANK", value_parser = count::<1, { DecoderConfig::MAX_SIZE }>)]
+    pub(crate) lora: Option<usize>,
 
     /// Replicas x shards, such as 2x64; at most 1048576 ranks
     #[arg(long, value_name = "RxS")]
@@ -73,6 +81,18 @@ impl Choices {
             ));
         }
         Ok(())
+    }
+
+    /// Finds the model. In host memory its frozen parameters are in 16 bits alone if parameters are
+    /// gathered in 16 bits.
+    ///
+    /// # Errors
+    /// Those of [`Model::find`].
+    pub(crate) fn model(&self, device: Device) -> Result<Model, String> {
+        let is_stored = device == Device::Cpu && self.param_dtype != DType::F32;
+        let frozen_in = is_stored.then_some(self.param_dtype);
+        let adapters = self.lora.map(|rank| Adapters { rank, frozen_in });
+        Model::find(&self.model, adapters)
     }
 
     /// Plans the model.

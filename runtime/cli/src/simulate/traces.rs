@@ -7,6 +7,7 @@ use hsdp_program::file::{Output, OutputFolder, replace_with};
 use hsdp_simulator::{Costs, Traces, trace};
 
 use super::{Options, Simulated};
+use crate::model::Model;
 use crate::output::{self, cannot_write};
 use crate::plan::choices::Choices;
 
@@ -30,7 +31,8 @@ impl Outputs {
     /// # Errors
     /// In one line.
     pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
-        let inputs = [&choices.model, &options.machine].map(Path::new);
+        let described = Model::file(&choices.model);
+        let inputs = [&*described, Path::new(&options.machine)];
         let timeline = output::check(options.trace.as_ref(), &inputs)?;
         if options.json {
             output::check_beside_json(&[&timeline])?;

@@ -26,10 +26,10 @@ fn a_warning_that_repeats_is_counted_and_not_shown() {
     let warnings = warnings_of(|warnings| {
         warnings.keep_in(&file);
         for step in 0..5000 {
-            tracing::warn!("the same");
-            tracing::warn!(step, "one of a kind");
+            hsdp_warnings::warn!("the same");
+            hsdp_warnings::warn!(step, "one of a kind");
         }
-        tracing::error!("another");
+        hsdp_warnings::error!("another");
     });
     assert_eq!(warnings.count(), 10_001);
     let messages: Vec<_> = lines(&file).iter().map(|line| line["message"].clone()).collect();
@@ -56,7 +56,7 @@ fn the_number_left_out_is_told_with_the_next_text_too() {
     warnings_of(|warnings| {
         warnings.keep_in(&file);
         for step in [1, 1, 1, 2, 3] {
-            tracing::warn!(step, "late");
+            hsdp_warnings::warn!(step, "late");
         }
     });
     let told: Vec<_> = lines(&file).iter().map(|line| line["left_out"].clone()).collect();
@@ -70,9 +70,9 @@ fn warnings_before_the_file_is_named_are_in_it_and_those_of_an_earlier_run_stay(
     for run in 0..2 {
         warnings_of(|warnings| {
             warnings.set_rank(3);
-            tracing::warn!(run, "before");
+            hsdp_warnings::warn!(run, "before");
             warnings.keep_in(&file);
-            tracing::warn!("after");
+            hsdp_warnings::warn!("after");
             tracing::info!("no warning");
         });
     }
@@ -97,7 +97,7 @@ fn a_warning_is_one_line_of_bounded_length() {
     let file = folder.path().join("warnings.jsonl");
     warnings_of(|warnings| {
         warnings.keep_in(&file);
-        tracing::warn!(peer = "a\nb\x1b[2J", long = "x".repeat(1 << 20), "refused");
+        hsdp_warnings::warn!(peer = "a\nb\x1b[2J", long = "x".repeat(1 << 20), "refused");
     });
     let fields = &lines(&file)[0]["fields"];
     assert_eq!(fields["peer"], "a\\nb\\u{1b}[2J");
@@ -109,7 +109,7 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
     let folder = tempfile::tempdir().expect("a folder");
     let warnings = warnings_of(|warnings| {
         warnings.keep_in(&folder.path().join("missing").join("warnings.jsonl"));
-        (0..3).for_each(|step| tracing::warn!(step, "one"));
+        (0..3).for_each(|step| hsdp_warnings::warn!(step, "one"));
     });
     assert_eq!(warnings.count(), 3);
 }
@@ -129,7 +129,7 @@ fn a_fifo_in_the_place_of_the_file_holds_nothing_up() {
     let warn = move || {
         let warnings = warnings_of(|warnings| {
             warnings.keep_in(&name);
-            tracing::warn!("one");
+            hsdp_warnings::warn!("one");
         });
         let _ = done.send(warnings.count());
     };
@@ -203,11 +203,11 @@ fn a_progress_bar_is_cleared_before_a_warning_and_drawn_after_it() {
         warnings.show_beside(&bar);
         bar.tick();
         assert_eq!(done(), "the bar");
-        tracing::warn!("beside the bar");
+        hsdp_warnings::warn!("beside the bar");
         assert_eq!(done(), "clearedthe bar");
         bar.finish();
         done();
-        tracing::warn!("after the bar");
+        hsdp_warnings::warn!("after the bar");
         assert_eq!(done(), "", "a finished bar is left alone");
     });
 }

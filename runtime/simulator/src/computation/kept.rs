@@ -35,7 +35,8 @@ pub(super) fn of_model(
 
 /// The bytes that a unit keeps.
 fn kept(unit: &UnitShapes, batch: &Batch) -> f64 {
-    let inputs = unit.products.first().map_or(0, Product::smaller) as f64;
+    // The first product may be narrower, such as that of an adapter.
+    let inputs = unit.products.iter().map(Product::smaller).max().unwrap_or(0) as f64;
     let computed = unit.widths() * batch.tokens();
     let stored = unit.attention.filter(|it| it.scores == Scores::Stored);
     let scores = stored.map_or(0.0, |attention| batch.scores(&attention));

@@ -100,7 +100,7 @@ impl Kernels<'_> {
                 self.attention_products(attention, batch);
                 self.passes(SCORES.0, SCORES.1 * batch.scores(attention));
             }
-            Scores::Fused => self.fused_attention(attention, batch, 1.0),
+            Scores::Fused | Scores::Window(_) => self.fused_attention(attention, batch, 1.0),
         }
     }
 
@@ -111,7 +111,9 @@ impl Kernels<'_> {
                 self.attention_products(attention, batch);
                 self.passes(SCORES_BACKWARD.0, SCORES_BACKWARD.1 * batch.scores(attention));
             }
-            Scores::Fused => self.fused_attention(attention, batch, FUSED_BACKWARD),
+            Scores::Fused | Scores::Window(_) => {
+                self.fused_attention(attention, batch, FUSED_BACKWARD);
+            }
         }
     }
 
@@ -125,9 +127,10 @@ impl Kernels<'_> {
         self.product(&Products { count, sizes: [t, size, t], strides });
     }
 
-    /// The two products over half of all pairs of tokens, so many times; queries, keys, values and results pass memory.
+    /// Adds the two products over the pairs of tokens that have a score, `times` times. Queries,
+    /// keys, values and results pass memory.
     fn fused_attention(&mut self, attention: &Attention, batch: &Batch, times: f64) {
-        let flops = 2.0 * batch.scores(attention) * attention.size as f64;
+        let flops = 4.0 * batch.scores(attention) * attention.size as f64;
         let elements = 4.0 * batch.tokens() * attention.heads as f64 * attention.size as f64;
         self.fused(times * flops, times * elements);
     }
@@ -159,9 +162,20 @@ impl Batch {
         self.sequences.saturating_mul(self.context)
     }
 
-    /// One for each head and pair of tokens.
-    pub(super) const fn scores(&self, attention: &Attention) -> f64 {
-        attention.heads as f64 * self.tokens() * self.context as f64
+    /// Returns the number of scores: one for each head and pair of tokens, and if they are fused,
+    /// for half of all pairs, or for those within the window.
+    pub(super) fn scores(&self, attention: &Attention) -> f64 {
+        let context = self.context as f64;
+        let of_token = match attention.scores {
+            Scores::Stored => context,
+            Scores::Fused => context / 2.0,
+            Scores::Window(window) => {
+                let window = context.min(window as f64);
+                // The first tokens have fewer tokens before them than the window is long.
+                window * (1.0 - window / (2.0 * context))
+            }
+        };
+        attention.heads as f64 * self.tokens() * of_token
     }
 }
 

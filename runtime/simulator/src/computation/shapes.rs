@@ -35,8 +35,12 @@ pub struct Attention {
 pub enum Scores {
     /// They are in memory between kernels, all of them.
     Stored,
-    /// One kernel computes them in pieces, only those of earlier tokens (FlashAttention, causal). A backward computes them again.
+    /// One kernel computes them in pieces, only those of earlier tokens (FlashAttention, causal). A
+    /// backward computes them again.
     Fused,
+    /// As `Fused`, and a token has scores with this many tokens at most, itself among them (sliding
+    /// windows).
+    Window(usize),
 }
 
 /// Whether a parameter is that of a lookup, by its name: it has `emb`, `wte` or `wpe` in it, and two dims.
@@ -109,10 +113,17 @@ pub(super) struct Tied {
 impl UnitShapes {
     pub(super) fn of(unit: &Unit, hints: &Hints<'_>) -> Result<Self, Error> {
         let attention = (hints.attention)(unit);
-        let empty = attention.filter(|it| it.heads == 0 || it.size == 0);
-        if let Some(Attention { heads, size, .. }) = empty {
-            let name = &unit.name;
-            let problem = format!("unit `{name}` has an attention of {heads} heads of size {size}");
+        let name = &unit.name;
+        let problem = match attention {
+            Some(Attention { heads, size, .. }) if heads == 0 || size == 0 => {
+                Some(format!("unit `{name}` has an attention of {heads} heads of size {size}"))
+            }
+            Some(Attention { scores: Scores::Window(0), .. }) => {
+                Some(format!("unit `{name}` has an attention with a window of 0 tokens"))
+            }
+            _ => None,
+        };
+        if let Some(problem) = problem {
             return Err(Error::Computation { problem });
         }
         let is_lookup = |param: &&Param| (hints.lookup)(param);

@@ -123,6 +123,27 @@ fn rows_of_stored_scores_have_a_stride() {
     assert!(time(Scores::Fused, 2047) < time(Scores::Fused, 2048));
 }
 
+/// A token of a sliding window has scores with a part of the tokens before it.
+#[test]
+fn a_window_has_the_scores_of_its_tokens() {
+    let model = ModelSpec::new().unit(Unit::new("unit").param(Param::new("norm", [16])));
+    let flops = |scores, context| {
+        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 128, scores });
+        let hints = Hints { lookup: &is_lookup, attention: &attention };
+        let computation = Computation::of(&model, &hints).expect("a model");
+        let batch = Batch { sequences: 3, context, ..batch() };
+        let time = computation.forward(FIRST, &batch, &card()).device;
+        (computation.flops(&batch) / (12.0 * 3.0 * 8.0 * 128.0), time)
+    };
+    // A window of four of 32 tokens: four for each token, but 3 + 2 + 1 of these lie before the
+    // first one. A token and itself count as half a pair.
+    assert_eq!(flops(Scores::Window(4), 32).0, 32.0 * 4.0 - 6.0 - 4.0 / 2.0);
+    for context in [1, 64, 4096] {
+        assert_eq!(flops(Scores::Window(4096), context), flops(Scores::Fused, context));
+    }
+    assert!(flops(Scores::Window(4096), 8192).1 < flops(Scores::Fused, 8192).1);
+}
+
 /// A fit to steps without unaligned products leaves their number as it was, maybe above the other.
 #[test]
 fn unaligned_products_are_never_faster() {
@@ -254,6 +275,19 @@ fn a_block_keeps_what_the_published_formula_says() {
     near(kept(Recompute::Unit), 2.0 * tokens * width);
 }
 
+/// An adapter of rank 8 comes before the projection that it adapts.
+#[test]
+fn a_unit_that_is_computed_again_keeps_its_input() {
+    let unit = Unit::new("unit")
+        .param(Param::new("lora_A", [8, 1024]))
+        .param(Param::new("lora_B", [512, 8]))
+        .param(Param::new("q_proj", [512, 1024]))
+        .param(Param::new("gate_proj", [4096, 1024]));
+    let computation = of(&ModelSpec::new().unit(unit));
+    let batch = Batch { recompute: Recompute::Unit, ..batch() };
+    assert_eq!(computation.kept(FIRST, &batch).get() as f64, 2.0 * 1024.0 * TOKENS);
+}
+
 #[test]
 fn the_most_is_kept_when_the_loss_is_computed_or_a_unit_again() {
     let computation = gpt().computation().expect("a GPT");
@@ -315,6 +349,10 @@ fn impossible_models_are_refused() {
     let hints = Hints { lookup: &is_lookup, attention: &none };
     let error = Computation::of(&matrix("w", [8, 8]), &hints).expect_err("refused");
     assert_eq!(error.to_string(), "unit `unit` has an attention of 0 heads of size 64");
+    let none = |_: &Unit| Some(Attention { heads: 8, size: 64, scores: Scores::Window(0) });
+    let hints = Hints { lookup: &is_lookup, attention: &none };
+    let error = Computation::of(&matrix("w", [8, 8]), &hints).expect_err("refused");
+    assert_eq!(error.to_string(), "unit `unit` has an attention with a window of 0 tokens");
     let error = Processor::new(&machine(), DType::I64, 1).expect_err("refused");
     assert_eq!(error.to_string(), "no training computes in i64: expected f32, bf16 or f16");
 }

@@ -3,7 +3,7 @@
 use hsdp_sharding::Role;
 
 use super::shapes::Product;
-use super::{Attention, Batch, Computation, Processor, Scores};
+use super::{Attention, Batch, Computation, Processor};
 use crate::WorkCost;
 
 impl Computation {
@@ -36,8 +36,7 @@ fn of_product(product: &Product, batch: &Batch) -> f64 {
     2.0 * times * product.elements() * batch.tokens()
 }
 
-/// Two products, and four for their gradients; fused ones over half of all pairs of tokens.
+/// Returns the operations of two products over all scores, and of four for their gradients.
 fn of_attention(attention: &Attention, batch: &Batch) -> f64 {
-    let part = if attention.scores == Scores::Fused { 0.5 } else { 1.0 };
-    6.0 * 2.0 * part * batch.scores(attention) * attention.size as f64
+    6.0 * 2.0 * batch.scores(attention) * attention.size as f64
 }

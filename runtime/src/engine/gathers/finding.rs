@@ -148,7 +148,7 @@ impl GatherQueue {
             return;
         }
         let spec = fabric.plan.spec();
-        tracing::warn!(
+        hsdp_warnings::warn!(
             step = self.step,
             "ranks use the units of the model in different orders: rank {one} {}, rank {other} {}; the gathers stay in the declared \
              order, and may need more memory than planned",

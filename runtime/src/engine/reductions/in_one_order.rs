@@ -60,7 +60,9 @@ impl Reductions {
             Unused::Zeros => {
                 schedule.gathers_before(self.scattered).map(|_| schedule.gathers().len())
             }
-            Unused::Warn | Unused::Error => schedule.gathers_before(self.scattered),
+            Unused::ErrorInFirstStep | Unused::Warn | Unused::ErrorOnAnyRank => {
+                schedule.gathers_before(self.scattered)
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use hsdp::{
     DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Placement,
-    Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
+    Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, Unused, World,
 };
 use hsdp_kernels::cuda::{Device, DeviceBuffer};
 use serde::{Deserialize, Serialize};
@@ -131,6 +131,7 @@ impl ReduceCase {
             },
             accumulation: self.accumulation,
             objective: self.divide_factor.map_or(Objective::RankMean, Objective::Factor),
+            unused: Unused::Zeros,
             ..ModelOptions::on(self.mesh)
         }
     }

@@ -6,7 +6,7 @@ mod run;
 use std::collections::BTreeMap;
 
 use hsdp::{AdamWOptions, DType, Mesh};
-use hsdp_candle::gpt::GptConfig;
+use hsdp_models::gpt::GptConfig;
 
 /// A case of kind `train`.
 #[derive(Debug)]

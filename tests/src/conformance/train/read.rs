@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hsdp::{AdamWOptions, Placement};
-use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp_models::gpt::{Gpt, GptConfig};
 use serde::Deserialize;
 
 use super::{Expected, TrainCase};

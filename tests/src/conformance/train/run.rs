@@ -8,7 +8,7 @@ use hsdp::{
     ShardedModel, StepOptions, World,
 };
 use hsdp_candle::Pass;
-use hsdp_candle::gpt::Gpt;
+use hsdp_models::gpt::Gpt;
 use serde::{Deserialize, Serialize};
 
 use super::TrainCase;

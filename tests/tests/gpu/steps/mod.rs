@@ -21,7 +21,7 @@ mod steady;
 mod training;
 mod updates;
 
-use hsdp::{ModelOptions, Offload, Placement};
+use hsdp::{ModelOptions, Offload, Placement, Unused};
 use hsdp_tests::support::worlds::mesh;
 
 /// All ranks share this device.
@@ -37,5 +37,6 @@ const PLACES: [Placement; 2] = [Placement::Host, DEVICE];
 
 /// A model on a mesh, which lies there.
 fn placed(placement: Placement, [replicate, shard]: [usize; 2]) -> ModelOptions {
-    ModelOptions { placement, ..ModelOptions::on(mesh(replicate, shard)) }
+    // Some tests give no gradients, or leave a parameter out.
+    ModelOptions { placement, unused: Unused::Warn, ..ModelOptions::on(mesh(replicate, shard)) }
 }

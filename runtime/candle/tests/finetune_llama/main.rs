@@ -1,7 +1,0 @@
-//! The example as a program: a folder of Hugging Face in, another out, and its refusals.
-
-#[path = "../common/mod.rs"]
-mod common;
-mod place;
-mod refusals;
-mod training;

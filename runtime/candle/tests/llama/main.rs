@@ -1,9 +1,0 @@
-//! Llama on meshes: against runs of transformers, against stock candle on whole parameters, and with adapters.
-
-mod batches;
-mod folders;
-mod golden;
-mod odd;
-mod run;
-mod stock;
-mod variants;

@@ -1,0 +1,234 @@
+//! Decoders of transformers as the model of `hsdp plan`, `hsdp simulate` and `hsdp search`: a
+//! folder, or its `config.json`, without weights.
+
+mod program;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
+use hsdp_sharding::{DType, Mesh, Plan, PlanOptions};
+use program::hsdp;
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+const FAMILIES: [&str; 8] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3", "olmo2", "smollm3"];
+
+/// Published sizes of Qwen3 8B.
+fn qwen3_8b() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false,
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151_936, "tie_word_embeddings": false, "max_position_embeddings": 40_960,
+        "max_window_layers": 36, "use_sliding_window": false, "sliding_window": null,
+        "rms_norm_eps": 1e-6, "rope_theta": 1_000_000, "rope_scaling": null,
+        "torch_dtype": "bfloat16"
+    })
+}
+
+fn golden(family: &str) -> PathBuf {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden_decoders");
+    models.join(family).join("model")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let (code, text, told) = hsdp(&[arguments, &["--json"]].concat());
+    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn planned(model: &Path) -> Value {
+    json(&["plan", &model.display().to_string(), "--mesh", "2x3"])
+}
+
+/// Simulates a step of one sequence a rank.
+fn simulated(model: &Path, context: &str) -> Value {
+    let model = model.display().to_string();
+    let machine = ["--machine", "h100-cluster", "--param-dtype", "bf16", "--context", context];
+    json(&[&["simulate", &model, "--mesh", "1x8"], &machine[..]].concat())
+}
+
+/// Returns the message of a model that is refused, without the name of its file.
+fn refused(model: &Path) -> String {
+    let name = model.display().to_string();
+    let (code, said, told) = hsdp(&["plan", &name, "--mesh", "1x2"]);
+    assert_eq!((code, &*said, told.lines().count()), (Some(2), "", 1), "{told}");
+    let named = format!("hsdp: {name}");
+    told.trim_end().strip_prefix(&named).unwrap_or_else(|| panic!("{told}")).to_owned()
+}
+
+fn write(folder: &TempDir, name: &str, config: &Value) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, config.to_string()).expect("written");
+    path
+}
+
+/// Counts the elements of all tensors in a file, by its header.
+fn elements(safetensors: &Path) -> u64 {
+    let bytes = fs::read(safetensors).expect("a file");
+    let (length, rest) = bytes.split_first_chunk().expect("a length");
+    let length = usize::try_from(u64::from_le_bytes(*length)).expect("short");
+    let header: Map<String, Value> = serde_json::from_slice(&rest[..length]).expect("a header");
+    let shapes = header.iter().filter(|(name, _)| *name != "__metadata__");
+    let shapes = shapes.map(|(_, tensor)| tensor["shape"].as_array().expect("a shape"));
+    shapes.map(|shape| shape.iter().filter_map(Value::as_u64).product::<u64>()).sum()
+}
+
+#[test]
+fn a_folder_of_each_family_has_the_parameters_of_its_tensors_and_the_plan_of_training() {
+    for family in FAMILIES {
+        let folder = golden(family);
+        let plan = planned(&folder);
+        assert_eq!(plan["parameters"], elements(&folder.join("model.safetensors")), "{family}");
+        let text = fs::read_to_string(folder.join("config.json")).expect("a file");
+        let decoder = Decoder::new(DecoderConfig::from_json(&text).expect("a decoder"));
+        let mesh = Mesh::new(2, 3).expect("a mesh");
+        let trained = Plan::new(decoder.spec().expect("units"), mesh, PlanOptions::default())
+            .expect("a plan");
+        assert_eq!(plan["fingerprint"], format!("{:016x}", trained.fingerprint()), "{family}");
+        let step = simulated(&folder, "64");
+        assert!(step["flops"].as_f64() > Some(0.0), "{family}: {step}");
+    }
+}
+
+#[test]
+fn qwen3_8b_is_planned_simulated_and_searched_from_its_config_alone() {
+    let folder = TempDir::new().expect("a folder");
+    let config = write(&folder, "config.json", &qwen3_8b());
+    let plan = planned(&config);
+    assert_eq!(plan["parameters"], 8_190_735_360_u64);
+    assert_eq!(plan["units"].as_array().map(Vec::len), Some(38));
+    let with_folder = planned(folder.path());
+    let renamed = folder.path().join("qwen3-8b.json");
+    fs::rename(&config, &renamed).expect("renamed");
+    let under_another_name = planned(&renamed);
+    for other in [with_folder, under_another_name] {
+        assert_eq!(other["fingerprint"], plan["fingerprint"]);
+    }
+    // Six operations by element of a matrix and token, and twelve by score and element of a head.
+    let tokens = 8.0 * 4096.0;
+    let matrices = 8_190_735_360.0 - 151_936.0 * 4096.0 - (36.0 * (2.0 * 4096.0 + 256.0) + 4096.0);
+    let scores = 36.0 * 32.0 * tokens * 2048.0;
+    let flops = simulated(&renamed, "4096")["flops"].as_f64().expect("a number");
+    let expected = 6.0 * matrices * tokens + 12.0 * scores * 128.0;
+    assert!((flops / expected - 1.0).abs() < 1e-12, "{flops} {expected}");
+    let renamed = renamed.display().to_string();
+    let space = ["--ranks", "16", "--machine", "h100-cluster", "--batch-tokens", "1048576"];
+    let found = json(&[&["search", &renamed], &space[..]].concat());
+    assert_eq!(found["model"], renamed);
+    assert!(found["best"].as_array().is_some_and(|best| !best.is_empty()), "{found}");
+}
+
+/// The head of a tied pair is a product although it has no parameter of its own.
+#[test]
+fn a_tied_head_takes_the_operations_of_an_untied_one() {
+    let folder = TempDir::new().expect("a folder");
+    let flops = |is_tied: bool| {
+        let mut config = qwen3_8b();
+        config["tie_word_embeddings"] = json!(is_tied);
+        let config = write(&folder, "model.json", &config);
+        (planned(&config)["parameters"].clone(), simulated(&config, "512")["flops"].clone())
+    };
+    let (tied, untied) = (flops(true), flops(false));
+    assert_eq!(tied.0, 8_190_735_360_u64 - 151_936 * 4096);
+    assert_eq!(tied.1, untied.1);
+}
+
+/// On the host in bf16, and on a device with f32 masters of frozen parameters, too.
+#[test]
+fn adapters_have_the_plan_of_training() {
+    let model = golden("phi3");
+    let name = model.display().to_string();
+    let text = fs::read_to_string(model.join("config.json")).expect("a file");
+    let config = DecoderConfig::from_json(&text).expect("a decoder");
+    let adapted = Decoder::new(config).with_lora(Lora::of_rank(4));
+    for (device, decoder) in
+        [("cpu", adapted.clone().storing_frozen_in(DType::BF16)), ("cuda", adapted)]
+    {
+        let options = ["--mesh", "1x2", "--device", device, "--param-dtype", "bf16"];
+        let plan = json(&[&["plan", &name, "--lora", "4"], &options[..]].concat());
+        let mesh = Mesh::new(1, 2).expect("a mesh");
+        let options = PlanOptions { param_dtype: DType::BF16, ..PlanOptions::default() };
+        let trained = Plan::new(decoder.spec().expect("units"), mesh, options).expect("a plan");
+        assert_eq!(plan["fingerprint"], format!("{:016x}", trained.fingerprint()), "{device}");
+        let optimizer = plan["memory"]["places"].as_object().expect("places").values().next();
+        // Two words by element of the adapters, each of A and B, of two blocks.
+        let packed = [64 + (4 + 2 + 2) * 16, 4 * 16 + 64];
+        let expected = 2 * 4 * 2 * 4 * (packed[0] + packed[1]) / 2;
+        assert_eq!(optimizer.expect("a place")["optimizer"], expected);
+    }
+    let lora = ["--lora", "4", "--machine", "h100-cluster"];
+    let step = json(&[&["simulate", &name, "--mesh", "1x2"], &lora[..]].concat());
+    let all = json(&["simulate", &name, "--mesh", "1x2", "--machine", "h100-cluster"]);
+    assert!(step["flops"].as_f64() < all["flops"].as_f64(), "{step} {all}");
+    let space = ["--ranks", "4", "--batch-tokens", "65536"];
+    let found = json(&[&["search", &name], &lora[..], &space].concat());
+    assert!(found["best"].as_array().is_some_and(|best| !best.is_empty()), "{found}");
+    let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x2", "--lora", "4"]);
+    let expected = "hsdp: gpt2-small: --lora needs a decoder of transformers\n";
+    assert_eq!((code, &*told), (Some(2), expected));
+}
+
+/// Gemma 2 has a window in every other layer.
+#[test]
+fn a_window_of_some_layers_saves_their_scores() {
+    let folder = TempDir::new().expect("a folder");
+    let flops = |window: u64| {
+        let config = json!({ "model_type": "gemma2", "sliding_window": window });
+        let config = write(&folder, "model.json", &config);
+        simulated(&config, "8192")["flops"].as_f64().expect("a number")
+    };
+    // 13 of 26 layers with 8 heads of 256.
+    let saved = 8.0 * 8192.0 * (8192.0 / 2.0 - (4096.0 - 4096.0 / 4.0));
+    let expected = 13.0 * 12.0 * 8.0 * 256.0 * saved;
+    let found = flops(8192) - flops(4096);
+    assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+}
+
+#[test]
+fn what_is_no_decoder_is_refused_in_one_line_with_the_key() {
+    let folder = TempDir::new().expect("a folder");
+    for (changes, said) in [
+        (json!({ "model_type": "mixtral" }), "model_type is mixtral: only llama, mistral, qwen2,"),
+        (json!({ "num_experts": 8 }), "num_experts is a key whose effect is not known"),
+        (json!({ "hidden_size": "wide" }), "hidden_size: invalid type: string \"wide\""),
+        (json!({ "units": [] }), "unknown field `architectures`, expected `units` or `ties`"),
+    ] {
+        let mut config = qwen3_8b();
+        for (name, value) in changes.as_object().expect("an object") {
+            config[name] = value.clone();
+        }
+        let error = refused(&write(&folder, "model.json", &config));
+        assert!(error.starts_with(": ") && error.contains(said), "{error}");
+    }
+    let cut = folder.path().join("model.json");
+    fs::write(&cut, "{\"vocab_size\": 96,\n\"model_type\": \"llama\",\n}").expect("written");
+    assert_eq!(refused(&cut), ": trailing comma at line 3 column 1");
+    let empty = TempDir::new().expect("a folder");
+    let error = refused(empty.path());
+    assert!(error.starts_with("/config.json: No such file or directory"), "{error}");
+    let said = "a model is a file, a folder of transformers, or one of gpt2-small, ";
+    assert!(error.contains(said), "{error}");
+}
+
+/// A folder names its `config.json`, which no output replaces.
+#[test]
+fn the_config_of_a_folder_is_not_overwritten() {
+    let folder = TempDir::new().expect("a folder");
+    let config = write(&folder, "config.json", &qwen3_8b());
+    let [folder, output] = [folder.path(), &config].map(|path| path.display().to_string());
+    let machine = ["--machine", "h100-cluster"];
+    let space = ["--ranks", "16", "--batch-tokens", "1048576", "--html", &output];
+    for command in [
+        ["plan", &folder, "--mesh", "1x2", "--svg", &output].to_vec(),
+        [&["simulate", &folder, "--mesh", "1x2", "--trace", &output], &machine[..]].concat(),
+        [&["search", &folder], &machine[..], &space].concat(),
+    ] {
+        let (code, _, told) = hsdp(&command);
+        assert_eq!(code, Some(2), "{command:?}");
+        assert!(told.contains("it is an input"), "{told}");
+    }
+    assert_eq!(fs::read_to_string(&config).expect("it is there"), qwen3_8b().to_string());
+}

@@ -1,0 +1,213 @@
+//! The plain side: every thread has the whole model, and gradients are added up in shared memory.
+//!
+//! Each thread adds up and updates one part of the flat parameters, so no result is computed twice,
+//! and threads communicate only by reading memory that another thread has written. A step copies the
+//! model once, into the variables that a thread keeps, and its gradients once, into a buffer that the
+//! others read. That is as little as a data-parallel step can do.
+
+mod parts;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Display;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, Storage, Tensor};
+use hsdp::Precision;
+use hsdp_candle::Plain;
+use hsdp_models::gpt;
+use parking_lot::{Mutex, RwLock};
+use tracing::info_span;
+
+use self::parts::Parts;
+use crate::data::{TOKENS, batch};
+use crate::size::MICROBATCHES;
+use crate::update::adamw_step;
+use crate::{Times, Work, account};
+
+/// The state that the threads share.
+struct Shared {
+    barrier: Barrier,
+    /// All parameters, one after the other, by name.
+    parameters: Parts,
+    /// By rank: its gradients, in the same order.
+    gradients: Vec<RwLock<Vec<f32>>>,
+    /// By rank: the squared norm of its part of the sum.
+    squared_norms: Vec<Mutex<f64>>,
+}
+
+/// Trains on one thread a rank, and times the steps.
+pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
+    let ranks = work.mesh.world_size();
+    let initial = initial(work);
+    let flat: Vec<f32> = initial.values().flatten().copied().collect();
+    let shared = Shared {
+        barrier: Barrier::new(ranks),
+        gradients: (0..ranks).map(|_| RwLock::new(vec![0.0; flat.len()])).collect(),
+        squared_norms: (0..ranks).map(|_| Mutex::new(0.0)).collect(),
+        parameters: Parts::cut(&flat, ranks),
+    };
+    let times = thread::scope(|scope| {
+        let start = |rank| {
+            let (shared, initial) = (&shared, &initial);
+            scope.spawn(move || or_give_up(|| Rank::new(work, shared, initial, rank)?.train()))
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    Ok(times.into_iter().next().ok_or("a mesh has a rank")?.map_err(|_| "rank 0 panicked")?)
+}
+
+/// Runs `rank`, and returns its times. A failure ends the process, because the others would wait at the
+/// barrier forever.
+fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
+    let give_up = |what: &dyn Display| -> ! {
+        hsdp_program::tell("runtime_cost", format_args!("a rank of the plain side failed: {what}"));
+        process::exit(1)
+    };
+    match catch_unwind(AssertUnwindSafe(rank)) {
+        Ok(Ok(times)) => times,
+        Ok(Err(error)) => give_up(&error),
+        Err(_) => give_up(&"it panicked"),
+    }
+}
+
+fn initial(work: &Work) -> BTreeMap<String, Vec<f32>> {
+    let spec = work.gpt.config().spec();
+    spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, 0))).collect()
+}
+
+/// The state of one thread.
+struct Rank<'a> {
+    work: &'a Work,
+    shared: &'a Shared,
+    rank: usize,
+    /// This thread's own copy of the parameters.
+    model: Plain,
+    /// The range of the flat parameters that this thread adds up and updates.
+    part: Range<usize>,
+    sum: Vec<f32>,
+    first_moment: Vec<f32>,
+    second_moment: Vec<f32>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(
+        work: &'a Work,
+        shared: &'a Shared,
+        initial: &BTreeMap<String, Vec<f32>>,
+        rank: usize,
+    ) -> candle_core::Result<Self> {
+        let model = Plain::new(work.gpt.config().spec(), initial, Precision::default())?;
+        let part = shared.parameters.range(rank);
+        let zeros = vec![0.0; part.len()];
+        let (sum, first_moment, second_moment) = (zeros.clone(), zeros.clone(), zeros);
+        Ok(Self { work, shared, rank, model, part, sum, first_moment, second_moment })
+    }
+
+    fn train(mut self) -> candle_core::Result<Times> {
+        let mut times = Times::new();
+        for step in 0..self.work.steps {
+            let start = Instant::now();
+            account::counted(step).in_scope(|| self.step(step))?;
+            times.push(start.elapsed());
+        }
+        Ok(times.split_off(1.min(times.len())))
+    }
+
+    fn step(&mut self, step: usize) -> candle_core::Result<()> {
+        let own = (0..MICROBATCHES).map(|microbatch| self.microbatch(step, microbatch));
+        self.collect(&own.collect::<candle_core::Result<Vec<_>>>()?)?;
+        self.meet();
+        info_span!("exchange").in_scope(|| self.add_up());
+        self.meet();
+        info_span!("optimizer").in_scope(|| self.update(step as u64 + 1));
+        self.meet();
+        info_span!("copy").in_scope(|| self.refresh())
+    }
+
+    /// Waits for the other threads.
+    fn meet(&self) {
+        info_span!("meet").in_scope(|| self.shared.barrier.wait());
+    }
+
+    /// Forward and backward.
+    fn microbatch(&self, step: usize, microbatch: usize) -> candle_core::Result<GradStore> {
+        let (inputs, targets) = batch(step, microbatch, self.rank)?;
+        let forward = || self.work.gpt.loss(&self.model, &inputs, &targets);
+        let loss = info_span!("forward").in_scope(forward)?;
+        info_span!("backward").in_scope(|| (loss * TOKENS as f64)?.backward())
+    }
+
+    /// Adds up this thread's gradients, in the buffer that all threads read.
+    fn collect(&self, gradients: &[GradStore]) -> candle_core::Result<()> {
+        let _span = info_span!("copy").entered();
+        let mut flat = self.shared.gradients[self.rank].write();
+        let mut rest = flat.as_mut_slice();
+        for var in self.model.parameters().values() {
+            let (target, others) = rest.split_at_mut(var.elem_count());
+            rest = others;
+            for (microbatch, gradients) in gradients.iter().enumerate() {
+                let gradient =
+                    gradients.get(var).map_or_else(|| var.zeros_like(), Tensor::contiguous)?;
+                read(&gradient, |values| match microbatch {
+                    0 => target.copy_from_slice(values),
+                    _ => target.iter_mut().zip(values).for_each(|(total, value)| *total += value),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds up this thread's part over all threads, and divides it.
+    fn add_up(&mut self) {
+        for (rank, gradients) in self.shared.gradients.iter().enumerate() {
+            let gradients = gradients.read();
+            let part = &gradients[self.part.clone()];
+            match rank {
+                0 => self.sum.copy_from_slice(part),
+                _ => self.sum.iter_mut().zip(part).for_each(|(total, value)| *total += value),
+            }
+        }
+        let weight = TOKENS * (MICROBATCHES * self.work.mesh.world_size()) as u64;
+        hsdp::kernels::divide_in_place(&mut self.sum, weight as f64);
+        *self.shared.squared_norms[self.rank].lock() = hsdp::kernels::squared_norm(&self.sum);
+    }
+
+    /// Clips by the norm of all parts, and updates this thread's part.
+    fn update(&mut self, step: u64) {
+        let squares = self.shared.squared_norms.iter().map(|squared| *squared.lock());
+        let step = adamw_step(&self.work.adamw, step, squares.sum::<f64>().sqrt());
+        hsdp::kernels::adamw(
+            &step,
+            &mut self.shared.parameters.of(self.rank),
+            &self.sum,
+            &mut self.first_moment,
+            &mut self.second_moment,
+        );
+    }
+
+    /// Copies all parts into this thread's variables.
+    fn refresh(&self) -> candle_core::Result<()> {
+        let mut start = 0;
+        for var in self.model.parameters().values() {
+            self.shared.parameters.copy_to(var, start)?;
+            start += var.elem_count();
+        }
+        Ok(())
+    }
+}
+
+/// Lends the values of a contiguous f32 tensor to `visit`, without a copy.
+fn read(tensor: &Tensor, visit: impl FnOnce(&[f32])) {
+    let (storage, layout) = tensor.storage_and_layout();
+    if let Storage::Cpu(CpuStorage::F32(values)) = &*storage {
+        visit(&values[layout.start_offset()..][..tensor.elem_count()]);
+    }
+}

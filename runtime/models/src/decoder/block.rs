@@ -1,0 +1,136 @@
+//! A block, and the layers before and behind the blocks.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{Module, VarBuilder};
+
+use super::attention::Attention;
+use super::config::DecoderConfig;
+use super::linear::Linear;
+use super::mlp::Mlp;
+use super::norm::RmsNorm;
+use super::rotary::Rotary;
+use crate::nn;
+
+/// A block: attention and the layers behind it, each with norms and a sum behind it.
+#[derive(Clone, Debug)]
+pub struct Block {
+    self_attn: Attention,
+    mlp: Mlp,
+    /// Norms before and behind attention, and before and behind the MLP.
+    norms: [Option<RmsNorm>; 4],
+}
+
+impl Block {
+    /// Reads the parameters of block `index`.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(vb: &VarBuilder<'_>, index: usize, config: &DecoderConfig) -> Result<Self> {
+        let names = &config.block_norms;
+        let norm = |name: Option<&str>| {
+            name.map(|name| RmsNorm::load(vb.pp(name), config.hidden_size, config)).transpose()
+        };
+        Ok(Self {
+            self_attn: Attention::load(&vb.pp("self_attn"), index, config)?,
+            mlp: Mlp::load(&vb.pp("mlp"), config)?,
+            norms: [
+                norm(names.before_attention)?,
+                norm(names.after_attention)?,
+                norm(names.before_mlp)?,
+                norm(names.after_mlp)?,
+            ],
+        })
+    }
+
+    /// Maps `[sequences, length, hidden_size]` to the same shape.
+    ///
+    /// # Errors
+    /// The errors of candle.
+    pub fn forward(&self, x: &Tensor, rotary: &Rotary) -> Result<Tensor> {
+        let [before_attention, after_attention, before_mlp, after_mlp] = &self.norms;
+        let attended = self.self_attn.forward(&normed(before_attention, x)?, rotary)?;
+        let x = (x + normed(after_attention, &attended)?)?;
+        let mapped = self.mlp.forward(&normed(before_mlp, &x)?)?;
+        &x + normed(after_mlp, &mapped)?
+    }
+}
+
+fn normed(norm: &Option<RmsNorm>, x: &Tensor) -> Result<Tensor> {
+    match norm {
+        None => Ok(x.clone()),
+        Some(norm) => norm.forward(x),
+    }
+}
+
+/// The vectors of tokens.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Tensor,
+    /// The row that gets no gradient.
+    padding: Option<usize>,
+    scale: Option<f64>,
+}
+
+impl Embedding {
+    /// Reads `model.embed_tokens` of the whole model's `vb`.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
+        let (padding, scale) = (config.pad_token_id, config.embedding_scale);
+        Ok(Self { weight: embedding_weight(vb, config)?, padding, scale })
+    }
+}
+
+impl Module for Embedding {
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let vectors = match self.padding {
+            None => nn::embedding(tokens, &self.weight),
+            Some(padding) => nn::padded_embedding(tokens, &self.weight, padding),
+        }?;
+        match self.scale {
+            None => Ok(vectors),
+            Some(scale) => vectors * scale,
+        }
+    }
+}
+
+fn embedding_weight(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Tensor> {
+    let shape = (config.vocab_size, config.hidden_size);
+    vb.pp("model.embed_tokens").get_with_hints(shape, "weight", config.init())
+}
+
+/// The layers behind the blocks.
+#[derive(Clone, Debug)]
+pub struct Head {
+    norm: RmsNorm,
+    lm_head: Linear,
+    cap: Option<f64>,
+}
+
+impl Head {
+    /// Reads `model.norm` and `lm_head`, or in its place `model.embed_tokens` if the two are tied,
+    /// of the whole model's `vb`.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
+        let size = config.hidden_size;
+        let lm_head = match config.tie_word_embeddings {
+            true => Linear::new(embedding_weight(vb, config)?),
+            false => Linear::load(vb.pp("lm_head"), (size, config.vocab_size), config)?,
+        };
+        let norm = RmsNorm::load(vb.pp("model.norm"), size, config)?;
+        Ok(Self { norm, lm_head, cap: config.logit_cap })
+    }
+}
+
+impl Module for Head {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let logits = self.lm_head.forward(&self.norm.forward(x)?)?;
+        match self.cap {
+            None => Ok(logits),
+            Some(cap) => nn::soft_cap(&logits, cap),
+        }
+    }
+}

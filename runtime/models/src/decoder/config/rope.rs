@@ -1,0 +1,270 @@
+//! Position embeddings, as `config.json` describes them.
+
+use std::f32::consts::TAU;
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::keys::{Effect, Keys, Table, agreed};
+use super::{ConfigError, unsupported, wrong};
+
+/// Rotary position embeddings of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// Scaling of the wavelengths.
+    pub scaling: RopeScaling,
+    /// Elements of a head that are rotated. The rest of the head passes through. As in
+    /// transformers, an odd number is the base of the exponents, and one more element is rotated.
+    pub rotated: usize,
+}
+
+/// Scaling of the wavelengths of position embeddings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// No scaling.
+    Default,
+    /// A factor by which all of them are longer.
+    Linear(f64),
+    /// The scaling of Llama 3: by wavelength, all of the factor, a part of it, or no scaling.
+    Llama3 {
+        /// Factor by which the longest wavelengths are longer.
+        factor: f64,
+        /// Wavelengths above `original / low` are scaled by the whole factor.
+        low: f64,
+        /// Wavelengths below `original / high` are not scaled.
+        high: f64,
+        /// Length of the sequences before the scaling, in tokens.
+        original: usize,
+    },
+}
+
+impl fmt::Display for RopeScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Linear(factor) => write!(f, "linear by {factor}"),
+            Self::Llama3 { factor, low, high, original } => {
+                write!(f, "llama3 by {factor} from {low} to {high} of {original}")
+            }
+        }
+    }
+}
+
+/// Position embeddings that transformers has for a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::decoder) enum Rotation {
+    /// Wavelengths may be scaled, and a head is rotated as a whole.
+    Scaled,
+    /// Wavelengths are not scaled, and `partial_rotary_factor` of a head may be rotated.
+    Partial,
+}
+
+/// The keys of `rope_parameters`, and of `rope_scaling`, its older name, by type.
+const KEYS: Table =
+    // `type` is the older name of `rope_type`.
+    &[(Effect::Read, &["rope_type", "type", "rope_theta", "partial_rotary_factor"])];
+const SCALED: Table = &[(Effect::Read, &["factor"])];
+const LLAMA3: Table =
+    &[(Effect::Read, &["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])];
+
+/// Default of `rope_theta`.
+pub(in crate::decoder) const THETA: f64 = 10_000.0;
+
+/// Settings beside `rope_parameters`, and defaults.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    pub(super) rotation: Rotation,
+    pub(super) theta: f64,
+    pub(super) head_dim: usize,
+    pub(super) max_position_embeddings: usize,
+}
+
+/// One object with position embeddings.
+struct Found {
+    name: &'static str,
+    scaling: RopeScaling,
+    theta: Option<f64>,
+    /// Part of a head that is rotated.
+    part: Option<f64>,
+}
+
+/// Reads the position embeddings. `rope_theta` and `partial_rotary_factor` may be in an object or
+/// beside it, and that object has two names.
+pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError> {
+    let theta = if keys.has("rope_theta") { Some(keys.or("rope_theta", 0.0)?) } else { None };
+    let part: Option<f64> = keys.optional("partial_rotary_factor")?;
+    let mut read: Vec<Found> = Vec::new();
+    for (name, prefix) in
+        [("rope_parameters", "rope_parameters."), ("rope_scaling", "rope_scaling.")]
+    {
+        let Some(object) = keys.object(name)? else { continue };
+        let inner = Keys::of(prefix, &object);
+        let scaling = scaling(&inner, prefix, beside)?;
+        let own = if inner.has("rope_theta") { Some(inner.or("rope_theta", 0.0)?) } else { None };
+        let in_both = |key: &str, own, beside| {
+            agreed([(format!("{prefix}{key}"), own), (key.to_owned(), beside)])
+        };
+        let theta = in_both("rope_theta", own, theta)?;
+        let own = inner.optional("partial_rotary_factor")?;
+        let part = in_both("partial_rotary_factor", own, part)?;
+        read.push(Found { name, scaling, theta, part });
+    }
+    if let [one, other] = &read[..] {
+        let named = |found: &Found| found.name.to_owned();
+        agreed([(named(one), Some(one.scaling)), (named(other), Some(other.scaling))])?;
+        let of = |key: &str, found: &Found, value| (format!("{key} of {}", found.name), value);
+        let theta = |found| of("rope_theta", found, Some(found.theta.unwrap_or(beside.theta)));
+        agreed([theta(one), theta(other)])?;
+        let part = |found| of("partial_rotary_factor", found, Some(found.part.unwrap_or(1.0)));
+        agreed([part(one), part(other)])?;
+    }
+    let first = read.into_iter().next();
+    let found = first.unwrap_or(Found { name: "", scaling: RopeScaling::Default, theta, part });
+    Ok(Rope {
+        theta: found.theta.unwrap_or(beside.theta),
+        scaling: found.scaling,
+        rotated: rotated(found.part.unwrap_or(1.0), beside)?,
+    })
+}
+
+/// Returns the number of elements of a head that are rotated.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within a head")]
+#[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
+fn rotated(part: f64, beside: Beside) -> Result<usize, ConfigError> {
+    const NAME: &str = "partial_rotary_factor";
+    let head_dim = beside.head_dim;
+    match beside.rotation {
+        Rotation::Scaled if part.to_bits() != 1.0_f64.to_bits() => {
+            unsupported(NAME, part.to_string(), "1")
+        }
+        Rotation::Scaled => Ok(head_dim),
+        Rotation::Partial if !(part > 0.0 && part <= 1.0) => {
+            wrong(NAME, part, "above 0 and at most 1".to_owned())
+        }
+        Rotation::Partial => match (head_dim as f64 * part) as usize {
+            0 => wrong(NAME, part, format!("at least 1 / {head_dim}, an element of a head")),
+            rotated => Ok(rotated),
+        },
+    }
+}
+
+/// Reads the scaling in `rope_parameters` or `rope_scaling`.
+fn scaling(keys: &Keys<'_>, prefix: &str, beside: Beside) -> Result<RopeScaling, ConfigError> {
+    let kind: Option<String> = keys.either("rope_type", "type")?;
+    let kind = kind.as_deref().unwrap_or("default");
+    let (tables, required): (&[Table], &[&str]) = match (kind, beside.rotation) {
+        ("default", _) => (&[KEYS, SCALED], &[]),
+        ("linear", Rotation::Scaled) => (&[KEYS, SCALED], &["factor"]),
+        ("llama3", Rotation::Scaled) => {
+            (&[KEYS, SCALED, LLAMA3], &["factor", "low_freq_factor", "high_freq_factor"])
+        }
+        (_, Rotation::Scaled) => {
+            return unsupported("rope_type", kind.to_owned(), "default, linear or llama3");
+        }
+        (_, Rotation::Partial) => return unsupported("rope_type", kind.to_owned(), "default"),
+    };
+    keys.check(tables)?;
+    let contradiction = |second: String| {
+        Err(ConfigError::Contradiction { first: format!("{prefix}rope_type is {kind}"), second })
+    };
+    let number = |key| keys.optional::<f64>(key);
+    for key in required {
+        if number(key)?.is_none() {
+            return contradiction(format!("{prefix}{key} is missing"));
+        }
+    }
+    let factor = number("factor")?;
+    match (kind, factor) {
+        ("default", Some(factor)) => contradiction(format!("{prefix}factor is {factor}")),
+        ("linear", Some(factor)) => Ok(RopeScaling::Linear(factor)),
+        (_, Some(factor)) => Ok(RopeScaling::Llama3 {
+            factor,
+            low: number("low_freq_factor")?.unwrap_or_default(),
+            high: number("high_freq_factor")?.unwrap_or_default(),
+            original: keys
+                .optional("original_max_position_embeddings")?
+                .unwrap_or(beside.max_position_embeddings),
+        }),
+        (_, None) => Ok(RopeScaling::Default),
+    }
+}
+
+impl Rope {
+    /// Returns the pairs of elements that are rotated.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        self.rotated.div_ceil(2)
+    }
+
+    /// Checks that the numbers make position embeddings.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let mut positive = vec![("rope_theta", self.theta)];
+        match self.scaling {
+            RopeScaling::Default => {}
+            RopeScaling::Linear(factor) => positive.push(("factor of rope_scaling", factor)),
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                positive.extend([
+                    ("factor of rope_scaling", factor),
+                    ("low_freq_factor", low),
+                    ("high_freq_factor", high),
+                ]);
+                if high <= low {
+                    return wrong("high_freq_factor", high, format!("above {low}, the low one"));
+                }
+                super::within("original_max_position_embeddings", original)?;
+            }
+        }
+        super::above_0(&positive)
+    }
+
+    /// Returns the angle by which a pair turns from one position to the next, in f32 throughout, as
+    /// transformers computes it.
+    #[expect(clippy::cast_possible_truncation, reason = "theta and factors are numbers of f32")]
+    #[expect(clippy::cast_precision_loss, reason = "a head is narrow, and a context below 2^24")]
+    pub(in crate::decoder) fn frequency(&self, pair: usize) -> f32 {
+        let exponent = (2 * pair) as f32 / self.rotated as f32;
+        let frequency = 1.0 / (self.theta as f32).powf(exponent);
+        match self.scaling {
+            RopeScaling::Default => frequency,
+            RopeScaling::Linear(factor) => frequency / factor as f32,
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                let wavelength = TAU / frequency;
+                let original = original as f64;
+                if wavelength > (original / low) as f32 {
+                    return frequency / factor as f32;
+                }
+                if wavelength < (original / high) as f32 {
+                    return frequency;
+                }
+                let share = (original as f32 / wavelength - low as f32) / (high - low) as f32;
+                (1.0 - share) * frequency / factor as f32 + share * frequency
+            }
+        }
+    }
+
+    /// Writes theta, and the scaling of wavelengths, to the places where versions of transformers
+    /// before 5, and stock candle, read them. Stock candle refuses a linear scaling there, and
+    /// would ignore the new one.
+    pub(super) fn write_old(&self, json: &mut Map<String, Value>) {
+        json.insert("rope_theta".to_owned(), json!(self.theta));
+        let part = json.get("rope_parameters").and_then(|new| new.get("partial_rotary_factor"));
+        if let Some(part) = part.cloned() {
+            json.insert("partial_rotary_factor".to_owned(), part);
+        }
+        let old = match self.scaling {
+            RopeScaling::Default => return,
+            RopeScaling::Linear(factor) => json!({ "type": "linear", "factor": factor }),
+            RopeScaling::Llama3 { factor, low, high, original } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }),
+        };
+        json.insert("rope_scaling".to_owned(), old);
+    }
+}

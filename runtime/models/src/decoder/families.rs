@@ -1,0 +1,100 @@
+//! The families of decoders, by `model_type` of `config.json`. A family is one file and a line in
+//! [`FAMILIES`].
+
+mod gemma2;
+mod llama;
+mod mistral;
+mod olmo2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod smollm3;
+
+use super::config::keys::{Keys, Table};
+use super::config::rope::{Rotation, THETA};
+use super::config::{ConfigError, DecoderConfig};
+
+/// All families.
+const FAMILIES: &[&Family] = &[
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma2::FAMILY,
+    &phi3::FAMILY,
+    &olmo2::FAMILY,
+    &smollm3::FAMILY,
+];
+
+/// A family of decoders.
+pub(super) struct Family {
+    /// Its `model_type`.
+    pub(super) model_type: &'static str,
+    /// Its entry of `architectures`.
+    pub(super) architecture: &'static str,
+    /// Keys that only some families have. The keys of all families are in
+    /// [`COMMON`](super::config::keys::COMMON).
+    pub(super) keys: Table,
+    /// Values of absent keys.
+    pub(super) defaults: Defaults,
+    pub(super) rotation: Rotation,
+    /// Reads the keys of `keys`, and gives the model the parts of the family. The model that it
+    /// gets has the sizes of the file and the parts of a Llama.
+    pub(super) read: fn(&Keys<'_>, &mut DecoderConfig) -> Result<(), ConfigError>,
+}
+
+/// Values of absent keys, as in transformers.
+pub(super) struct Defaults {
+    pub(super) vocab_size: usize,
+    pub(super) hidden_size: usize,
+    pub(super) intermediate_size: usize,
+    pub(super) num_hidden_layers: usize,
+    pub(super) num_attention_heads: usize,
+    /// `None` for as many as query heads.
+    pub(super) num_key_value_heads: Option<usize>,
+    /// `None` for `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    /// Key and value of the activation.
+    pub(super) activation: (&'static str, &'static str),
+    pub(super) max_position_embeddings: usize,
+    pub(super) rms_norm_eps: f64,
+    pub(super) rope_theta: f64,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) pad_token_id: Option<i64>,
+}
+
+/// The defaults of Llama 2 7B, from which most families took theirs.
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 32_000,
+    hidden_size: 4096,
+    intermediate_size: 11_008,
+    num_hidden_layers: 32,
+    num_attention_heads: 32,
+    num_key_value_heads: None,
+    head_dim: None,
+    activation: ("hidden_act", "silu"),
+    max_position_embeddings: 2048,
+    rms_norm_eps: 1e-6,
+    rope_theta: THETA,
+    tie_word_embeddings: false,
+    pad_token_id: None,
+};
+
+impl Family {
+    /// Returns the family with this `model_type`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unsupported`], which names the families that exist.
+    pub(super) fn of(model_type: &str) -> Result<&'static Self, ConfigError> {
+        let is = |family: &&&Self| family.model_type == model_type;
+        FAMILIES.iter().find(is).copied().ok_or_else(|| {
+            let names: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
+            let (last, others) = names.split_last().expect("there are families");
+            ConfigError::Unsupported {
+                name: "model_type".to_owned(),
+                value: model_type.escape_debug().to_string(),
+                supported: format!("{} or {last}", others.join(", ")),
+            }
+        })
+    }
+}

@@ -1,0 +1,157 @@
+//! Linear layers, and their adapters of low rank.
+
+use candle_core::{DType, Result, Tensor};
+use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
+use candle_nn::{Init, Module, VarBuilder};
+
+use super::config::DecoderConfig;
+use crate::nn;
+
+/// The names of the two matrices of an adapter, as PEFT has them.
+const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
+
+/// Adapters of low rank (LoRA): a projection `W x` becomes `W x + alpha / rank * B A x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lora {
+    /// The rows of *A* and the columns of *B*.
+    pub rank: usize,
+    /// Divided by the rank, it scales the adapter's output.
+    pub alpha: f64,
+}
+
+impl Lora {
+    /// Adapters of this rank, with an alpha of 8.
+    #[must_use]
+    pub fn of_rank(rank: usize) -> Self {
+        Self { rank, alpha: 8.0 }
+    }
+}
+
+/// Whether a parameter is of an adapter.
+pub(super) fn is_adapter(parameter: &str) -> bool {
+    ADAPTER.iter().any(|matrix| parameter.ends_with(&format!(".{matrix}.weight")))
+}
+
+/// A linear layer, perhaps with a bias and an adapter.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    adapter: Option<Adapter>,
+}
+
+#[derive(Clone, Debug)]
+struct Adapter {
+    a: Tensor,
+    b: Tensor,
+    scale: f64,
+}
+
+impl Linear {
+    /// Returns the layer of a weight, `[outputs, inputs]`.
+    #[must_use]
+    pub fn new(weight: Tensor) -> Self {
+        Self { weight, bias: None, adapter: None }
+    }
+
+    /// Reads `weight` of a layer with these inputs and outputs.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(
+        vb: VarBuilder<'_>,
+        (inputs, outputs): (usize, usize),
+        config: &DecoderConfig,
+    ) -> Result<Self> {
+        Ok(Self::new(vb.get_with_hints((outputs, inputs), "weight", config.init())?))
+    }
+
+    /// As [`load`](Self::load), and reads the adapter, if the model has adapters.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load_adapted(
+        vb: VarBuilder<'_>,
+        sizes: (usize, usize),
+        config: &DecoderConfig,
+    ) -> Result<Self> {
+        let adapter = config.lora.map(|lora| Adapter::load(&vb, sizes, lora)).transpose()?;
+        Ok(Self { adapter, ..Self::load(vb, sizes, config)? })
+    }
+
+    /// Reads `bias`, which starts at 0.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn with_bias(self, vb: &VarBuilder<'_>) -> Result<Self> {
+        let outputs = self.weight.dim(0)?;
+        let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
+        Ok(Self { bias: Some(bias), ..self })
+    }
+}
+
+impl Adapter {
+    fn load(
+        vb: &VarBuilder<'_>,
+        (inputs, outputs): (usize, usize),
+        Lora { rank, alpha }: Lora,
+    ) -> Result<Self> {
+        let [a, b] = ADAPTER.map(|matrix| vb.pp(matrix));
+        // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between
+        // the roots of 1 / inputs.
+        let a = a.get_with_hints((rank, inputs), "weight", uniform())?;
+        let b = b.get_with_hints((outputs, rank), "weight", Init::Const(0.0))?;
+        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
+        let scale = alpha / rank as f64;
+        Ok(Self { a, b, scale })
+    }
+}
+
+/// Kaiming's uniform distribution with the gain of a leaky ReLU of slope 5^(1/2).
+fn uniform() -> Init {
+    Init::Kaiming {
+        dist: NormalOrUniform::Uniform,
+        fan: FanInOut::FanIn,
+        non_linearity: NonLinearity::ExplicitGain((1.0_f64 / 3.0).sqrt()),
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = nn::linear(x, &self.weight, self.bias.as_ref())?;
+        match &self.adapter {
+            None => Ok(y),
+            // The scale is applied where the tensor is narrow.
+            Some(Adapter { a, b, scale }) => {
+                let narrow = nn::linear(x, a, None)?;
+                // In 16 bits candle would round the scale too.
+                let scaled = (narrow.to_dtype(DType::F32)? * *scale)?.to_dtype(narrow.dtype())?;
+                y + nn::linear(&scaled, b, None)?
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// 8 / 3 is no number of 16 bits: candle would multiply by another.
+    #[test]
+    fn the_scale_of_an_adapter_is_not_rounded() -> Result<()> {
+        for dtype in [DType::BF16, DType::F16] {
+            let of = |value: f64| Tensor::new(&[[value]], &Device::Cpu)?.to_dtype(dtype);
+            let adapter = Adapter { a: of(1.0)?, b: of(1.0)?, scale: 8.0 / 3.0 };
+            let linear = Linear { adapter: Some(adapter), ..Linear::new(of(0.0)?) };
+            for number in 1..200 {
+                let number = f64::from(number);
+                let [got, want] = [linear.forward(&of(number)?)?, of(number * 8.0 / 3.0)?]
+                    .map(|it| it.to_dtype(DType::F64).and_then(|it| it.to_vec2::<f64>()));
+                assert_eq!(got?, want?, "{number} in {dtype:?}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,15 @@
+//! Layers and models for [`hsdp_candle`], the candle adapter of [hsdp].
+//!
+//! - [`nn`] has layers of transformers with gradients, which candle-nn's fused layers cut.
+//! - [`decoder`] trains folders of transformers as they are: Llama, Qwen, Gemma and others.
+//! - [`gpt`] is a small GPT, for benchmarks and conformance cases.
+//!
+//! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole on
+//! a [`Plain`](hsdp_candle::Plain). Nothing here is known to the adapter: a model of your own uses the
+//! same two traits.
+
+#![forbid(unsafe_code)]
+
+pub mod decoder;
+pub mod gpt;
+pub mod nn;

@@ -1,0 +1,69 @@
+//! Layers of transformers with gradients.
+//!
+//! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model
+//! that trains with them loses gradients in silence. The layers here are custom ops with a
+//! backward. On the CPU a forward is one pass over memory, and so is a backward; those of
+//! [`linear`] and [`attention`] are products of matrices. A backward needs no more than the inputs,
+//! which the graph keeps in any case, and computes gradients of those inputs alone that candle
+//! tracks.
+//!
+//! | function | PyTorch |
+//! |---|---|
+//! | [`linear`], [`embedding`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`padded_embedding`] | `torch.nn.functional.embedding` with `padding_idx` |
+//! | [`softmax`] | `torch.softmax(x, dim=-1)` |
+//! | [`softmax_of_scores`] | `torch.softmax(products * scale + mask, dim=-1)`, with a cap before the mask |
+//! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention`; with a cap, `eager_attention_forward` of transformers' Gemma 2 |
+//! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Phi-3, whole or partial; the layout of GPT-J |
+//! | [`soft_cap`] | `cap * torch.tanh(x / cap)` |
+//! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
+//! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
+//! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
+//!
+//! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
+//! are in f32, and each result is rounded once. A gradient has the dtype of its input. Weights and
+//! tables may have another dtype than the input.
+//!
+//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is, but
+//! those of [`embedding`] are not. The results do not depend on the number of threads, and
+//! exponentials and hyperbolic tangents do not depend on the system's mathematical library.
+//! Products use the widest vectors that the processor has ([`hsdp_kernels::matmul`]), and so do
+//! candle's: on one machine each run gives the same bits, and on processors with other vectors the
+//! last bits differ.
+//!
+//! **Devices.** Tensors that are not on the CPU go to the function of the same name in
+//! [`composed`], which is made of candle's ops.
+//!
+//! **Errors.** A shape or a dtype that a layer does not take is an error that names the layer. No
+//! function is collective.
+
+mod attention;
+pub mod composed;
+mod cross_entropy;
+mod element;
+mod embedding;
+mod exp;
+mod gated;
+mod gelu;
+mod lanes;
+mod layer_norm;
+mod linear;
+mod parts;
+mod rms_norm;
+mod rope;
+mod rows;
+mod scores;
+mod soft_cap;
+
+pub(crate) use attention::BLOCK;
+pub use attention::{attention, attention_packed};
+pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
+pub use embedding::{embedding, padded_embedding};
+pub use gated::{gelu_mul, silu_mul};
+pub use gelu::gelu;
+pub use layer_norm::layer_norm;
+pub use linear::linear;
+pub use rms_norm::rms_norm;
+pub use rope::{rope, rope_interleaved};
+pub use scores::{Mask, Scores, softmax, softmax_of_scores};
+pub use soft_cap::soft_cap;

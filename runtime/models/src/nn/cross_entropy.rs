@@ -1,0 +1,151 @@
+//! Cross-entropy of logits and labels.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+
+use super::element::{
+    Element, Lent, check_dtypes, elements, gradient, last_dim, narrow, with_element,
+};
+use super::exp::exp;
+use super::rows::Rows;
+use super::{composed, lanes};
+
+const NAME: &str = "cross_entropy";
+
+/// The label of items that do not count, as in PyTorch.
+pub const IGNORED: i64 = -100;
+
+/// The loss of [`cross_entropy`].
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// The sum over the items that count, an f32 scalar.
+    pub sum: Tensor,
+    /// The number of items that count: the weight for [`Pass::backward_sum`](hsdp_candle::Pass::backward_sum).
+    pub count: u64,
+}
+
+impl CrossEntropy {
+    /// The mean over the items that count, an f32 scalar. It is NaN if none counts.
+    ///
+    /// # Errors
+    /// The errors of candle.
+    pub fn mean(&self) -> Result<Tensor> {
+        &self.sum / self.count as f64
+    }
+}
+
+/// The sum of `-log softmax(logits)[label]`, where `logits` are `[..., vocabulary]` and `labels` `[...]`, of i64 or u32. Items whose label is
+/// `ignored` do not count: their gradient is 0, whatever their logits are.
+///
+/// Copies the labels to the host. On a GPU the rest is [`composed::cross_entropy`].
+///
+/// # Errors
+/// If the shapes do not fit, a label is neither `ignored` nor below the vocabulary's size, or a dtype is another.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use hsdp_models::nn::{IGNORED, cross_entropy};
+///
+/// let logits = Tensor::zeros((3, 4), candle_core::DType::F32, &Device::Cpu)?;
+/// let labels = Tensor::new(&[2, IGNORED, 0], &Device::Cpu)?;
+/// let loss = cross_entropy(&logits, &labels, IGNORED)?;
+/// assert_eq!(loss.count, 2);
+/// assert!((loss.mean()?.to_scalar::<f32>()? - 4_f32.ln()).abs() < 1e-6);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<CrossEntropy> {
+    check_dtypes(NAME, &[logits])?;
+    let targets = targets(logits, labels, ignored)?;
+    let count = targets.iter().flatten().count() as u64;
+    let sum = match logits.device().is_cpu() {
+        true => logits.contiguous()?.apply_op1(Op { targets })?,
+        false => composed::cross_entropy(logits, labels, ignored)?.sum,
+    };
+    Ok(CrossEntropy { sum, count })
+}
+
+/// The place of each item's label, if the item counts.
+pub(super) fn targets(
+    logits: &Tensor,
+    labels: &Tensor,
+    ignored: i64,
+) -> Result<Vec<Option<usize>>> {
+    let classes = last_dim(NAME, logits)?;
+    let [of_logits, of_labels] = [logits.dims(), labels.dims()];
+    if of_logits[..of_logits.len() - 1] != *of_labels {
+        bail!(
+            "{NAME}: logits {of_logits:?} need labels of their shape without its last dim, not {of_labels:?}"
+        )
+    }
+    if !matches!(labels.dtype(), DType::I64 | DType::U32) {
+        bail!("{NAME}: labels are i64 or u32, not {}", labels.dtype().as_str())
+    }
+    let place = |(item, label): (usize, i64)| match usize::try_from(label) {
+        _ if label == ignored => Ok(None),
+        Ok(place) if place < classes => Ok(Some(place)),
+        _ => bail!(
+            "{NAME}: label {label} of item {item} is neither below {classes} nor {ignored}, which is ignored"
+        ),
+    };
+    let labels = labels.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?;
+    labels.into_iter().enumerate().map(place).collect()
+}
+
+struct Op {
+    targets: Vec<Option<usize>>,
+}
+
+impl Op {
+    fn forward<T: Element>(&self, logits: &[T], width: usize) -> f32 {
+        let rows = Rows { inputs: [logits], width };
+        let ([], sums) = rows.fold(
+            || 0.0,
+            |sum, item, [logits], []| {
+                if let Some(target) = self.targets[item] {
+                    let most = lanes::max(logits);
+                    let log_sum = lanes::sum(logits, |logit| exp(logit - most)).ln();
+                    *sum += f64::from(log_sum - (logits[target] - most));
+                }
+            },
+        );
+        narrow(sums.into_iter().sum())
+    }
+
+    /// The gradient of the logits: `g` times the shares, less 1 at the label.
+    fn backward<T: Element>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
+        let [of_logits] = Rows { inputs: [logits], width }.map(|item, [logits], [of_logits]| {
+            let Some(target) = self.targets[item] else { return of_logits.fill(0.0) };
+            let most = lanes::max(logits);
+            for (of_logit, logit) in of_logits.iter_mut().zip(logits) {
+                *of_logit = exp(logit - most);
+            }
+            let scale = g / lanes::sum(of_logits, |share| share);
+            of_logits.iter_mut().for_each(|share| *share *= scale);
+            of_logits[target] -= g;
+        });
+        of_logits
+    }
+}
+
+impl CustomOp1 for Op {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let width = layout.dims().last().copied().unwrap_or_default();
+        with_element!(logits.dtype(), NAME, T => {
+            let sum = self.forward(elements::<T>(logits, layout)?, width);
+            Ok((CpuStorage::F32(vec![sum]), Shape::from(())))
+        })
+    }
+
+    fn bwd(&self, logits: &Tensor, _sum: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
+        let g = g.to_scalar::<f32>()?;
+        let (lent, width) = (Lent::of(logits), last_dim(NAME, logits)?);
+        with_element!(logits.dtype(), NAME, T => {
+            gradient(logits, self.backward(lent.elements::<T>()?, g, width))
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! Rotary position embeddings.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
+
+use super::composed;
+use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with_element};
+use super::rows::Rows;
+
+/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
+/// position and pair. The pairs are of the layout of Llama and GPT-NeoX: of the `2 * pairs`
+/// elements that a row begins with, one of the first half, and the one at the same place of the
+/// second half. The rest of a row, which partial rotary embeddings have, passes unchanged.
+///
+/// `cos` and `sin` are of the angles, `[positions, pairs]`, with at least `length` positions, which
+/// are used from the first on. They get no gradient. Read a part of a longer sequence with `narrow`
+/// of both.
+///
+/// On a GPU this is [`composed::rope`].
+///
+/// # Errors
+/// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of
+/// `cos` or `sin`.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    apply([x, cos, sin], Rope { name: "rope", pairs: Pairs::Halves, composed: composed::rope })
+}
+
+/// As [`rope`], in the layout of GPT-J: a pair is two neighbours.
+///
+/// On a GPU this is [`composed::rope_interleaved`].
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let composed = composed::rope_interleaved;
+    apply([x, cos, sin], Rope { name: "rope_interleaved", pairs: Pairs::Neighbours, composed })
+}
+
+/// The elements that are rotated together.
+#[derive(Clone, Copy)]
+enum Pairs {
+    Halves,
+    Neighbours,
+}
+
+type Composed = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
+
+struct Rope {
+    name: &'static str,
+    pairs: Pairs,
+    composed: Composed,
+}
+
+fn apply([x, cos, sin]: [&Tensor; 3], op: Rope) -> Result<Tensor> {
+    check_dtypes(op.name, &[x, cos, sin])?;
+    check_shapes(op.name, [x, cos, sin])?;
+    if cos.track_op() || sin.track_op() {
+        bail!("{}: candle tracks the gradient of cos or sin, which have none: detach them", op.name)
+    }
+    if !x.device().is_cpu() {
+        return (op.composed)(x, cos, sin);
+    }
+    x.contiguous()?.apply_op3(&cos.contiguous()?, &sin.contiguous()?, op)
+}
+
+fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
+    let fit = match (x.dims(), cos.dims()) {
+        ([.., length, _, dim], [positions, pairs]) => length <= positions && *dim >= 2 * pairs,
+        _ => false,
+    };
+    if !fit || cos.dims() != sin.dims() {
+        let [x, cos, sin] = [x, cos, sin].map(Tensor::dims);
+        bail!(
+            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] \
+             and twice [positions, pairs], where 2 pairs are at most dim"
+        )
+    }
+    Ok(())
+}
+
+/// The angles, of which `sign` multiplies the sines.
+struct Angles<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+    sign: f32,
+}
+
+impl Rope {
+    /// Rotates the rows of `x`. The dims are those of `x` and of the tables.
+    fn rotate<T: Element>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
+        let [&[.., length, heads, width], &[_, pairs]] = dims else { return Vec::new() };
+        let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
+            let start = row / heads % length * pairs;
+            let angles = Angles {
+                cos: &angles.cos[start..start + pairs],
+                sin: &angles.sin[start..start + pairs],
+                sign: angles.sign,
+            };
+            let (x, x_rest) = x.split_at(2 * pairs);
+            let (y, y_rest) = y.split_at_mut(2 * pairs);
+            y_rest.copy_from_slice(x_rest);
+            match self.pairs {
+                Pairs::Halves => rotate_halves(x, y, &angles),
+                Pairs::Neighbours => rotate_neighbours(x, y, &angles),
+            }
+        });
+        y
+    }
+}
+
+#[inline(always)]
+fn rotate_halves(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angles<'_>) {
+    let (x_first, x_second) = x.split_at(cos.len());
+    let (y_first, y_second) = y.split_at_mut(cos.len());
+    let y = y_first.iter_mut().zip(y_second);
+    let x = x_first.iter().zip(x_second);
+    for (((y_first, y_second), (first, second)), (cos, sin)) in y.zip(x).zip(cos.iter().zip(*sin)) {
+        *y_first = first * cos - second * (sin * sign);
+        *y_second = second * cos + first * (sin * sign);
+    }
+}
+
+#[inline(always)]
+fn rotate_neighbours(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angles<'_>) {
+    let (x, _) = x.as_chunks();
+    let (y, _) = y.as_chunks_mut();
+    for ((y, [first, second]), (cos, sin)) in y.iter_mut().zip(x).zip(cos.iter().zip(*sin)) {
+        *y = [first * cos - second * (sin * sign), second * cos + first * (sin * sign)];
+    }
+}
+
+impl CustomOp3 for Rope {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        cos: &CpuStorage,
+        cos_layout: &Layout,
+        sin: &CpuStorage,
+        sin_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (cos, sin) = (wide(self.name, cos, cos_layout)?, wide(self.name, sin, sin_layout)?);
+        let angles = Angles { cos: &cos, sin: &sin, sign: 1.0 };
+        let dims = [x_layout.dims(), cos_layout.dims()];
+        with_element!(x.dtype(), self.name, T => {
+            let y = self.rotate(elements::<T>(x, x_layout)?, dims, &angles);
+            Ok((T::to_cpu_storage_owned(y), x_layout.shape().clone()))
+        })
+    }
+
+    /// The gradient is rotated back.
+    fn bwd(
+        &self,
+        x: &Tensor,
+        tables: &Tensor,
+        sin: &Tensor,
+        _y: &Tensor,
+        g: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let g = g.detach().contiguous()?;
+        let (lent_g, lent_cos, lent_sin) = (Lent::of(&g), Lent::of(tables), Lent::of(sin));
+        let (cos, sin) = (lent_cos.wide(self.name)?, lent_sin.wide(self.name)?);
+        let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
+        let dims = [x, tables].map(Tensor::dims);
+        with_element!(g.dtype(), self.name, T => {
+            let of_x = self.rotate(lent_g.elements::<T>()?, dims, &angles);
+            Ok((gradient(x, of_x)?, None, None))
+        })
+    }
+}

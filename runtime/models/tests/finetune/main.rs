@@ -1,0 +1,8 @@
+//! The example as a program: a folder of transformers in, another out, and its refusals.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod families;
+mod place;
+mod refusals;
+mod training;

@@ -1,0 +1,35 @@
+//! Values that a field takes without a sigil.
+
+use crate::Warning;
+
+/// A value that `tracing` records as it is.
+pub trait Plain {
+    /// Adds the value to a warning. An absent one adds nothing.
+    fn add_to(&self, name: &'static str, warning: &mut Warning);
+}
+
+impl<T: Plain + ?Sized> Plain for &T {
+    fn add_to(&self, name: &'static str, warning: &mut Warning) {
+        (**self).add_to(name, warning);
+    }
+}
+
+impl<T: Plain> Plain for Option<T> {
+    fn add_to(&self, name: &'static str, warning: &mut Warning) {
+        if let Some(value) = self {
+            value.add_to(name, warning);
+        }
+    }
+}
+
+macro_rules! plain {
+    ($($type:ty),*) => {
+        $(impl Plain for $type {
+            fn add_to(&self, name: &'static str, warning: &mut Warning) {
+                warning.add(name, &self);
+            }
+        })*
+    };
+}
+
+plain!(bool, f32, f64, i32, i64, isize, str, String, u8, u16, u32, u64, usize);
