@@ -29,5 +29,5 @@ pub(super) fn run_alone(path: &str, (variable, value): (&str, &str)) {
     let ended = child.env(CHILD, "1").env(variable, value).output().expect("it starts");
     let said = [ended.stdout, ended.stderr].map(|all| String::from_utf8_lossy(&all).into_owned());
     let said = said.concat();
-    assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+    assert!(ended.status.success() && said.contains("1 passed"), "{}: {said}", ended.status);
 }
