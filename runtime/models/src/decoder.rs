@@ -11,7 +11,7 @@
 //! | `mistral` | a window of attention in all layers |
 //! | `qwen2` | biases of queries, keys and values; a window from a layer on |
 //! | `qwen3` | norms of queries and keys by head; a window as in `qwen2` |
-//! | `gemma2` | four norms a block, which scale by 1 + w; GELU in the gate; a scaled embedding; caps of scores and logits; a window in every other layer |
+//! | `gemma2` | four norms by 1 + w, GELU, a scaled embedding, caps, windows every other layer |
 //! | `phi3` | packed weights; a window in all layers; a part of a head rotated |
 //! | `olmo2` | norms behind attention and MLP, and norms of queries and keys over all heads |
 //! | `smollm3` | layers without position embeddings, which may have a window |
@@ -36,8 +36,9 @@
 //! use hsdp_candle::Pass;
 //! use hsdp_models::decoder::{Decoder, DecoderConfig};
 //!
-//! let config = r#"{ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
-//!     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2 }"#;
+//! let config = r#"{ "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
+//!     "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+//!     "num_key_value_heads": 2 }"#;
 //! let decoder = Decoder::new(DecoderConfig::from_json(config)?);
 //! let recorded = decoder.recorded()?;
 //! let losses = hsdp::world(4, |world| -> Result<f64, hsdp_candle::Error> {

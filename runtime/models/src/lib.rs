@@ -4,9 +4,9 @@
 //! - [`decoder`] trains folders of transformers as they are: Llama, Qwen, Gemma and others.
 //! - [`gpt`] is a small GPT, for benchmarks and conformance cases.
 //!
-//! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole on
-//! a [`Plain`](hsdp_candle::Plain). Nothing here is known to the adapter: a model of your own uses the
-//! same two traits.
+//! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole
+//! on a [`Plain`](hsdp_candle::Plain). Nothing here is known to the adapter: a model of your own
+//! uses the same two traits.
 
 #![forbid(unsafe_code)]
 

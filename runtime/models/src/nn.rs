@@ -9,12 +9,14 @@
 //!
 //! | function | PyTorch |
 //! |---|---|
-//! | [`linear`], [`embedding`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`linear`], [`embedding`] | the functions of `torch.nn.functional` with these names |
+//! | [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
 //! | [`padded_embedding`] | `torch.nn.functional.embedding` with `padding_idx` |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
-//! | [`softmax_of_scores`] | `torch.softmax(products * scale + mask, dim=-1)`, with a cap before the mask |
-//! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention`; with a cap, `eager_attention_forward` of transformers' Gemma 2 |
-//! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Phi-3, whole or partial; the layout of GPT-J |
+//! | [`softmax_of_scores`] | `softmax` of `products * scale + mask`, with a cap before the mask |
+//! | [`attention`], [`attention_packed`] | `scaled_dot_product_attention`; a cap as in Gemma 2 |
+//! | [`rope`] | `apply_rotary_pos_emb` of transformers' Phi-3, whole or partial |
+//! | [`rope_interleaved`] | `rope` in the layout of GPT-J |
 //! | [`soft_cap`] | `cap * torch.tanh(x / cap)` |
 //! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
 //! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |

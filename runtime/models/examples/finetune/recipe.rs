@@ -29,15 +29,16 @@ pub(crate) fn decoder(config: DecoderConfig, options: &Options) -> Decoder {
     }
 }
 
-/// Whether the frozen model is kept in 16 bits alone. An export then has the rounded values, with which its adapters were trained.
+/// Returns whether the frozen model is kept in 16 bits alone. An export then has the rounded values,
+/// with which its adapters were trained.
 fn is_stored(options: &Options) -> bool {
     options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
 }
 
-/// Returns the config of a model with random weights, of the family that an absent `model_type`
-/// means.
+/// Returns the config of a Llama with random weights.
 pub(crate) fn small(vocab_size: usize, context: usize) -> DecoderConfig {
     let config = json!({
+        "model_type": "llama",
         "vocab_size": vocab_size,
         "hidden_size": size::WIDTH,
         "intermediate_size": INNER * size::WIDTH,

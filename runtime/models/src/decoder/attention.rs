@@ -39,12 +39,12 @@ impl Attention {
     pub fn load(vb: &VarBuilder<'_>, index: usize, config: &DecoderConfig) -> Result<Self> {
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let (size, head_dim, biases) = (config.hidden_size, config.head_dim, config.biases);
-        let linear = |name, sizes, has_bias| {
-            let linear = Linear::load_adapted(vb.pp(name), sizes, config)?;
+        let linear = |name, inputs, outputs, has_bias| {
+            let linear = Linear::load_adapted(vb.pp(name), inputs, outputs, config)?;
             if has_bias { linear.with_bias(&vb.pp(name)) } else { Ok(linear) }
         };
         let heads = [heads, kv_heads, kv_heads];
-        let projection = |name, heads: usize| linear(name, (size, heads * head_dim), biases.qkv);
+        let projection = |name, heads: usize| linear(name, size, heads * head_dim, biases.qkv);
         let projections = match config.packing {
             Packing::Separate => Projections::Separate([
                 projection("q_proj", heads[0])?,
@@ -69,7 +69,7 @@ impl Attention {
         Ok(Self {
             projections,
             norms: config.qk_norm.map(norms).transpose()?,
-            o_proj: linear("o_proj", (heads[0] * head_dim, size), biases.output)?,
+            o_proj: linear("o_proj", heads[0] * head_dim, size, biases.output)?,
             layer: config.layers[index],
             heads,
             head_dim,

@@ -90,6 +90,7 @@ impl Module for Embedding {
         }?;
         match self.scale {
             None => Ok(vectors),
+            // In 16 bits candle rounds the scale to the dtype of the weight, as transformers does.
             Some(scale) => vectors * scale,
         }
     }
@@ -118,7 +119,7 @@ impl Head {
         let size = config.hidden_size;
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embedding_weight(vb, config)?),
-            false => Linear::load(vb.pp("lm_head"), (size, config.vocab_size), config)?,
+            false => Linear::load(vb.pp("lm_head"), size, config.vocab_size, config)?,
         };
         let norm = RmsNorm::load(vb.pp("model.norm"), size, config)?;
         Ok(Self { norm, lm_head, cap: config.logit_cap })
@@ -132,5 +133,31 @@ impl Module for Head {
             None => Ok(logits),
             Some(cap) => nn::soft_cap(&logits, cap),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+
+    /// The root of 24 is no number of bf16.
+    #[test]
+    fn the_scale_of_an_embedding_is_rounded_to_bf16() -> Result<()> {
+        let scale = 24_f64.sqrt();
+        let rounded = f64::from(half::bf16::from_f64(scale));
+        let of = |values: Vec<f64>| Tensor::new(values, &Device::Cpu)?.to_dtype(DType::BF16);
+        let values: Vec<_> = (1..200).map(f64::from).collect();
+        let by = |scale: f64| of(values.iter().map(|value| value * scale).collect());
+        let weight = of(values.clone())?.unsqueeze(1)?;
+        let embedding = Embedding { weight, padding: None, scale: Some(scale) };
+        let got = embedding.forward(&Tensor::arange(0_u32, 199, &Device::Cpu)?)?.squeeze(1)?;
+        let [got, want, other] = [got, by(rounded)?, by(scale)?]
+            .map(|it| it.to_dtype(DType::F32).and_then(|it| it.to_vec1::<f32>()));
+        let got = got?;
+        assert_eq!(got, want?);
+        assert_ne!(got, other?);
+        Ok(())
     }
 }

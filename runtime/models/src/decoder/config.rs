@@ -122,11 +122,11 @@ impl NormScale {
 /// Projections that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Biases {
-    /// Those of queries, keys and values.
+    /// Biases of queries, keys and values.
     pub qkv: bool,
-    /// That of attention's output.
+    /// Bias of attention's output.
     pub output: bool,
-    /// Those behind attention.
+    /// Biases behind attention.
     pub mlp: bool,
 }
 
@@ -158,7 +158,8 @@ impl PartialEq for Source {
     }
 }
 
-/// The error of a `config.json` that describes no decoder.
+/// The error of a `config.json` that describes no decoder. Its text is one line, in which long
+/// names and values are cut.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -166,7 +167,7 @@ pub enum ConfigError {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     /// A value has another type.
-    #[error("{name}: {problem}")]
+    #[error("{}: {}", shown(.name), shown(.problem))]
     Type {
         /// The key.
         name: String,
@@ -175,14 +176,15 @@ pub enum ConfigError {
     },
     /// A key whose effect on training is not known.
     #[error(
-        "{name} is a key whose effect is not known: remove it if it changes nothing in training"
+        "{} is a key whose effect is not known: remove it if it changes nothing in training",
+        shown(.name)
     )]
     Unknown {
         /// The key.
         name: String,
     },
     /// A setting that this model does not have.
-    #[error("{name} is {value}: only {supported} is supported")]
+    #[error("{} is {}: only {supported} is supported", shown(.name), shown(.value))]
     Unsupported {
         /// The setting.
         name: String,
@@ -192,7 +194,7 @@ pub enum ConfigError {
         supported: String,
     },
     /// Two settings that cannot both be true.
-    #[error("{first}, and {second}: they contradict each other")]
+    #[error("{}, and {}: they contradict each other", shown(.first), shown(.second))]
     Contradiction {
         /// The first, with its value.
         first: String,
@@ -200,7 +202,7 @@ pub enum ConfigError {
         second: String,
     },
     /// A size that no model can have.
-    #[error("{name} is {value}: it must be {must}")]
+    #[error("{name} is {}: it must be {must}", shown(.value))]
     Size {
         /// The size.
         name: &'static str,
@@ -209,6 +211,11 @@ pub enum ConfigError {
         /// The values that are allowed.
         must: String,
     },
+}
+
+/// Returns a name or a value of a file as an error shows it.
+pub(super) fn shown(text: impl fmt::Display) -> String {
+    hsdp_warnings::cut(text, 100)
 }
 
 /// The content of a `config.json`.
@@ -227,8 +234,8 @@ impl ConfigFile {
     pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut json = keys::object(text)?;
         let keys = Keys::of("", &json);
-        let family = Family::of(&keys.or("model_type", "llama".to_owned())?)?;
-        keys.check(&[family.keys, COMMON, GENERAL])?;
+        let family = Family::of(keys.optional("model_type")?)?;
+        keys.check(&[family.keys, &[COMMON, GENERAL]].concat())?;
         let architectures = json!([family.architecture]);
         match json.get("architectures") {
             None | Some(Value::Null) => {}
@@ -243,7 +250,6 @@ impl ConfigFile {
         (family.read)(&keys, &mut config)?;
         config.check()?;
         let dtype = keys.either("dtype", "torch_dtype")?.map(dtype).transpose()?;
-        json.insert("model_type".to_owned(), json!(family.model_type));
         json.insert("architectures".to_owned(), architectures);
         config.json = Source(json);
         Ok(Self { config, dtype })
@@ -271,7 +277,7 @@ fn dtype(name: String) -> Result<DType, ConfigError> {
     }
 }
 
-fn activation(keys: &Keys<'_>, (name, default): (&str, &str)) -> Result<Activation, ConfigError> {
+fn activation(keys: &Keys<'_>, name: &str, default: &str) -> Result<Activation, ConfigError> {
     let stated: String = keys.or(name, default.to_owned())?;
     match &*stated {
         // Two names of one function.
@@ -356,8 +362,8 @@ impl DecoderConfig {
     pub const MAX_LAYERS: usize = 10_000;
 
     /// Reads the text of a `config.json`, whose `model_type` chooses the family. The defaults of
-    /// absent keys are those of transformers. Each key is read, known to change nothing in
-    /// training, or refused by name.
+    /// other absent keys are those of transformers. Each key is read, known to change nothing in
+    /// training, or refused by name. An unknown key whose value is null counts as absent.
     ///
     /// # Errors
     /// [`ConfigError`], also for a model with other parts.
@@ -365,14 +371,17 @@ impl DecoderConfig {
         ConfigFile::parse(text).map(|file| file.config)
     }
 
-    /// Returns the `config.json` of this model with weights in f32. It has all keys of the text
-    /// that the model was read from, with the current `tie_word_embeddings`. Theta and the scaling
-    /// of wavelengths are also at their old places, the only ones that stock candle and old
-    /// versions of transformers read.
+    /// Returns the `config.json` of this model with weights in f32. It has the keys of the text
+    /// that the model was read from, with the current `tie_word_embeddings`, but no `auto_map`,
+    /// which names files of code that are not beside an export. Theta and the scaling of
+    /// wavelengths are also at their old places, the only ones that stock candle and old versions
+    /// of transformers read.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut json = self.json.0.clone();
-        json.remove("torch_dtype");
+        for key in ["torch_dtype", "auto_map"] {
+            json.remove(key);
+        }
         json.insert("dtype".to_owned(), json!("float32"));
         json.insert("tie_word_embeddings".to_owned(), json!(self.tie_word_embeddings));
         self.rope.write_old(&mut json);
@@ -397,6 +406,7 @@ impl DecoderConfig {
             keys.or("max_position_embeddings", defaults.max_position_embeddings)?;
         let pad_token_id: Option<i64> = keys.or("pad_token_id", defaults.pad_token_id)?;
         let Family { rotation, .. } = *family;
+        let (activation_key, activation_default) = defaults.activation;
         let theta = defaults.rope_theta;
         let beside = Beside { rotation, theta, head_dim, max_position_embeddings };
         Ok(Self {
@@ -426,7 +436,7 @@ impl DecoderConfig {
             norm_scale: NormScale::Weight,
             biases: Biases::default(),
             packing: Packing::Separate,
-            activation: activation(keys, defaults.activation)?,
+            activation: activation(keys, activation_key, activation_default)?,
             embedding_scale: None,
             #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
             attention_scale: 1.0 / (head_dim as f64).sqrt(),
@@ -464,9 +474,13 @@ impl DecoderConfig {
                 }
             };
             if is_sliding && window.is_none() {
+                let why = match keys.or("use_sliding_window", false)? {
+                    true => "there is no sliding_window",
+                    false => "use_sliding_window is false",
+                };
                 return Err(ConfigError::Contradiction {
                     first: format!("layer {index} has sliding_attention"),
-                    second: "there is no sliding_window, or use_sliding_window is false".to_owned(),
+                    second: why.to_owned(),
                 });
             }
             layer.window = window.filter(|_| is_sliding);
@@ -560,7 +574,11 @@ pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError
     }
 }
 
-fn wrong<T>(name: &'static str, value: impl ToString, must: String) -> Result<T, ConfigError> {
+pub(super) fn wrong<T>(
+    name: &'static str,
+    value: impl ToString,
+    must: String,
+) -> Result<T, ConfigError> {
     Err(ConfigError::Size { name, value: value.to_string(), must })
 }
 
@@ -574,10 +592,10 @@ mod tests {
     use super::rope::RopeScaling;
     use super::*;
 
-    /// Reads a small model's file, with changes.
+    /// Reads the file of a small Llama, with changes.
     fn read(changes: Value) -> Result<DecoderConfig, String> {
         let mut file = json!({
-            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160,
+            "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160,
             "num_hidden_layers": 2, "num_attention_heads": 4
         });
         let Value::Object(changes) = changes else { panic!("an object") };
@@ -588,19 +606,9 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_transformers() {
+    fn defaults_follow_the_sizes_that_are_stated() {
         let config = read(json!({})).expect("a model");
         assert_eq!((config.num_key_value_heads, config.head_dim), (4, 16));
-        assert_eq!((config.rope.theta, config.rms_norm_eps), (10_000.0, 1e-6));
-        assert_eq!((config.max_position_embeddings, config.initializer_range), (2048, 0.02));
-        assert_eq!((config.tie_word_embeddings, config.pad_token_id), (false, None));
-        assert_eq!(config.rope.scaling, RopeScaling::Default);
-        let all = DecoderConfig::from_json("{}").expect("Llama 2 7B");
-        assert_eq!(
-            (all.vocab_size, all.hidden_size, all.intermediate_size),
-            (32_000, 4096, 11_008)
-        );
-        assert_eq!((all.num_hidden_layers, all.num_attention_heads, all.head_dim), (32, 32, 128));
     }
 
     /// Reads the windows of a model, by layer.
@@ -629,22 +637,6 @@ mod tests {
         let types = json!(["attention", "sliding_attention"]);
         let gemma2 = json!({ "model_type": "gemma2", "layer_types": types, "sliding_window": 3 });
         assert_eq!(windows(gemma2), [None, Some(3)]);
-    }
-
-    #[test]
-    fn defaults_are_those_of_each_family() {
-        let sizes = |model_type: &str| {
-            let text = json!({ "model_type": model_type }).to_string();
-            let config = DecoderConfig::from_json(&text).expect("a model");
-            let heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim];
-            (config.vocab_size, config.intermediate_size, heads, config.pad_token_id)
-        };
-        assert_eq!(sizes("mistral"), (32_000, 14_336, [32, 8, 128], None));
-        assert_eq!(sizes("qwen2"), (151_936, 22_016, [32, 32, 128], None));
-        assert_eq!(sizes("qwen3"), (151_936, 22_016, [32, 32, 128], None));
-        assert_eq!(sizes("gemma2"), (256_000, 9216, [8, 4, 256], Some(0)));
-        assert_eq!(sizes("phi3"), (32_064, 8192, [32, 32, 96], Some(32_000)));
-        assert_eq!(sizes("olmo2"), (50_304, 11_008, [32, 32, 128], Some(1)));
     }
 
     /// As in transformers, an odd number of elements is rounded up to pairs.
@@ -730,9 +722,73 @@ mod tests {
             "output_attentions": false, "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
             "pruned_heads": {}, "id2label": { "0": "LABEL_0" }, "temperature": 0.7,
             "rope_parameters": {}, "quantization_config": null, "num_key_value_heads": null,
-            "head_dim": null,
+            "head_dim": null, "tie_last_hidden_states": true,
         });
         assert_eq!(read(harmless).expect("a model"), read(json!({})).expect("a model"));
+    }
+
+    #[test]
+    fn an_unknown_key_whose_value_is_null_counts_as_absent() {
+        let config = read(json!({ "sliding_window": null, "rope_scaling": { "beta_fast": null } }));
+        assert_eq!(config.expect("a model"), read(json!({})).expect("a model"));
+    }
+
+    /// The code that `auto_map` names is not beside an export.
+    #[test]
+    fn an_export_names_no_code() {
+        let map = json!({ "AutoConfig": "configuration_phi3.Phi3Config" });
+        let phi3 = json!({
+            "model_type": "phi3", "pad_token_id": 0, "auto_map": map, "torch_dtype": "bfloat16"
+        });
+        let written = read(phi3).expect("a model").to_json();
+        assert_eq!((written.get("auto_map"), written.get("torch_dtype")), (None, None));
+        assert_eq!(written["dtype"], "float32");
+    }
+
+    #[test]
+    fn position_embeddings_of_layers_that_the_model_lacks_are_left_out() {
+        let ropes = |has: &[usize]| {
+            let config = read(json!({
+                "model_type": "smollm3", "pad_token_id": 0, "no_rope_layers": has,
+                "num_key_value_heads": 4
+            }))?;
+            Ok::<_, String>(config.layers.iter().map(|layer| layer.rope).collect::<Vec<_>>())
+        };
+        assert_eq!(ropes(&[0, 1, 0, 0]).expect("a model"), [false, true]);
+        assert_eq!(ropes(&[1, 0]).expect("a model"), [true, false]);
+        let refused = ropes(&[1]).expect_err("a layer without an entry");
+        assert!(refused.contains("no_rope_layers has 1 entries"), "{refused}");
+    }
+
+    /// A file may have megabytes in a name or a value, or characters that end a line.
+    #[test]
+    fn a_refusal_is_one_short_line() {
+        let huge = "x\n".repeat(1 << 20);
+        let twice = json!(huge).to_string();
+        let twice = format!("{{{twice}: 1, {twice}: 2}}");
+        let twice = DecoderConfig::from_json(&twice).expect_err("no model").to_string();
+        assert!(twice.contains("...` is there twice at line 1 column "), "{}", twice.len());
+        let refused = [
+            json!({ "model_type": huge }),
+            json!({ huge.clone(): 1 }),
+            json!({ "rope_scaling": { huge.clone(): 1 } }),
+            json!({ "hidden_size": huge }),
+            json!({ "hidden_act": huge }),
+            json!({ "dtype": huge }),
+            json!({ "dtype": huge, "torch_dtype": "float32" }),
+            json!({ "architectures": [huge] }),
+            json!({ "torchscript": huge }),
+            json!({ "quantization_config": { huge.clone(): 1 } }),
+            json!({ "rope_scaling": { "type": huge } }),
+            json!({ "rope_scaling": { "type": huge, "rope_type": "default" } }),
+            json!({ "model_type": "qwen2", "layer_types": [huge, huge] }),
+            json!({ "rope_theta": -1e308 }),
+        ];
+        let refused = refused.into_iter().map(|changes| read(changes).expect_err("no model"));
+        for line in refused.chain([twice]) {
+            assert!(line.len() < 350 && line.contains("..."), "{} bytes", line.len());
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
     }
 
     #[test]
@@ -851,6 +907,14 @@ mod tests {
                 json!({ "rope_parameters": { "rope_type": "linear", "factor": -1 } }),
                 "factor of rope_scaling is -1: it must be above 0",
             ),
+            (
+                // transformers cannot run it, although no layer has the window.
+                json!({
+                    "model_type": "gemma2", "sliding_window": null,
+                    "layer_types": ["full_attention", "full_attention"]
+                }),
+                "sliding_window: invalid type: null, expected usize",
+            ),
             (json!({ "hidden_size": null }), "hidden_size: invalid type: null, expected usize"),
             (json!({ "rope_theta": null }), "rope_theta: invalid type: null, expected f64"),
             (
@@ -860,11 +924,15 @@ mod tests {
         ] {
             assert_eq!(read(changes).expect_err("another model"), said);
         }
-        let refused = read(json!({ "model_type": "mixtral" })).expect_err("another family");
-        assert!(refused.starts_with("model_type is mixtral: only llama, mistral, "), "{refused}");
+        for (model_type, value) in [(json!("mixtral"), "mixtral"), (json!(null), "missing")] {
+            let refused = read(json!({ "model_type": model_type })).expect_err("another family");
+            let said = format!("model_type is {value}: only llama, mistral, ");
+            assert!(refused.starts_with(&said), "{refused}");
+        }
         for (text, said) in [
             ("", "EOF while parsing a value at line 1 column 0"),
             ("[]", "it is no JSON object"),
+            ("{}", "model_type is missing: only llama, mistral, "),
             (r#"{"vocab_size": 8, "vocab_size": 8}"#, "`vocab_size` is there twice at line"),
             (r#"{"rope_scaling": {"type": "x", "type": "y"}}"#, "`type` is there twice at line"),
         ] {
@@ -926,8 +994,15 @@ mod tests {
                 json!({
                     "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]
                 }),
-                "layer 1 has sliding_attention, and there is no sliding_window, \
-                 or use_sliding_window is false",
+                "layer 1 has sliding_attention, and use_sliding_window is false",
+            ),
+            (
+                json!({
+                    "model_type": "smollm3", "pad_token_id": 0, "num_key_value_heads": 4,
+                    "use_sliding_window": true,
+                    "layer_types": ["full_attention", "sliding_attention"]
+                }),
+                "layer 1 has sliding_attention, and there is no sliding_window",
             ),
             (
                 json!({ "dtype": "float32", "torch_dtype": "bfloat16" }),

@@ -32,9 +32,9 @@ pub(super) struct Family {
     pub(super) model_type: &'static str,
     /// Its entry of `architectures`.
     pub(super) architecture: &'static str,
-    /// Keys that only some families have. The keys of all families are in
+    /// Tables of keys that only some families have. The keys of all families are in
     /// [`COMMON`](super::config::keys::COMMON).
-    pub(super) keys: Table,
+    pub(super) keys: &'static [Table],
     /// Values of absent keys.
     pub(super) defaults: Defaults,
     pub(super) rotation: Rotation,
@@ -84,17 +84,69 @@ impl Family {
     /// Returns the family with this `model_type`.
     ///
     /// # Errors
-    /// [`ConfigError::Unsupported`], which names the families that exist.
-    pub(super) fn of(model_type: &str) -> Result<&'static Self, ConfigError> {
-        let is = |family: &&&Self| family.model_type == model_type;
+    /// [`ConfigError::Unsupported`], which names the families that exist, also if a file states
+    /// none.
+    pub(super) fn of(model_type: Option<String>) -> Result<&'static Self, ConfigError> {
+        let model_type = model_type.as_deref();
+        let is = |family: &&&Self| model_type == Some(family.model_type);
         FAMILIES.iter().find(is).copied().ok_or_else(|| {
             let names: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
             let (last, others) = names.split_last().expect("there are families");
             ConfigError::Unsupported {
                 name: "model_type".to_owned(),
-                value: model_type.escape_debug().to_string(),
+                value: model_type.unwrap_or("missing").escape_debug().to_string(),
                 supported: format!("{} or {last}", others.join(", ")),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// A config as transformers has it when a file has these keys alone.
+    #[derive(Deserialize)]
+    struct Golden {
+        stated: Map<String, Value>,
+        read: Map<String, Value>,
+    }
+
+    /// `golden_decoders/generate.py` writes the file.
+    #[test]
+    fn absent_keys_have_the_values_of_transformers() {
+        let text = include_str!("../../tests/golden_decoders/defaults.json");
+        let goldens: Vec<Golden> = serde_json::from_str(text).expect("a list");
+        let read =
+            |object| DecoderConfig::from_json(&Value::Object(object).to_string()).expect("a model");
+        for family in FAMILIES {
+            let plain = json!({ "model_type": family.model_type });
+            let is_plain = |golden: &Golden| plain == Value::Object(golden.stated.clone());
+            assert!(goldens.iter().any(is_plain), "{plain}");
+        }
+        for Golden { stated, read: all } in goldens {
+            // A key that transformers had no value for would be compared with itself.
+            for key in [
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "max_position_embeddings",
+                "rms_norm_eps",
+                "rope_parameters",
+                "tie_word_embeddings",
+                "pad_token_id",
+                "initializer_range",
+            ] {
+                assert!(all.contains_key(key), "{key}");
+            }
+            let name = Value::Object(stated.clone());
+            assert_eq!(read(stated), read(all), "{name}");
+        }
     }
 }

@@ -20,14 +20,14 @@ pub struct Lora {
 }
 
 impl Lora {
-    /// Adapters of this rank, with an alpha of 8.
+    /// Returns adapters of this rank, with an alpha of 8.
     #[must_use]
     pub fn of_rank(rank: usize) -> Self {
         Self { rank, alpha: 8.0 }
     }
 }
 
-/// Whether a parameter is of an adapter.
+/// Returns whether a parameter belongs to an adapter.
 pub(super) fn is_adapter(parameter: &str) -> bool {
     ADAPTER.iter().any(|matrix| parameter.ends_with(&format!(".{matrix}.weight")))
 }
@@ -60,7 +60,8 @@ impl Linear {
     /// The errors of `vb`.
     pub fn load(
         vb: VarBuilder<'_>,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         config: &DecoderConfig,
     ) -> Result<Self> {
         Ok(Self::new(vb.get_with_hints((outputs, inputs), "weight", config.init())?))
@@ -72,11 +73,13 @@ impl Linear {
     /// The errors of `vb`.
     pub fn load_adapted(
         vb: VarBuilder<'_>,
-        sizes: (usize, usize),
+        inputs: usize,
+        outputs: usize,
         config: &DecoderConfig,
     ) -> Result<Self> {
-        let adapter = config.lora.map(|lora| Adapter::load(&vb, sizes, lora)).transpose()?;
-        Ok(Self { adapter, ..Self::load(vb, sizes, config)? })
+        let adapter = |lora| Adapter::load(&vb, inputs, outputs, lora);
+        let adapter = config.lora.map(adapter).transpose()?;
+        Ok(Self { adapter, ..Self::load(vb, inputs, outputs, config)? })
     }
 
     /// Reads `bias`, which starts at 0.
@@ -91,11 +94,8 @@ impl Linear {
 }
 
 impl Adapter {
-    fn load(
-        vb: &VarBuilder<'_>,
-        (inputs, outputs): (usize, usize),
-        Lora { rank, alpha }: Lora,
-    ) -> Result<Self> {
+    fn load(vb: &VarBuilder<'_>, inputs: usize, outputs: usize, lora: Lora) -> Result<Self> {
+        let Lora { rank, alpha } = lora;
         let [a, b] = ADAPTER.map(|matrix| vb.pp(matrix));
         // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between
         // the roots of 1 / inputs.

@@ -28,18 +28,18 @@ impl Mlp {
     /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
         let (size, inner) = (config.hidden_size, config.intermediate_size);
-        let linear = |name, sizes| {
-            let linear = Linear::load(vb.pp(name), sizes, config)?;
+        let linear = |name, inputs, outputs| {
+            let linear = Linear::load(vb.pp(name), inputs, outputs, config)?;
             if config.biases.mlp { linear.with_bias(&vb.pp(name)) } else { Ok(linear) }
         };
         let gate_up = match config.packing {
             Packing::Separate => GateUp::Separate([
-                linear("gate_proj", (size, inner))?,
-                linear("up_proj", (size, inner))?,
+                linear("gate_proj", size, inner)?,
+                linear("up_proj", size, inner)?,
             ]),
-            Packing::Packed => GateUp::Packed(linear("gate_up_proj", (size, 2 * inner))?),
+            Packing::Packed => GateUp::Packed(linear("gate_up_proj", size, 2 * inner)?),
         };
-        let down_proj = linear("down_proj", (inner, size))?;
+        let down_proj = linear("down_proj", inner, size)?;
         Ok(Self { gate_up, activation: config.activation, down_proj })
     }
 }

@@ -9,7 +9,7 @@ use hsdp::DType;
 use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk};
 use hsdp::checkpoint::{Folder, Import};
 
-use super::config::{ConfigError, ConfigFile, DecoderConfig, keys, padding_row};
+use super::config::{ConfigError, ConfigFile, DecoderConfig, keys, padding_row, shown};
 use super::model::Decoder;
 use hsdp_candle::Error as AdapterError;
 
@@ -35,7 +35,8 @@ const MOST_BYTES: u64 = 4 << 20;
 /// Elements of a tied pair that are compared at a time.
 const BLOCK: usize = 1 << 16;
 
-/// A folder of transformers with a decoder. Its config, its tensors and the files beside them agree.
+/// A folder of transformers with a decoder. Its config, its tensors and the files beside them
+/// agree.
 ///
 /// ```no_run
 /// # use hsdp::prelude::*;
@@ -226,6 +227,7 @@ fn check_generation(folder: &Path, config: &DecoderConfig) -> Option<String> {
     let (row, token) = (config.pad_token_id?, json.get("pad_token_id")?);
     let other = token.as_i64().and_then(|token| padding_row(token, config.vocab_size).ok());
     (!token.is_null() && other != Some(row)).then(|| {
+        let token = shown(token);
         format!("pad_token_id is {token} in {GENERATION}, and {row} in {CONFIG}: {row} is used")
     })
 }

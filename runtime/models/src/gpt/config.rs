@@ -48,7 +48,8 @@ pub enum ConfigError {
 }
 
 impl GptConfig {
-    /// The largest `vocab`, `context`, `width` and `heads`, 2^24: the elements of a block of the largest sizes fit 64 bits.
+    /// The largest `vocab`, `context`, `width` and `heads`, 2^24: the elements of a block of the
+    /// largest sizes fit 64 bits.
     pub const MAX_SIZE: usize = 1 << 24;
 
     /// The most blocks: a description of more would take long to plan.

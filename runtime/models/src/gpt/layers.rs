@@ -1,4 +1,5 @@
-//! The layers of a GPT that have parameters, and attention. Norms, softmax and the loss compute in f32, whatever the parameters are.
+//! The layers of a GPT that have parameters, and attention. Norms, softmax and the loss compute in
+//! f32, whatever the parameters are.
 
 use candle_core::{Result, Tensor};
 

@@ -30,14 +30,15 @@ pub fn sample(gpt: &Gpt, units: &dyn Units, prompt: &[u32], draw: Draw) -> Resul
 pub struct Draw {
     /// The number of tokens to draw.
     pub count: usize,
-    /// Logits are divided by it: below 1 makes likely tokens likelier, above 1 unlikely ones. With 0 each token is the likeliest.
+    /// Logits are divided by it: below 1 makes likely tokens likelier, above 1 unlikely ones. With
+    /// 0 each token is the likeliest.
     pub temperature: f32,
     /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// The token at which the cumulative probability passes `point`, which is in `0..1`; the likeliest where none does, because sums were
-/// rounded or the temperature is 0.
+/// The token at which the cumulative probability passes `point`, which is in `0..1`; the likeliest
+/// where none does, because sums were rounded or the temperature is 0.
 fn pick(logits: &[f32], temperature: f32, point: f32) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights = logits.iter().map(|logit| ((logit - largest) / temperature).exp());

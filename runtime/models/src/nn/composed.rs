@@ -1,4 +1,5 @@
-//! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and to compare with.
+//! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and
+//! to compare with.
 //!
 //! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end,
 //! but products of matrices are computed in the dtype of their input. The arguments are the same.
@@ -29,7 +30,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     y.reshape(dims)
 }
 
-/// As [`embedding`](super::embedding()), but ids are not checked. The gradient of a weight of 16 bits needs a copy of it in f32.
+/// As [`embedding`](super::embedding()), but ids are not checked. The gradient of a weight of 16
+/// bits needs a copy of it in f32.
 ///
 /// # Errors
 /// The errors of candle.
@@ -107,7 +109,8 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
     let (batch, queries, heads, dim) = q.dims4()?;
     let (keys, groups) = (k.dim(1)?, k.dim(2)?);
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
-    // The heads of a group stand one below the other in one product, so keys and values are not repeated.
+    // The heads of a group stand one below the other in one product, so keys and values are not
+    // repeated.
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
     let (q, scale) = match q.dtype() {
         DType::F16 => {
@@ -136,7 +139,8 @@ fn power_of_two(scale: f64) -> f64 {
 fn shares_or_zeros(products: &Tensor, scores: &Scores<'_>, mask: &Tensor) -> Result<Tensor> {
     let is_empty = mask.max_keepdim(D::Minus1)?.eq(f64::NEG_INFINITY)?;
     let all = is_empty.broadcast_as(mask.shape())?;
-    // Such a row gets a finite mask, because the gradient of a share that is not a number would not be 0.
+    // Such a row gets a finite mask, because the gradient of a share that is not a number would not
+    // be 0.
     let mask = all.where_cond(&mask.zeros_like()?, mask)?;
     let shares = softmax_of_scores(products, &Scores { mask: Mask::Additive(&mask), ..*scores })?;
     let shown = is_empty.eq(0_u8)?.to_dtype(shares.dtype())?;

@@ -20,7 +20,8 @@ pub const IGNORED: i64 = -100;
 pub struct CrossEntropy {
     /// The sum over the items that count, an f32 scalar.
     pub sum: Tensor,
-    /// The number of items that count: the weight for [`Pass::backward_sum`](hsdp_candle::Pass::backward_sum).
+    /// The number of items that count: the weight for
+    /// [`Pass::backward_sum`](hsdp_candle::Pass::backward_sum).
     pub count: u64,
 }
 
@@ -34,13 +35,15 @@ impl CrossEntropy {
     }
 }
 
-/// The sum of `-log softmax(logits)[label]`, where `logits` are `[..., vocabulary]` and `labels` `[...]`, of i64 or u32. Items whose label is
-/// `ignored` do not count: their gradient is 0, whatever their logits are.
+/// The sum of `-log softmax(logits)[label]`, where `logits` are `[..., vocabulary]` and `labels`
+/// `[...]`, of i64 or u32. Items whose label is `ignored` do not count: their gradient is 0,
+/// whatever their logits are.
 ///
 /// Copies the labels to the host. On a GPU the rest is [`composed::cross_entropy`].
 ///
 /// # Errors
-/// If the shapes do not fit, a label is neither `ignored` nor below the vocabulary's size, or a dtype is another.
+/// If the shapes do not fit, a label is neither `ignored` nor below the vocabulary's size, or a
+/// dtype is another.
 ///
 /// # Examples
 /// ```

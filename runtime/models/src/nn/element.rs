@@ -16,8 +16,8 @@ impl Element for f32 {}
 impl Element for bf16 {}
 impl Element for f16 {}
 
-/// Evaluates an expression with the element type of a dtype. Other dtypes are an error of the op; so is a freed parameter, whose
-/// storage has a dtype of its own.
+/// Evaluates an expression with the element type of a dtype. Other dtypes are an error of the op;
+/// so is a freed parameter, whose storage has a dtype of its own.
 macro_rules! with_element {
     ($dtype:expr, $op:expr, $T:ident => $result:expr) => {
         match $dtype {

@@ -10,13 +10,16 @@ use super::element::{Lent, check_dtypes, elements, wide_gradient, with_element};
 
 const NAME: &str = "embedding";
 
-/// The rows of `weight` `[rows, width]` that `ids` (u32, u8 or i64, of any shape) name: the shape of `ids`, and `width`.
+/// The rows of `weight` `[rows, width]` that `ids` (u32, u8 or i64, of any shape) name: the shape
+/// of `ids`, and `width`.
 ///
 /// The gradient of a row is the sum over its ids, in their order.
-/// On a GPU this is [`composed::embedding`], where ids are not checked: the host would wait for the device to read them.
+/// On a GPU this is [`composed::embedding`], where ids are not checked: the host would wait for the
+/// device to read them.
 ///
 /// # Errors
-/// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the weight not f32, bf16 or f16.
+/// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the
+/// weight not f32, bf16 or f16.
 pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check(ids, weight)?;
     match weight.device().is_cpu() {

@@ -1,9 +1,11 @@
 //! Exponentials that the compiler can vectorize, with the same bits on all machines.
 
-/// The least exponent: e^x of a smaller x counts as 0. The smallest normal f32 is a little below e^-87.
+/// The least exponent: e^x of a smaller x counts as 0. The smallest normal f32 is a little below
+/// e^-87.
 const LEAST: f32 = -87.0;
 
-/// 1.5 * 2^23. A small number that is added to it is rounded to an integer, which is then in the last bits of the sum.
+/// 1.5 * 2^23. A small number that is added to it is rounded to an integer, which is then in the
+/// last bits of the sum.
 const ROUNDER: f32 = 12_582_912.0;
 
 /// ln 2 in two parts; a multiple of the first by an integer below 2^15 is exact.

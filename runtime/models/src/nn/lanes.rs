@@ -1,4 +1,5 @@
-//! Sums and maxima over rows, in an order that the compiler can vectorize: sixteen in turn, which are then combined.
+//! Sums and maxima over rows, in an order that the compiler can vectorize: sixteen in turn, which
+//! are then combined.
 
 const LANES: usize = 16;
 

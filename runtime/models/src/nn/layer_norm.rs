@@ -12,13 +12,15 @@ use super::{composed, lanes};
 
 const NAME: &str = "layer_norm";
 
-/// Normalizes the last dim of `x` to mean 0 and variance 1, then multiplies it by `weight` and adds `bias`. The divisor is
-/// `sqrt(variance + eps)`, with the variance of all elements, not of a sample.
+/// Normalizes the last dim of `x` to mean 0 and variance 1, then multiplies it by `weight` and adds
+/// `bias`. The divisor is `sqrt(variance + eps)`, with the variance of all elements, not of a
+/// sample.
 ///
 /// On a GPU this is [`composed::layer_norm`].
 ///
 /// # Errors
-/// If `weight` or `bias` is not of one dim as long as the last of `x`, or a dtype is not f32, bf16 or f16.
+/// If `weight` or `bias` is not of one dim as long as the last of `x`, or a dtype is not f32, bf16
+/// or f16.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     check_dtypes(NAME, &[x, weight, bias])?;
     check_weight(NAME, x, ("weight", weight))?;

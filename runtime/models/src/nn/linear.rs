@@ -10,10 +10,11 @@ use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
 
-/// `x W^T + b` on the last dim of `x`, with a weight `[outputs, inputs]` and perhaps a bias `[outputs]`.
+/// `x W^T + b` on the last dim of `x`, with a weight `[outputs, inputs]` and perhaps a bias
+/// `[outputs]`.
 ///
-/// On the CPU the backward computes the gradients that candle tracks, and no others: a frozen weight costs nothing there.
-/// On a GPU this is [`composed::linear`].
+/// On the CPU the backward computes the gradients that candle tracks, and no others: a frozen
+/// weight costs nothing there. On a GPU this is [`composed::linear`].
 ///
 /// # Errors
 /// If the shapes do not fit, or a dtype is not f32, bf16 or f16.

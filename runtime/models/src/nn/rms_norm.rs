@@ -12,7 +12,8 @@ use super::{composed, lanes};
 
 const NAME: &str = "rms_norm";
 
-/// Divides the last dim of `x` by its root mean square, `sqrt(mean(x^2) + eps)`, and multiplies it by `weight`.
+/// Divides the last dim of `x` by its root mean square, `sqrt(mean(x^2) + eps)`, and multiplies it
+/// by `weight`.
 ///
 /// On a GPU this is [`composed::rms_norm`].
 ///

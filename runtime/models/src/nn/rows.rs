@@ -1,4 +1,5 @@
-//! Kernels over rows: in parallel, in f32 whatever the element type, with the same bits for any number of threads.
+//! Kernels over rows: in parallel, in f32 whatever the element type, with the same bits for any
+//! number of threads.
 
 use std::array;
 use std::ops::Range;
@@ -16,7 +17,8 @@ const CHUNK: usize = 1 << 14;
 /// The most chunks. Weights have a partial sum for each chunk.
 const MOST_CHUNKS: usize = 256;
 
-/// The length of rows of a kernel for which an element is like any other: a few of them fit the first-level cache.
+/// The length of rows of a kernel for which an element is like any other: a few of them fit the
+/// first-level cache.
 pub(super) const ANY_WIDTH: usize = 1024;
 
 /// Tensors of one shape, as rows of `width` elements. Their last row may be shorter.
@@ -26,8 +28,8 @@ pub(super) struct Rows<'a, T, const N: usize> {
 }
 
 impl<T: Element, const N: usize> Rows<'_, T, N> {
-    /// Computes `M` tensors of the shape of the inputs. `row` gets the number of a row, the row of each input, and the row of each output,
-    /// which it overwrites.
+    /// Computes `M` tensors of the shape of the inputs. `row` gets the number of a row, the row of
+    /// each input, and the row of each output, which it overwrites.
     pub(super) fn map<const M: usize>(
         &self,
         row: impl Fn(usize, [&[f32]; N], [&mut [f32]; M]) + Sync,
@@ -35,8 +37,9 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
         self.fold(|| (), |(), index, inputs, outputs| row(index, inputs, outputs)).0
     }
 
-    /// As [`map`](Self::map), with a state that `row` changes. Each chunk of rows has its own, which begins as `start`; the states come in
-    /// the order of the rows. The chunks depend on the shape alone.
+    /// As [`map`](Self::map), with a state that `row` changes. Each chunk of rows has its own,
+    /// which begins as `start`; the states come in the order of the rows. The chunks depend on the
+    /// shape alone.
     pub(super) fn fold<A: Send, const M: usize>(
         &self,
         start: impl Fn() -> A + Sync,
@@ -104,7 +107,8 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
     }
 }
 
-/// Whether threads share the work. With a pool of one thread, ranks that are threads would wait for each other there.
+/// Whether threads share the work. With a pool of one thread, ranks that are threads would wait for
+/// each other there.
 fn is_parallel(len: usize) -> bool {
     len >= 2 * CHUNK && rayon::current_num_threads() > 1
 }

@@ -292,7 +292,8 @@ fn to_shares(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// The place of the first element of a row, in the storage of a tensor whose last dim is contiguous.
+/// The place of the first element of a row, in the storage of a tensor whose last dim is
+/// contiguous.
 fn start_of_row(layout: &Layout, row: usize) -> usize {
     let leading = layout.dims().iter().zip(layout.stride()).rev().skip(1);
     let (start, _) = leading.fold((layout.start_offset(), row), |(start, rest), (dim, stride)| {

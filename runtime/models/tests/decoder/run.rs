@@ -59,7 +59,7 @@ impl Optimizers {
     }
 }
 
-/// Whether Muon has a parameter.
+/// Returns whether Muon updates a parameter.
 fn is_in_layer(param: &Param) -> bool {
     param.name.starts_with("model.layers.") && param.shape.len() == 2
 }
@@ -67,22 +67,22 @@ fn is_in_layer(param: &Param) -> bool {
 /// The numbers of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Numbers {
-    /// By step, before its update.
+    /// Losses by step, before its update.
     pub(crate) losses: Vec<f64>,
-    /// By step, before clipping.
+    /// Norms of gradients by step, before clipping.
     pub(crate) norms: Vec<f64>,
-    /// Of the first step, by parameter.
+    /// Norms of the first step's gradients, by parameter.
     pub(crate) first: BTreeMap<String, f64>,
-    /// On held-out sequences, before the first step and after the last.
+    /// Losses of held-out sequences, before the first step and after the last.
     pub(crate) held_out: [f64; 2],
 }
 
-/// The model of a folder.
+/// Returns the model of a folder.
 pub(crate) fn decoder(model: &Path) -> Decoder {
     Decoder::new(Pretrained::open(model).expect("a decoder").config().clone())
 }
 
-/// The recipe of the golden runs.
+/// Returns the optimizer of the golden runs.
 pub(crate) fn adamw(model: &ShardedModel) -> AdamW {
     let options =
         AdamWOptions { learning_rate: 2e-3, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0 };
@@ -93,7 +93,7 @@ pub(crate) fn adamw(model: &ShardedModel) -> AdamW {
 }
 
 impl Run {
-    /// The numbers, which are the same on all ranks.
+    /// Runs the steps. Returns the numbers, which are equal on all ranks.
     pub(crate) fn numbers(&self, batches: &Batches) -> Numbers {
         let ranks = hsdp::world(self.mesh.world_size(), |world| {
             self.rank(world, batches).unwrap_or_else(|error| panic!("{error}"))
@@ -125,7 +125,7 @@ impl Run {
         Ok(numbers)
     }
 
-    /// The model of the folder, with adapters if the model has them.
+    /// Imports the model of the folder, with adapters if the model has them.
     fn model(
         &self,
         world: World,
@@ -177,7 +177,7 @@ fn number(scalar: &Tensor) -> Result<f64, Error> {
     Ok(f64::from(scalar.to_scalar::<f32>()?))
 }
 
-/// The norm of each tensor.
+/// Computes the norm of each tensor.
 pub(crate) fn norms(tensors: &BTreeMap<String, Vec<f32>>) -> BTreeMap<String, f64> {
     let norm =
         |values: &Vec<f32>| values.iter().map(|it| f64::from(*it).powi(2)).sum::<f64>().sqrt();

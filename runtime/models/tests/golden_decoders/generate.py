@@ -1,4 +1,5 @@
-"""Makes the folders of `odd`: settings of families that the golden runs beside it do not have.
+"""Makes the folders of `odd`: settings of families that the golden runs beside it do not have. Also
+makes `defaults.json`: the configs that transformers reads from a few keys of each family.
 
     python3 -m pip install torch==2.15.0 transformers==5.24.0 safetensors
     python3 runtime/models/tests/golden_decoders/generate.py            # compares
@@ -140,9 +141,27 @@ def make(folder, settings, absent, changes):
     save_file(batches, folder / "batches.safetensors")
 
 
+def defaults():
+    """Returns the configs that transformers reads from a few keys of each family."""
+    families = sorted(folder.parent.name for folder in HERE.glob("*/model"))
+    stated = [{"model_type": family} for family in families]
+    stated += [keys | {"use_sliding_window": True} for keys in stated if "max_window_layers" in read(keys)]
+    return [{"stated": keys, "read": read(keys)} for keys in stated]
+
+
+def read(stated):
+    config = AutoConfig.for_model(**stated).to_dict()
+    return {key: config[key] for key in sorted(config) if key not in ("transformers_version", "id2label", "label2id")}
+
+
 if __name__ == "__main__":
+    # One line for each model.
+    lines = "[\n" + ",\n".join(json.dumps(model) for model in defaults()) + "\n]\n"
     if "--write" in sys.argv:
+        (HERE / "defaults.json").write_text(lines)
         for name, settings in MADE.items():
             make(HERE / "odd" / name, *settings)
             (HERE / "odd" / name / "expected.json").write_text(json.dumps(run(HERE / "odd" / name), indent=1) + "\n")
+    if (HERE / "defaults.json").read_text() != lines:
+        sys.exit("defaults.json differs from the configs of transformers")
     sys.exit(compare(HERE / "odd"))

@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
-use super::ConfigError;
+use super::{ConfigError, shown};
 
 /// The effect of a key.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +119,7 @@ pub(in crate::decoder) const GENERAL: Table = &[
             "return_dict",
             "return_dict_in_generate",
             "use_return_dict",
+            "tie_last_hidden_states",
         ],
     ),
     // Heads of classification, which a language model does not have.
@@ -157,7 +158,8 @@ impl<'a> Keys<'a> {
         Self { prefix, object }
     }
 
-    /// Checks that the tables know each key, and that each has a value that the model has.
+    /// Checks that the tables know each key, and that each has a value that the model has. An
+    /// unknown key whose value is null counts as absent.
     ///
     /// # Errors
     /// [`ConfigError::Unknown`] and [`ConfigError::Unsupported`].
@@ -165,6 +167,7 @@ impl<'a> Keys<'a> {
         for (key, value) in self.object {
             let mut groups = tables.iter().copied().flatten();
             match groups.find(|(_, keys)| keys.contains(&&**key)) {
+                None if value.is_null() => {}
                 None => return Err(ConfigError::Unknown { name: named(self.prefix, key) }),
                 Some((Effect::Only(supported), _)) => {
                     check(&named(self.prefix, key), value, supported)?;
@@ -273,20 +276,11 @@ fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Resul
         return Ok(());
     }
     let supported = supported.first().map_or("", |text| text.trim_matches('"')).to_owned();
-    Err(ConfigError::Unsupported { name: name.to_owned(), value: shown(value), supported })
-}
-
-/// Formats a value for an error: text without quotes, cut after 80 characters.
-fn shown(value: &Value) -> String {
-    const MOST: usize = 80;
-    let text = match value {
+    let value = match value {
         Value::String(text) => text.escape_debug().to_string(),
         other => other.to_string(),
     };
-    match text.char_indices().nth(MOST) {
-        None => text,
-        Some((end, _)) => format!("{}...", &text[..end]),
-    }
+    Err(ConfigError::Unsupported { name: name.to_owned(), value, supported })
 }
 
 /// Reads an object in which no key is there twice, at any depth.
@@ -354,7 +348,8 @@ impl<'de> Visitor<'de> for AnyValue {
         let mut object = Map::new();
         while let Some((key, Unique(value))) = entries.next_entry::<String, _>()? {
             if object.contains_key(&key) {
-                let problem = format!("`{}` is there twice", key.escape_debug());
+                let key = shown(key.escape_debug());
+                let problem = format!("`{key}` is there twice");
                 return Err(A::Error::custom(problem));
             }
             object.insert(key, value);

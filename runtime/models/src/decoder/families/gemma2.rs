@@ -9,7 +9,7 @@ use crate::decoder::config::{Biases, BlockNorms, NormScale, above_0};
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
     architecture: "Gemma2ForCausalLM",
-    keys: &[
+    keys: &[&[
         (
             Effect::Read,
             &[
@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
         (Effect::Only(&["false", "null"]), &["use_bidirectional_attention"]),
         // The cache is of generation; transformers ignores the others.
         (Effect::None, &["cache_implementation", "hidden_act", "sliding_window_size"]),
-    ],
+    ]],
     defaults: Defaults {
         vocab_size: 256_000,
         hidden_size: 2304,
@@ -59,8 +59,9 @@ pub(super) const FAMILY: Family = Family {
         config.attention_scale = 1.0 / scalar.sqrt();
         config.attention_cap = keys.or("attn_logit_softcapping", Some(50.0))?;
         config.logit_cap = keys.or("final_logit_softcapping", Some(30.0))?;
-        let window = keys.or("sliding_window", Some(4096))?;
-        config.set_windows(keys, window, |index, _| index.is_multiple_of(2))?;
+        // transformers needs a window even if no layer has it.
+        let window = keys.or("sliding_window", 4096)?;
+        config.set_windows(keys, Some(window), |index, _| index.is_multiple_of(2))?;
         config.check_division()
     },
 };

@@ -8,12 +8,12 @@ use crate::decoder::config::rope::Rotation;
 pub(super) const FAMILY: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
-    keys: &[
+    keys: &[&[
         (Effect::Read, &["attention_bias", "mlp_bias"]),
         (Effect::Only(&["false", "null"]), &["rope_interleaved"]),
         // The first cuts products of matrices into parts; transformers ignores the others.
         (Effect::None, &["pretraining_tp", "max_sequence_length", "is_llama_config"]),
-    ],
+    ]],
     defaults: DEFAULTS,
     rotation: Rotation::Scaled,
     read: |keys, config| {

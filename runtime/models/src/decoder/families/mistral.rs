@@ -7,7 +7,7 @@ use crate::decoder::config::rope::Rotation;
 pub(super) const FAMILY: Family = Family {
     model_type: "mistral",
     architecture: "MistralForCausalLM",
-    keys: &[(Effect::Read, &["sliding_window"])],
+    keys: &[&[(Effect::Read, &["sliding_window"])]],
     defaults: Defaults {
         intermediate_size: 14_336,
         num_key_value_heads: Some(8),

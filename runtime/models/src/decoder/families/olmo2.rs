@@ -8,7 +8,7 @@ use crate::decoder::config::{Biases, BlockNorms, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
     architecture: "Olmo2ForCausalLM",
-    keys: &[(Effect::Read, &["attention_bias"])],
+    keys: &[&[(Effect::Read, &["attention_bias"])]],
     defaults: Defaults {
         vocab_size: 50_304,
         rms_norm_eps: 1e-5,

@@ -9,7 +9,7 @@ use crate::decoder::config::rope::Rotation;
 pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
     architecture: "Phi3ForCausalLM",
-    keys: &[
+    keys: &[&[
         (Effect::Read, &["sliding_window"]),
         (Effect::Only(&["0"]), &["resid_pdrop", "embd_pdrop"]),
         (Effect::Only(&["false", "null"]), &["attention_bias", "mlp_bias", "lm_head_bias"]),
@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
         (Effect::None, &["original_max_position_embeddings"]),
         // It names code that transformers does not run for this family.
         (Effect::None, &["auto_map"]),
-    ],
+    ]],
     defaults: Defaults {
         vocab_size: 32_064,
         hidden_size: 3072,

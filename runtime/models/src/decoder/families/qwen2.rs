@@ -9,7 +9,7 @@ use crate::decoder::config::{Biases, ConfigError, DecoderConfig};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",
-    keys: WINDOWS,
+    keys: &[WINDOWS],
     defaults: QWEN,
     rotation: Rotation::Scaled,
     read: |keys, config| {

@@ -9,7 +9,7 @@ use crate::decoder::config::{Biases, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",
-    keys: &[WINDOWS[0], WINDOWS[1], (Effect::Read, &["attention_bias"])],
+    keys: &[WINDOWS, &[(Effect::Read, &["attention_bias"])]],
     defaults: Defaults { head_dim: Some(128), ..QWEN },
     rotation: Rotation::Scaled,
     read: |keys, config| {

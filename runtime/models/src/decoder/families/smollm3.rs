@@ -3,12 +3,12 @@
 use super::{DEFAULTS, Defaults, Family};
 use crate::decoder::config::keys::{Effect, Keys};
 use crate::decoder::config::rope::Rotation;
-use crate::decoder::config::{Biases, ConfigError, DecoderConfig};
+use crate::decoder::config::{Biases, ConfigError, DecoderConfig, wrong};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
     architecture: "SmolLM3ForCausalLM",
-    keys: &[
+    keys: &[&[
         (
             Effect::Read,
             &[
@@ -23,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
         ),
         // transformers ignores them.
         (Effect::None, &["max_window_layers", "pretraining_tp"]),
-    ],
+    ]],
     defaults: Defaults {
         vocab_size: 128_256,
         hidden_size: 2048,
@@ -56,12 +56,12 @@ fn read_rope(keys: &Keys<'_>, config: &mut DecoderConfig) -> Result<(), ConfigEr
     let has_rope: Vec<bool> = match keys.optional::<Vec<usize>>("no_rope_layers")? {
         Some(stated) => stated.into_iter().map(|has| has != 0).collect(),
         None if interval == 0 => {
-            let (name, must) = ("no_rope_layer_interval", "above 0".to_owned());
-            return Err(ConfigError::Size { name, value: interval.to_string(), must });
+            return wrong("no_rope_layer_interval", interval, "above 0".to_owned());
         }
         None => (1..=config.layers.len()).map(|layer| !layer.is_multiple_of(interval)).collect(),
     };
-    if has_rope.len() != config.layers.len() {
+    // transformers ignores entries behind the layers.
+    if has_rope.len() < config.layers.len() {
         return Err(ConfigError::Contradiction {
             first: format!("num_hidden_layers is {}", config.layers.len()),
             second: format!("no_rope_layers has {} entries", has_rope.len()),

@@ -7,10 +7,12 @@ use hsdp_kernels::{Fold, Matrix, Threads, matmul, vectorized};
 use super::place::Sizes;
 use crate::nn::scores::{Kernel, shown};
 
-/// The queries of a block. With a thousand keys, two blocks of scores fit in the second-level cache.
+/// The queries of a block. With a thousand keys, two blocks of scores fit in the second-level
+/// cache.
 pub(crate) const BLOCK: usize = 64;
 
-/// The gradients of queries, keys and values, each as the group reads it; `None` if candle does not track it.
+/// The gradients of queries, keys and values, each as the group reads it; `None` if candle does not
+/// track it.
 pub(super) type Gradients = [Option<Vec<f32>>; 3];
 
 /// The heads that one key-value head serves, in one sequence.

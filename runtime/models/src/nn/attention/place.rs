@@ -89,7 +89,8 @@ impl Places {
     }
 }
 
-/// The places of the heads of a tensor, of which `shared` that follow one another belong to a group.
+/// The places of the heads of a tensor, of which `shared` that follow one another belong to a
+/// group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     start: usize,
