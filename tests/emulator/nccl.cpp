@@ -136,6 +136,8 @@ struct Comm {
     int size = 0, rank = -1;
     std::atomic<int> state{IN_PROGRESS};
     std::atomic<bool> is_aborted{false};
+    // Held while memory of the caller is read or written, which an abort waits for.
+    std::mutex copying;
     std::uint64_t issued = 0, split = 0;
     std::atomic<std::uint64_t> done{0};
 
@@ -240,7 +242,11 @@ void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
     const Wanted::Asked& of = wanted.asked;
     std::size_t parts = of.kind == Kind::ReduceScatter ? comm->size : 1;
     std::string own((const char*)&of, sizeof of);
-    own.append((const char*)wanted.from, parts * of.count * bytes_of(of.dtype));
+    {
+        std::lock_guard copying(comm->copying);
+        if (comm->is_aborted) return;
+        own.append((const char*)wanted.from, parts * of.count * bytes_of(of.dtype));
+    }
     auto all = comm->exchange("meeting", number, own);
     for (auto& brought : all) {
         // Who disagrees hangs.
@@ -249,7 +255,8 @@ void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
     }
     if (!comm->is_aborted && !all.empty()) {
         std::string result = output(*comm, of, all);
-        std::memcpy(wanted.to, result.data(), result.size());
+        std::lock_guard copying(comm->copying);
+        if (!comm->is_aborted) std::memcpy(wanted.to, result.data(), result.size());
     }
     // All have come to this one, and so have gone from the one before.
     if (number > 0 && !all.empty()) board().forget(comm->called("meeting", number - 1, comm->rank));
@@ -382,6 +389,8 @@ int ncclCommDestroy(void* handle) {
 int ncclCommAbort(void* handle) {
     Handle comm = *(Handle*)handle;
     comm->is_aborted = true;
+    // The caller frees the memory of calls next.
+    { std::lock_guard copying(comm->copying); }
     note_free();
     delete (Handle*)handle;
     return SUCCESS;
