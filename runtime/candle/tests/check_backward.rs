@@ -114,7 +114,7 @@ fn detached_and_unused_parameters_are_found() {
         "{said}"
     );
     assert_eq!(names(error), ["b.weight", "pooler.weight"]);
-    // Those that an op of candle rounds.
+    // Values that an op of candle rounds.
     let rounded = |vb: VarBuilder<'_>| linear_no_bias(4, 4, vb.pp("a"))?.forward(&input())?.round();
     let error = record(rounded).expect("a model").check_backward(rounded).expect_err("a cut");
     assert_eq!(names(error), ["a.weight"]);

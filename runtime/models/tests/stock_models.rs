@@ -106,7 +106,7 @@ struct Row {
     measured: std::result::Result<(), Error>,
     /// Names of all parameters.
     parameters: Vec<String>,
-    /// Parameters that have a gradient, some elements of which it does not reach.
+    /// Parameters whose gradient does not reach all of their elements.
     partly: Vec<String>,
     cuts: &'static [Cut],
 }

@@ -28,7 +28,7 @@ use crate::{Error, WorkCost};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Computation {
     units: Vec<UnitShapes>,
-    /// By unit: whether it has the shapes of the unit before it, and so its costs.
+    /// Whether each unit has the shapes of the unit before it, and so its costs.
     repeats: Vec<bool>,
     /// The products with aliases of matrices, such as a tied head. They follow the last unit in the forward.
     tied: Vec<Tied>,

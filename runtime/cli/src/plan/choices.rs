@@ -87,7 +87,7 @@ impl Choices {
     /// gathered in 16 bits.
     ///
     /// # Errors
-    /// Those of [`Model::find`].
+    /// The errors of [`Model::find`].
     pub(crate) fn model(&self, device: Device) -> Result<Model, String> {
         let is_stored = device == Device::Cpu && self.param_dtype != DType::F32;
         let frozen_in = is_stored.then_some(self.param_dtype);

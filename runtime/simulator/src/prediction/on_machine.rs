@@ -87,7 +87,7 @@ pub(crate) struct OnMachine<'a> {
     loss: WorkCost,
     norm: WorkCost,
     update: WorkCost,
-    /// By collective, its last cost with its bytes and its shape. Units that follow each other are
+    /// Last cost of each collective, with its bytes and its shape. Units that follow each other are
     /// often alike.
     last: [Cell<Option<(u64, usize, OperationCost)>>; 4],
 }
@@ -250,7 +250,7 @@ impl Sizes {
     /// Returns the sizes of a plan with a part of the model in the host's memory.
     ///
     /// # Errors
-    /// Those of [`check_update`].
+    /// The errors of [`check_update`].
     pub(super) fn of(plan: &Plan, offload: Offload) -> Result<Self, Error> {
         check_update(plan)?;
         let of_unit = |unit: UnitId| {

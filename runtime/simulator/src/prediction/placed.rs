@@ -10,10 +10,10 @@ use super::{Groups, OnMachine, Workload, checked, placement};
 use crate::simulation::{Orders, simulate_among};
 use crate::{Batch, Computation, Error, Machine, Time};
 
-/// The most ranks of all meshes together: placing them takes a second.
+/// Maximum number of ranks of all meshes together. They are placed in a second.
 const MOST_RANKS: u64 = 10_000_000;
 
-/// The most units of all steps to which numbers are fitted. A fit simulates them up to 2,500 times.
+/// Maximum number of units in the steps of a fit, which simulates them up to 2,500 times.
 const MOST_UNITS_OF_FIT: u64 = 500_000;
 
 /// Places steps on the ranks of a machine. Steps on the same mesh share their groups.

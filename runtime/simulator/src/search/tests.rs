@@ -103,8 +103,8 @@ fn the_estimate_of_a_space_is_the_work_that_is_done() {
     }
 }
 
-/// What a simulation takes from the budget grows with the actions that it does, whatever the number
-/// of units and of kinds of ranks.
+/// The budget pays for a simulation in proportion to its actions, whatever the number of units and
+/// of kinds of ranks.
 #[test]
 fn a_simulation_costs_the_budget_what_it_does() {
     let mut of_each = Vec::new();

@@ -89,8 +89,7 @@ impl Places {
     }
 }
 
-/// The places of the heads of a tensor, of which `shared` that follow one another belong to a
-/// group.
+/// Places of the heads of a tensor. Each `shared` heads that follow one another belong to a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     start: usize,
