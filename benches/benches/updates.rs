@@ -20,7 +20,7 @@ use hsdp::{
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
-use hsdp_program::{Failure, print};
+use hsdp_train::{Failure, print};
 
 /// Measures an update by each optimizer.
 #[derive(Clone, Debug, Parser)]

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use hsdp_program::Failure;
-use hsdp_program::file::Output;
+use hsdp_train::Failure;
+use hsdp_train::file::Output;
 
 /// The file of a picture, if one is wanted. It is checked before the measurement.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hsdp::Mesh;
-use hsdp_program::{Failure, Warnings, command_line, threads};
+use hsdp_train::{Failure, Warnings, command_line, threads};
 
 /// Reads the command line, and calls `measure` with its options. Warnings of the libraries are lines on stderr.
 ///
@@ -13,7 +13,7 @@ use hsdp_program::{Failure, Warnings, command_line, threads};
 pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCode {
     let command = O::command();
     let name = command.get_name();
-    hsdp_program::run(name, || {
+    hsdp_train::program(name, || {
         let options = command_line::read()?;
         Warnings::of(name).listen().map_err(Failure::work)?;
         measure(options).map(|()| ExitCode::SUCCESS)

@@ -8,8 +8,8 @@ use hsdp::{
     DType, Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param,
     Placement, Plan, ShardedModel, Step, StepOptions, Unit, UnitId, World,
 };
-use hsdp_program::Failure;
-use hsdp_program::memory::{Need, product};
+use hsdp_train::Failure;
+use hsdp_train::memory::{Need, product};
 
 use crate::stopwatch::{Part, Stopwatch};
 

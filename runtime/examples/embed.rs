@@ -3,6 +3,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "an f32 example")]
 
 use hsdp::prelude::*;
+use std::io::Write as _;
 use std::sync::Arc;
 
 const INPUTS: usize = 4;
@@ -14,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let losses = &ranks[0];
     assert!(ranks.iter().all(|others| others == losses), "all ranks see the same losses");
     for (number, loss) in losses.iter().enumerate().step_by(50) {
-        hsdp_program::print(format_args!("step {number:3}  loss {loss:.4}"))?;
+        writeln!(std::io::stdout(), "step {number:3}  loss {loss:.4}")?;
     }
     assert!(losses.last().is_some_and(|loss| *loss < 0.05), "it learns");
     Ok(())

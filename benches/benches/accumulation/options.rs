@@ -8,8 +8,8 @@ use hsdp::{
 };
 use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
-use hsdp_program::Failure;
-use hsdp_program::memory::Limit;
+use hsdp_train::Failure;
+use hsdp_train::memory::Limit;
 
 use crate::bare::Bare;
 

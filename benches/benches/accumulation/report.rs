@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hsdp_benches::times::{least, median};
-use hsdp_program::print;
-use hsdp_program::stdout::PrintError;
+use hsdp_train::print;
+use hsdp_train::stdout::PrintError;
 
 use crate::bare::Bare;
 use crate::bytes;

@@ -20,9 +20,9 @@ use hsdp::ModelOptions;
 use hsdp_benches::program::{self, check_threads};
 use hsdp_benches::times::{least, median};
 use hsdp_checkpoint::{Disk, Store};
-use hsdp_program::memory::Limit;
-use hsdp_program::stdout::PrintError;
-use hsdp_program::{Failure, print};
+use hsdp_train::memory::Limit;
+use hsdp_train::stdout::PrintError;
+use hsdp_train::{Failure, print};
 
 use crate::measure::{Measured, Round, measure};
 use crate::options::Options;

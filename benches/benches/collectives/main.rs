@@ -30,7 +30,7 @@ mod units;
 use std::process::ExitCode;
 
 use hsdp_benches::program;
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 use crate::case::Collective;
 use crate::options::Options;

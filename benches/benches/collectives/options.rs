@@ -7,7 +7,7 @@ use clap::{Parser, ValueEnum};
 use crate::case::{Bus, Collective};
 use crate::{general, units};
 use hsdp_benches::size::{Size, duration};
-use hsdp_program::memory::{Limit, Need, TooMuch, product};
+use hsdp_train::memory::{Limit, Need, TooMuch, product};
 
 /// The size at which latency is measured: two elements of f32.
 const SMALLEST: Size = Size(8);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hsdp_program::print;
-use hsdp_program::stdout::PrintError;
+use hsdp_train::print;
+use hsdp_train::stdout::PrintError;
 
 use crate::case::{Bus, Collective};
 use crate::options::{Format, Options};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hsdp_kernels::cuda::{CudaError, Stream};
-use hsdp_program::stdout::PrintError;
+use hsdp_train::stdout::PrintError;
 
 use crate::source::Source;
 

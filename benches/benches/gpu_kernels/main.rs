@@ -59,7 +59,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 const CHECKED: usize = 20_000;
 
 fn main() -> ExitCode {
-    program::run(|options: Options| measure(&options.scaled()).map_err(hsdp_program::Failure::work))
+    program::run(|options: Options| measure(&options.scaled()).map_err(hsdp_train::Failure::work))
 }
 
 fn measure(options: &Options) -> Result<(), Failure> {

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use hsdp_benches::size::Size;
-use hsdp_program::file::create_log;
-use hsdp_program::print;
+use hsdp_train::file::create_log;
+use hsdp_train::print;
 
 use crate::case::Failure;
 use crate::options::Options;

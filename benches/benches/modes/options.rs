@@ -9,8 +9,8 @@ use hsdp::testing::SlowChannel;
 use hsdp::{Accumulation, Channel, Mesh, ModelOptions};
 use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
-use hsdp_program::Failure;
-use hsdp_program::memory::Limit;
+use hsdp_train::Failure;
+use hsdp_train::memory::Limit;
 
 /// Measures a step in each of the three accumulation modes, over memory and over artificially slow links.
 #[derive(Clone, Debug, Parser)]

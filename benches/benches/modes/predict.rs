@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hsdp::Channel;
 use hsdp::testing::SlowChannel;
-use hsdp_program::{Failure, print};
+use hsdp_train::{Failure, print};
 use hsdp_sharding::{Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
     Batch, Computation, Costs, Errors, Hints, Machine, Measurements, Members, Microbatches,

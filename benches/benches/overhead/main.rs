@@ -18,7 +18,7 @@ mod units;
 use std::process::ExitCode;
 
 use hsdp_benches::program;
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 use crate::options::{Options, Subject};
 

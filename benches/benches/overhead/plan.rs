@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use hsdp_program::{Failure, print};
+use hsdp_train::{Failure, print};
 use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 
 use crate::options::Options;

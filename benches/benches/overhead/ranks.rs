@@ -8,8 +8,8 @@ use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
-use hsdp_program::memory::Limit;
-use hsdp_program::{Failure, print};
+use hsdp_train::memory::Limit;
+use hsdp_train::{Failure, print};
 use hsdp_sharding::PlanOptions;
 
 use crate::options::Options;

@@ -7,8 +7,8 @@ use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::{Part, Per, Stopwatch};
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
-use hsdp_program::stdout::PrintError;
-use hsdp_program::{Failure, print};
+use hsdp_train::stdout::PrintError;
+use hsdp_train::{Failure, print};
 
 use crate::options::Options;
 

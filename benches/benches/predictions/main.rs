@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
-use hsdp_program::{Failure, print};
+use hsdp_train::{Failure, print};
 use hsdp_simulator::Errors;
 
 use crate::tables::{Held, cores, node};

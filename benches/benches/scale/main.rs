@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
 use hsdp_comm::Between;
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 use crate::options::Options;
 use crate::report::Report;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 use crate::steps::mesh;
 

@@ -4,7 +4,7 @@ use std::env;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 use crate::options::{Options, Subject};
 use crate::report::{Point, Report};

@@ -8,7 +8,7 @@ use hsdp_benches::times::median;
 use hsdp_comm::control::Job;
 use hsdp_comm::{Channel, Stage, Tag, WorldOptions};
 use hsdp_kernels::cuda::Device;
-use hsdp_program::{Failure, print};
+use hsdp_train::{Failure, print};
 
 use crate::options::{Options, Subject};
 use crate::steps::{mesh, of_thread, operations, run as run_steps};

@@ -1,7 +1,7 @@
 //! The printed report.
 
-use hsdp_program::print;
-use hsdp_program::stdout::PrintError;
+use hsdp_train::print;
+use hsdp_train::stdout::PrintError;
 
 use crate::options::Options;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hsdp::{Error, Mesh, ModelOptions, World};
 use hsdp_benches::steps::Steps;
 use hsdp_benches::stopwatch::Stopwatch;
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::options::Options;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hsdp::{ModelOptions, World};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_comm::{Between, WorldOptions, launch};
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 use parking_lot::Mutex;
 
 use crate::options::Options;

@@ -12,7 +12,8 @@ use candle_core::{DType, DeviceLocation, Error as CandleError};
 #[non_exhaustive]
 pub enum Error {
     /// The runtime failed: a collective failed, a step ended early, or a call came out of turn.
-    #[error(transparent)]
+    // Not transparent: a caller that knows no candle finds the runtime's error as the source.
+    #[error("{0}")]
     Runtime(#[from] hsdp::Error),
     /// candle failed.
     #[error(transparent)]

@@ -140,6 +140,7 @@
 mod builder;
 #[cfg(feature = "candle-cuda")]
 mod cuda;
+mod device;
 pub mod distributed;
 mod dtype;
 mod error;
@@ -158,6 +159,7 @@ mod variables;
 mod zeros;
 
 pub use builder::var_builder;
+pub use device::device;
 pub use dtype::candle_dtype;
 pub use error::Error;
 pub use model::{Forward, Parameters, RepeatableForward, Units};

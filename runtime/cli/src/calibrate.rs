@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hsdp_program::file::Output;
-use hsdp_program::stderr::in_one_line;
-use hsdp_program::{file, print};
+use hsdp_train::file::Output;
+use hsdp_train::stderr::in_one_line;
+use hsdp_train::{file, print};
 use hsdp_simulator::{
     AllReduceRow, Fit, Machine, Measurements, Placed, Placing, StepRow, Time, fit,
     read_all_reduces, read_steps,

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
-use hsdp_program::print;
+use hsdp_train::print;
 
 use crate::Options as Program;
 use crate::outcome::Outcome;

@@ -10,8 +10,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use hsdp_program::stderr::in_one_line;
-use hsdp_program::{print, print_json};
+use hsdp_train::stderr::in_one_line;
+use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
 use self::library::{Places, Sought};

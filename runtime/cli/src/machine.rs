@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hsdp_program::file::{self, FileError};
+use hsdp_train::file::{self, FileError};
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::Machine;
 

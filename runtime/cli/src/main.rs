@@ -42,7 +42,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hsdp_program::{Failure, Warnings, command_line};
+use hsdp_train::{Failure, Warnings, command_line};
 
 use outcome::Outcome;
 
@@ -89,7 +89,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    hsdp_program::run("hsdp", || {
+    hsdp_train::program("hsdp", || {
         let options: Options = command_line::read().map_err(Failure::input)?;
         Warnings::of("hsdp").listen().map_err(Failure::work)?;
         match options.command.run().map_err(Failure::input)? {

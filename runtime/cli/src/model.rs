@@ -7,7 +7,7 @@ mod file;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use hsdp_program::file::{FileError, read_text};
+use hsdp_train::file::{FileError, read_text};
 use hsdp_sharding::{DType, ModelSpec, Param, Unit};
 use hsdp_simulator::{Attention, Computation, Error, Hints, is_attention, is_lookup};
 

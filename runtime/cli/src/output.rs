@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hsdp_program::file::{FileError, Output, OutputFolder};
+use hsdp_train::file::{FileError, Output, OutputFolder};
 
 /// Checks a file to write, if there is one. It must be none of `inputs`, which may also be names of
 /// bundled models and machines.

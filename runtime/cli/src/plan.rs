@@ -13,7 +13,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use hsdp_program::{print, print_json};
+use hsdp_train::{print, print_json};
 use hsdp_sharding::Plan;
 
 use self::choices::Choices;

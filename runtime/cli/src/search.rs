@@ -14,7 +14,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use clap::builder::TypedValueParser as _;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_program::{number, print, print_json};
+use hsdp_train::{number, print, print_json};
 use hsdp_sharding::{ByteCount, Offload};
 use hsdp_simulator::{Machine, Search, Space};
 

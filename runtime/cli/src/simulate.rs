@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use hsdp_program::{print, print_json};
+use hsdp_train::{print, print_json};
 use hsdp_sharding::Offload;
 use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Time, Workload};
 

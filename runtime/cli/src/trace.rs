@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_comm::explain;
-use hsdp_program::stderr::in_one_line;
-use hsdp_program::{print, print_json};
+use hsdp_train::stderr::in_one_line;
+use hsdp_train::{print, print_json};
 
 use crate::outcome::Outcome;
 

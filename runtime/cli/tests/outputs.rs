@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use hsdp_program::testing::{bounded, refusal};
+use hsdp_train::testing::{bounded, refusal};
 use tempfile::TempDir;
 
 const STEPS: &str = include_str!("../../simulator/tests/a100_node_steps.csv");

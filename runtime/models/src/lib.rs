@@ -3,6 +3,7 @@
 //! - [`nn`] has layers of transformers with gradients, which candle-nn's fused layers cut.
 //! - [`decoder`] trains folders of transformers as they are: Llama, Qwen, Gemma and others.
 //! - [`gpt`] is a small GPT, for benchmarks and conformance cases.
+//! - [`text`] makes tokens and windows of a text.
 //!
 //! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole
 //! on a [`Plain`](hsdp_candle::Plain). Nothing here is known to the adapter: a model of your own
@@ -13,3 +14,4 @@
 pub mod decoder;
 pub mod gpt;
 pub mod nn;
+pub mod text;

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use hsdp_program::testing::{bounded, example, on_a_full_disk, refusal};
+use hsdp_train::testing::{bounded, example, on_a_full_disk, refusal};
 use tempfile::TempDir;
 
 /// The largest number of 64 bits.

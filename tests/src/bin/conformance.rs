@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use hsdp::{Offload, Placement};
-use hsdp_program::stdout::PrintError;
-use hsdp_program::{Failure, Warnings, command_line, print};
+use hsdp_train::stdout::PrintError;
+use hsdp_train::{Failure, Warnings, command_line, print};
 use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
@@ -53,7 +53,7 @@ struct Counts {
 }
 
 fn main() -> ExitCode {
-    hsdp_program::run("conformance", || {
+    hsdp_train::program("conformance", || {
         let arguments: Arguments = command_line::read()?;
         let warnings = Warnings::of("conformance");
         warnings.listen().map_err(Failure::work)?;

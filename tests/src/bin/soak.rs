@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hsdp::memory::CountingAllocator;
 use hsdp_comm::Between;
-use hsdp_program::{Failure, command_line, print};
+use hsdp_train::{Failure, command_line, print};
 use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 
 #[global_allocator]
@@ -36,7 +36,7 @@ fn seed(text: &str) -> Result<u64, std::num::ParseIntError> {
 }
 
 fn main() -> ExitCode {
-    hsdp_program::run("soak", || {
+    hsdp_train::program("soak", || {
         let Arguments { steps, seed, show } = command_line::read()?;
         match show {
             Some(seed) => print(Trial::of(seed, Between::default()))?,

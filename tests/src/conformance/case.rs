@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use hsdp::{DType, Mesh, ModelOptions, ModelSpec, Plan};
-use hsdp_program::memory::{Limit, Need};
-use hsdp_program::{file, threads};
+use hsdp_train::memory::{Limit, Need};
+use hsdp_train::{file, threads};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

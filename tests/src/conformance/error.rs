@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hsdp_program::file::FileError;
+use hsdp_train::file::FileError;
 
 /// A case that cannot be read. Its message is one line that begins with the file.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use hsdp_program::file;
+use hsdp_train::file;
 use safetensors::{Dtype, SafeTensors};
 
 use super::CaseError;

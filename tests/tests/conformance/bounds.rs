@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use hsdp_program::testing::{bounded, on_a_full_disk, refusal};
+use hsdp_train::testing::{bounded, on_a_full_disk, refusal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -14,7 +14,7 @@ use hsdp_comm::{
 };
 use hsdp_kernels::cuda::{Device, DeviceBuffer, Noted, Stream};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
-use hsdp_program::tell;
+use hsdp_train::tell;
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 
 use crate::Named;

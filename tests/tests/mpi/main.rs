@@ -28,7 +28,7 @@ mod training;
 use std::env;
 use std::process::ExitCode;
 
-use hsdp_program::tell;
+use hsdp_train::tell;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {

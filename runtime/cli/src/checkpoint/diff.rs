@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::Generation;
-use hsdp_program::print;
+use hsdp_train::print;
 
 use super::open;
 use crate::outcome::Outcome;

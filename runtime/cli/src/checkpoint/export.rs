@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::{Disk, Exported, Weights, export};
-use hsdp_program::print;
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::print;
+use hsdp_train::stderr::in_one_line;
 
 use super::Which;
 use crate::outcome::Outcome;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE, Store};
-use hsdp_program::stderr::in_one_line;
-use hsdp_program::{print, print_json};
+use hsdp_train::stderr::in_one_line;
+use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
 use super::{Format, MOST_TRIES, store};

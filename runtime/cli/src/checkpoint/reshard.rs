@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::{Generation, Head, Manifest, Slice, Writer};
-use hsdp_program::print;
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::print;
+use hsdp_train::stderr::in_one_line;
 
 use super::{Which, store};
 use crate::outcome::Outcome;

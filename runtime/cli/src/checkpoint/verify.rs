@@ -4,8 +4,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use clap::Args;
-use hsdp_program::print;
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::print;
+use hsdp_train::stderr::in_one_line;
 
 use super::store;
 use crate::outcome::Outcome;

@@ -57,7 +57,7 @@ const REFUSED: u8 = 2;
 /// reader may block.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     attend(options).or_else(|error| {
-        hsdp_program::tell_within("hsdp", &error, MESSAGE);
+        hsdp_train::tell_within("hsdp", &error, MESSAGE);
         Ok(Outcome::Ended(REFUSED))
     })
 }

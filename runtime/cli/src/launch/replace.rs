@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     }
     let (program, arguments) = split(&options.command)?;
     let error = Command::new(program).args(arguments).exec();
-    hsdp_program::tell("hsdp", format_args!("cannot start {}: {error}", program.display()));
+    hsdp_train::tell("hsdp", format_args!("cannot start {}: {error}", program.display()));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     Ok(Outcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use hsdp_program::{file, stderr};
+use hsdp_train::{file, stderr};
 
 use super::frame::{Stream, cost};
 use super::writer::{Files, Source, Waiting, Writer};

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_program::number::count;
+use hsdp_train::number::count;
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
 
 use super::Device;

@@ -1,7 +1,7 @@
 //! A plan as tables.
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::stderr::in_one_line;
 use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
 
 use super::Planned;

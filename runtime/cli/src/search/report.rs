@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::stderr::in_one_line;
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::{Found, Search, StatedError};
 

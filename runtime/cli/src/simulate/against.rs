@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use hsdp_program::print;
+use hsdp_train::print;
 use hsdp_simulator::{Errors, Machine, Placing, read_steps};
 
 use crate::calibrate;

@@ -1,7 +1,7 @@
 //! A simulated step as text.
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::stderr::in_one_line;
 use hsdp_simulator::{Level, RankTiming, Share};
 
 use super::Simulated;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use hsdp_program::file::{Output, OutputFolder, replace_with};
+use hsdp_train::file::{Output, OutputFolder, replace_with};
 use hsdp_simulator::{Costs, Traces, trace};
 
 use super::{Options, Simulated};

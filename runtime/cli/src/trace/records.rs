@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hsdp_comm::FlightRecord;
-use hsdp_program::file::{self, FileError};
+use hsdp_train::file::{self, FileError};
 
 /// The most bytes of a record, and of all records together: a record of 1,024 entries has some 300 KB.
 const MAX_RECORD: u64 = 64 << 20;

@@ -173,7 +173,7 @@ fn output_that_a_full_disk_takes_away_is_told_once_and_is_no_success() {
     let mut command = crate::job::command(
         &[&["launch", "--comm", "nccl", "-n", "2", "--logs", &*logs, "--"], &script[..]].concat(),
     );
-    let output = hsdp_program::testing::on_a_full_disk(&mut command).expect("the program starts");
+    let output = hsdp_train::testing::on_a_full_disk(&mut command).expect("the program starts");
     let told = String::from_utf8_lossy(&output.stderr);
     let expected = "hsdp: cannot print to stdout: No space left on device (os error 28): some output of the ranks is lost\n\
                     hsdp: 4 lines of output could not be written, and are lost\n";

@@ -1,6 +1,6 @@
 //! The failure of a rank, or of training on all ranks.
 
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 
 /// The reason for which training fails.
 #[derive(Debug, thiserror::Error)]

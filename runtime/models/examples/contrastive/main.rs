@@ -25,7 +25,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use hsdp_program::{Failure, Warnings};
+use hsdp_train::{Failure, Warnings};
 use mimalloc::MiMalloc;
 
 use self::options::Options;
@@ -35,7 +35,7 @@ use self::report::Progress;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
-    hsdp_program::run("contrastive", || run().map(|()| ExitCode::SUCCESS))
+    hsdp_train::program("contrastive", || run().map(|()| ExitCode::SUCCESS))
 }
 
 fn run() -> Result<(), Failure> {
@@ -45,5 +45,5 @@ fn run() -> Result<(), Failure> {
     warnings.listen().map_err(Failure::work)?;
     let progress = Progress::new(options.steps, &warnings)?;
     let run = train::train(&options, progress)?;
-    Ok(hsdp_program::print(report::text(&options, &run, warnings.count()))?)
+    Ok(hsdp_train::print(report::text(&options, &run, warnings.count()))?)
 }

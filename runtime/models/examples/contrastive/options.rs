@@ -2,9 +2,9 @@
 
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use hsdp_program::memory::{Limit, Need, product};
-use hsdp_program::number::count;
-use hsdp_program::{Failure, command_line, threads};
+use hsdp_train::memory::{Limit, Need, product};
+use hsdp_train::number::count;
+use hsdp_train::{Failure, command_line, threads};
 
 use super::data::{LATENT, VIEW};
 use super::model::EMBEDDING;

@@ -1,6 +1,6 @@
 //! The progress bar while training runs, and the report at its end.
 
-use hsdp_program::{Failure, Warnings};
+use hsdp_train::{Failure, Warnings};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::options::Options;

@@ -6,7 +6,7 @@ use hsdp::dist::{OnShard, Sum};
 use hsdp::prelude::*;
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Functions as _, Pairs as _, Tape, gradient_of};
-use hsdp_program::Failure;
+use hsdp_train::Failure;
 use parking_lot::Mutex;
 
 use super::data::{Pairs, partners};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hsdp_models::decoder::DecoderConfig;
 use hsdp_models::nn::IGNORED;
-use hsdp_program::{Digest, file};
+use hsdp_train::{Digest, file};
 use safetensors::{Dtype, SafeTensors};
 
 use super::data::{Place, Sequences};

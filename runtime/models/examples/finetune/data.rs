@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor};
 use hsdp::Rank;
-use hsdp_program::Digest;
+use hsdp_train::Digest;
 
 use super::batches::Batches;
 use super::text::Text;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use hsdp_candle::Recorded;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_program::file::{self, replace_at, replace_with};
-use hsdp_program::stderr::in_one_line;
+use hsdp_train::file::{self, replace_at, replace_with};
+use hsdp_train::stderr::in_one_line;
 use safetensors::{Dtype, View};
 
 use super::folder::ModelFolder;

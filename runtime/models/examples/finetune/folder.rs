@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hsdp_models::decoder::{DecoderConfig, Pretrained};
-use hsdp_program::file;
+use hsdp_train::file;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 

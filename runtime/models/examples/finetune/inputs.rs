@@ -3,7 +3,7 @@
 use hsdp::{ModelSpec, Placement, Plan, World};
 use hsdp_candle::Recorded;
 use hsdp_models::decoder::Decoder;
-use hsdp_program::memory::{Limit, Need, product};
+use hsdp_train::memory::{Limit, Need, product};
 
 use super::batches::Batches;
 use super::data::Data;

@@ -33,7 +33,7 @@ mod train;
 use std::process::ExitCode;
 
 use hsdp::memory::CountingAllocator;
-use hsdp_program::Warnings;
+use hsdp_train::Warnings;
 use mimalloc::MiMalloc;
 
 use self::inputs::Inputs;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_program::command_line;
-use hsdp_program::number::{count, learning_rate};
+use hsdp_train::command_line;
+use hsdp_train::number::{count, learning_rate};
 
 use super::shared::failure::Failure;
 use super::shared::options::{MAX_STEPS, RunOptions};

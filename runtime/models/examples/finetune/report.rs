@@ -23,7 +23,7 @@ pub(crate) fn print(inputs: &Inputs, run: &Run) -> Result<(), Failure> {
         (Some(export), Some(_)) => format!("{text}{}\n", export.in_words(inputs)),
         _ => text,
     };
-    hsdp_program::print(text).map_err(Failure::Output)
+    hsdp_train::print(text).map_err(Failure::Output)
 }
 
 fn text(inputs: &Inputs, run: &Run) -> String {

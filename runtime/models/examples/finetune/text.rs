@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hsdp_program::{Digest, file};
+use hsdp_train::{Digest, file};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;

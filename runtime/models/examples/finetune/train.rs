@@ -10,7 +10,7 @@ use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
 use hsdp::{Adafactor, ByteCount, Ema, Gradients, Lion, Muon, Shutdown, Update};
 use hsdp_candle::Pass;
-use hsdp_program::Warnings;
+use hsdp_train::Warnings;
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info_span;

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hsdp_program::Warnings;
+use hsdp_train::Warnings;
 use parking_lot::Mutex;
 use tracing::span::Id;
 use tracing::subscriber::SetGlobalDefaultError;

@@ -30,8 +30,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use hsdp::prelude::*;
 use hsdp_models::gpt::{Gpt, GptConfig};
-use hsdp_program::number::count;
-use hsdp_program::{Failure, Warnings, command_line, print};
+use hsdp_train::number::count;
+use hsdp_train::{Failure, Warnings, command_line, print};
 use mimalloc::MiMalloc;
 
 use crate::account::Account;
@@ -79,10 +79,10 @@ type Times = Vec<Duration>;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
-    hsdp_program::run("runtime_cost", || {
+    hsdp_train::program("runtime_cost", || {
         let options: Options = command_line::read()?;
         let ranks = options.mesh.world_size();
-        hsdp_program::threads::check(ranks, hsdp_program::threads::IN_EXAMPLES)
+        hsdp_train::threads::check(ranks, hsdp_train::threads::IN_EXAMPLES)
             .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", options.mesh)))?;
         run(&options).map_err(Failure::work)
     })

@@ -68,7 +68,7 @@ pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
 /// barrier forever.
 fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
     let give_up = |what: &dyn Display| -> ! {
-        hsdp_program::tell("runtime_cost", format_args!("a rank of the plain side failed: {what}"));
+        hsdp_train::tell("runtime_cost", format_args!("a rank of the plain side failed: {what}"));
         process::exit(1)
     };
     match catch_unwind(AssertUnwindSafe(rank)) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hsdp_program::file::{self, FileError};
+use hsdp_train::file::{self, FileError};
 
 use super::failure::Failure;
 

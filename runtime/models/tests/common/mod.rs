@@ -9,5 +9,5 @@ use std::process::Command;
 
 /// Returns the command that runs an example. `cargo test` builds examples along with the tests.
 pub(crate) fn example(name: &str) -> Command {
-    Command::new(hsdp_program::testing::example(name))
+    Command::new(hsdp_train::testing::example(name))
 }

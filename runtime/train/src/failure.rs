@@ -1,0 +1,196 @@
+//! The end of a program: its exit code, and one line on stderr if it fails.
+
+use std::error::Error;
+use std::fmt::{self, Display};
+use std::process::ExitCode;
+
+use hsdp::{CommError, FlightRecord, Launched, explain};
+
+use crate::command_line::CommandLineError;
+use crate::file::FileError;
+use crate::folder::LockError;
+use crate::memory::TooMuch;
+use crate::stderr::{tell, tell_with};
+
+/// The number of the signal.
+const SIGTERM: u8 = 15;
+
+/// The reason why a program fails, with the exit code that follows from it.
+///
+/// `?` converts every error. The options and files of a user ([`CommandLineError`], [`FileError`],
+/// [`LockError`], [`TooMuch`], a fault that the world cannot have) become [`Input`](Self::Input); an
+/// error that a rank most often gets because another rank gave up becomes [`Peer`](Self::Peer);
+/// every other error becomes [`Work`](Self::Work).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The command line or a file cannot be used. Exit code 2.
+    Input(String),
+    /// The work failed. Exit code 1.
+    Work(String),
+    /// A collective failed, most often because another rank gave up. Exit code 1.
+    Peer(String),
+    /// A signal has ended the run. Exit code 128 plus the number of the signal, or plus that of
+    /// SIGTERM if the signal came to another process.
+    Stopped {
+        /// The signal, if it came to this process.
+        signal: Option<u8>,
+        /// Steps that were made.
+        steps: u64,
+    },
+    /// Rank 0 reports the failure, with its exit code. Exit code 0 here: a launcher that sees
+    /// another code would end rank 0 before its report.
+    Elsewhere,
+    /// A failure, with an explanation from the last operations of the ranks.
+    Explained(Box<Self>, String),
+}
+
+impl Failure {
+    /// Returns a failure of the user's input.
+    pub fn input(problem: impl Display) -> Self {
+        Self::Input(problem.to_string())
+    }
+
+    /// Returns a failure of the work.
+    pub fn work(problem: impl Display) -> Self {
+        Self::Work(problem.to_string())
+    }
+
+    /// Returns the exit code of the program.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Input(_) => ExitCode::from(2),
+            Self::Elsewhere => ExitCode::SUCCESS,
+            Self::Explained(failure, _) => failure.exit_code(),
+            Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
+            Self::Work(_) | Self::Peer(_) => ExitCode::FAILURE,
+        }
+    }
+
+    /// Prints the failure to stderr, unless another process does. Returns the exit code.
+    pub fn tell(&self, program: &str) -> ExitCode {
+        match self {
+            Self::Elsewhere => {}
+            Self::Explained(failure, lines) => tell_with(program, failure, lines),
+            failure => tell(program, failure),
+        }
+        self.exit_code()
+    }
+
+    /// Returns the failure of a rank that trains.
+    pub(crate) fn in_training(self) -> Self {
+        let failed = |what| format!("training failed: {what}");
+        match self {
+            Self::Work(what) => Self::Work(failed(what)),
+            Self::Peer(what) => Self::Peer(failed(what)),
+            other => other,
+        }
+    }
+
+    /// Returns the same failure, with an explanation from the last operations of the ranks.
+    pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
+        match self {
+            Self::Work(_) | Self::Peer(_) if !records.is_empty() => {
+                Self::Explained(Box::new(self), explain(records).to_string())
+            }
+            other => other,
+        }
+    }
+
+    /// Returns the same failure, with the rank that a launcher has given to this process: the ranks
+    /// have not joined yet.
+    pub(crate) fn with_launched_rank(self) -> Self {
+        let launched = Launched::from_env().ok().flatten().filter(|launched| launched.size > 1);
+        match (self, launched) {
+            (Self::Input(what), Some(launched)) => {
+                Self::Input(format!("rank {}: {what}", launched.rank))
+            }
+            (failure, _) => failure,
+        }
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(what) | Self::Work(what) | Self::Peer(what) => write!(f, "{what}"),
+            Self::Elsewhere => f.write_str("rank 0 reports the failure"),
+            Self::Stopped { signal: Some(signal), steps } => {
+                write!(f, "stopped by signal {signal} after step {steps}")
+            }
+            Self::Stopped { signal: None, steps } => {
+                write!(f, "stopped by a signal to another rank after step {steps}")
+            }
+            Self::Explained(failure, _) => write!(f, "{failure}"),
+        }
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let text = error.to_string();
+        if is_input(&error) {
+            return Self::Input(text);
+        }
+        match cause(&error) {
+            Some(CommError::BadFault { .. }) => Self::Input(text),
+            Some(_) => Self::Peer(text),
+            None => Self::Work(text),
+        }
+    }
+}
+
+fn is_input(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(CommandLineError::Invalid { .. }))
+        || error.is::<FileError>()
+        || error.is::<LockError>()
+        || error.is::<TooMuch>()
+}
+
+/// Returns the error of a collective from which an error follows.
+fn cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e CommError> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(hsdp::Error::Comm(cause)) = error.downcast_ref() {
+            return Some(cause);
+        }
+        if let Some(cause) = error.downcast_ref() {
+            return Some(cause);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// Runs the work of a program without ranks. If it fails, prints a line to stderr.
+pub fn program(name: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> ExitCode {
+    work().unwrap_or_else(|failure| failure.tell(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Adapter(#[source] hsdp::Error);
+
+    fn bad_fault() -> hsdp::Error {
+        let (fault, problem) = ("rank 9".to_owned(), "there are 2 ranks".to_owned());
+        hsdp::Error::Comm(CommError::BadFault { fault, problem })
+    }
+
+    #[test]
+    fn an_error_is_classified_by_its_causes() {
+        assert!(matches!(Failure::from(bad_fault()), Failure::Input(_)));
+        assert!(matches!(Failure::from(Adapter(bad_fault())), Failure::Input(_)));
+        let carried = io::Error::other(Adapter(bad_fault()));
+        assert!(matches!(Failure::from(carried), Failure::Input(_)));
+        assert!(matches!(Failure::from(io::Error::other("a cable")), Failure::Work(_)));
+        let invalid = CommandLineError::Invalid { line: "--colour".to_owned() };
+        assert!(matches!(Failure::from(invalid), Failure::Input(_)));
+    }
+}

@@ -1,0 +1,238 @@
+//! Files that a user names: regular files, up to a length, or with lines up to a length.
+
+mod lines;
+mod output;
+
+use std::fmt;
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use crate::stderr::in_one_line;
+
+pub use self::lines::{Lines, lines};
+pub use self::output::{Output, OutputFolder, replace_at, replace_with};
+
+/// The reason why a file was not read or written. The text is one line, which begins with the path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The file is missing, or the system does not let this process read or write it.
+    #[error("{}: {source}", Shown(.path))]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// It is a directory, a device, a FIFO or a socket, from which a read may never return.
+    #[error("{}: it is {kind}; a regular file is needed", Shown(.path))]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+        /// Its kind, with an article.
+        kind: &'static str,
+    },
+    /// It is longer than the program reads.
+    #[error("{}: it has more than {most} bytes", Shown(.path))]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes that are read.
+        most: u64,
+    },
+    /// A line is longer than the program reads.
+    #[error("{}: line {number} has more than {most} bytes", Shown(.path))]
+    LongLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        number: u64,
+        /// The most bytes of a line.
+        most: u64,
+    },
+    /// It is an input of the same command.
+    #[error("{}: it is an input, {}, and would be overwritten", Shown(.path), Shown(.input))]
+    IsInput {
+        /// The file to write.
+        path: PathBuf,
+        /// The input, as it is named there.
+        input: PathBuf,
+    },
+    /// Two outputs of a command are one file or stream.
+    #[error("{}: it is named twice, and has room for one output", Shown(.path))]
+    Twice {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// It is stdout, and another program reads what the command prints there.
+    #[error("{}: it is stdout, to which another output goes", Shown(.path))]
+    IsStdout {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// A file system is mounted at it, so no other file can take its place.
+    #[error("{}: it is a mount point, which cannot be replaced", Shown(.path))]
+    IsMountPoint {
+        /// The file to write.
+        path: PathBuf,
+    },
+    /// The name of a file to write is empty.
+    #[error("the name of a file is empty")]
+    NoName,
+    /// It is not UTF-8.
+    #[error("{}: it is not UTF-8 text", Shown(.path))]
+    NotText {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads a regular file of at most `most` bytes. Nothing waits, and no more than `most` bytes are held.
+///
+/// # Errors
+/// [`FileError`]
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let file = open_regular(path)?;
+    let too_long = || FileError::TooLong { path: path.to_owned(), most };
+    if file.metadata().map_err(failed)?.len() > most {
+        return Err(too_long());
+    }
+    // The file may grow meanwhile, and the files of /proc have no length.
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// As [`read`], for UTF-8 text.
+///
+/// # Errors
+/// [`FileError`]
+pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
+    String::from_utf8(read(path, most)?).map_err(|_| FileError::NotText { path: path.to_owned() })
+}
+
+/// Reads the files with an extension in a folder and in the folders below it, in the order of their
+/// paths, as one text with a newline between two files. Hidden folders and folders named `target`
+/// are left out.
+///
+/// # Errors
+/// [`FileError`]; [`FileError::TooLong`] with the folder if the files have more than `most` bytes
+/// together.
+pub fn read_texts(folder: &Path, extension: &str, most: u64) -> Result<String, FileError> {
+    let mut files = Vec::new();
+    collect(folder, extension, &mut files)?;
+    files.sort();
+    let (mut texts, mut left) = (Vec::new(), most);
+    for path in files {
+        let text = read_text(&path, left).map_err(|error| match error {
+            FileError::TooLong { .. } => FileError::TooLong { path: folder.to_owned(), most },
+            error => error,
+        })?;
+        left = left.saturating_sub(text.len() as u64 + 1);
+        texts.push(text);
+    }
+    Ok(texts.join("\n"))
+}
+
+fn collect(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<(), FileError> {
+    let failed = |source| FileError::Io { path: folder.to_owned(), source };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(failed)?);
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if kind.is_dir() && !name.starts_with('.') && name != "target" {
+            collect(&path, extension, files)?;
+        } else if kind.is_file() && path.extension().is_some_and(|it| it == extension) {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a path at which a file cannot be written: what is there, if anything, has to be a regular file.
+fn check_writable(path: &Path) -> Result<(), FileError> {
+    match path.metadata() {
+        Ok(found) => regular(path, &found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(FileError::Io { path: path.to_owned(), source }),
+    }
+}
+
+/// Opens a regular file to read it.
+fn open_regular(path: &Path) -> Result<File, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let file = open(path, OpenOptions::new().read(true)).map_err(failed)?;
+    // This describes the opened file, so no other file can take its place after the check.
+    regular(path, &file.metadata().map_err(failed)?)?;
+    Ok(file)
+}
+
+fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {
+    if found.is_file() {
+        return Ok(());
+    }
+    Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) })
+}
+
+/// Appends to a regular file, which is made if it is missing. Does not wait for the other end of a
+/// FIFO.
+pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let mut file = open(path, OpenOptions::new().append(true).create(true)).map_err(failed)?;
+    regular(path, &file.metadata().map_err(failed)?)?;
+    file.write_all(bytes).map_err(failed)
+}
+
+/// Makes a file for lines that are written as they come, or empties the one that is there. Does not
+/// wait for the other end of a FIFO.
+///
+/// # Errors
+/// [`FileError::NotRegular`], [`FileError::Io`].
+pub fn create_log(path: &Path) -> Result<File, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    check_writable(path)?;
+    let options = &mut OpenOptions::new();
+    let file = open(path, options.write(true).create(true).truncate(false)).map_err(failed)?;
+    regular(path, &file.metadata().map_err(failed)?)?;
+    file.set_len(0).map_err(failed)?;
+    Ok(file)
+}
+
+/// Opens a file without a wait for the other end of a FIFO.
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        options,
+        (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits().cast_signed(),
+    );
+    options.open(path)
+}
+
+#[cfg(unix)]
+fn kind(of: FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt as _;
+
+    match of {
+        of if of.is_dir() => "a directory",
+        of if of.is_fifo() => "a FIFO",
+        of if of.is_char_device() || of.is_block_device() => "a device",
+        _ => "no file",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(of: FileType) -> &'static str {
+    if of.is_dir() { "a directory" } else { "no file" }
+}
+
+/// A path in one line.
+struct Shown<'a>(&'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&in_one_line(self.0.display()))
+    }
+}

@@ -1,0 +1,427 @@
+//! Files that a program writes for a user: checked before the work, and whole or absent after it.
+
+use std::fs::{self, Metadata, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Component, Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::{FileError, kind, open};
+
+/// Maximum number of links that lead from one to another.
+const MOST_LINKS: usize = 40;
+
+/// First characters of the name of a file until it is whole.
+const PREFIX: &str = ".hsdp-";
+
+/// A file that a program is going to write, at a path that was checked.
+///
+/// A regular file is written under another name in the same folder, and then takes the place of the
+/// old one. So a full disk, or an end of the program, leaves the old file as it was. A symbolic
+/// link stays, and the file that it leads to is written. The program's own stdout and stderr, as
+/// `/dev/stdout`, and `/dev/null` are written as they are.
+///
+/// ```
+/// use hsdp_train::file::Output;
+/// use std::io::Write as _;
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("plan.svg");
+/// let output = Output::check(&path, &[])?; // before the work
+/// output.write(|sink| sink.write_all(b"<svg/>"))?; // after it
+/// assert_eq!(std::fs::read(&path)?, b"<svg/>");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Output {
+    path: PathBuf,
+    target: Target,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    /// A regular file at this path, which is no link, or a place for one.
+    Regular(PathBuf),
+    Stdout,
+    Stderr,
+    /// `/dev/null`.
+    Null,
+}
+
+impl Output {
+    /// Checks that a file can be written at a path: that there is a regular file or none, that it
+    /// can be replaced, that the folder can be written, and that the file is none of `inputs`,
+    /// however it is named.
+    ///
+    /// # Errors
+    /// [`FileError`], which begins with the path.
+    pub fn check(path: &Path, inputs: &[&Path]) -> Result<Self, FileError> {
+        let failed = |source| FileError::Io { path: path.to_owned(), source };
+        if path.as_os_str().is_empty() {
+            return Err(FileError::NoName);
+        }
+        let found = match path.metadata() {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        if let Some(found) = &found {
+            refuse_inputs(path, found, inputs)?;
+        }
+        let target = match &found {
+            None => Target::Regular(resolve(path).map_err(failed)?),
+            Some(found) => match (stream(found), found.is_file()) {
+                // The shell has opened it: a file in its place would not get what the program
+                // prints.
+                (Some(stream), _) => stream,
+                (None, true) => Target::Regular(resolve(path).map_err(failed)?),
+                (None, false) if is_null(found) => Target::Null,
+                (None, false) => {
+                    let kind = kind(found.file_type());
+                    return Err(FileError::NotRegular { path: path.to_owned(), kind });
+                }
+            },
+        };
+        if let Target::Regular(target) = &target {
+            if found.is_some() {
+                // A file that is protected is not replaced.
+                open(target, OpenOptions::new().write(true)).map_err(failed)?;
+            }
+            if is_mount_point(target) {
+                return Err(FileError::IsMountPoint { path: path.to_owned() });
+            }
+            // It is removed at once.
+            temporary(target).map_err(failed)?;
+        }
+        Ok(Self { path: path.to_owned(), target })
+    }
+
+    /// Refuses a second output at the same place: the later one would replace the earlier one, or
+    /// follow it in a stream. `/dev/null` takes any number.
+    ///
+    /// # Errors
+    /// [`FileError::Twice`].
+    pub fn differs_from(&self, other: &Self) -> Result<(), FileError> {
+        match self.target == other.target && self.target != Target::Null {
+            true => Err(FileError::Twice { path: self.path.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses stdout, for a command that prints something there that another program reads.
+    ///
+    /// # Errors
+    /// [`FileError::IsStdout`].
+    pub fn differs_from_stdout(&self) -> Result<(), FileError> {
+        match self.target {
+            Target::Stdout => Err(FileError::IsStdout { path: self.path.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the path, as the user has named it.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the whole file by a closure.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]. Then the file is as it was before.
+    pub fn write(
+        &self,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), FileError> {
+        let written = match &self.target {
+            Target::Regular(target) => replace(target, |file| into(file.as_file_mut(), write)),
+            Target::Stdout => into(io::stdout().lock(), write),
+            Target::Stderr => into(io::stderr().lock(), write),
+            Target::Null => write(&mut io::sink()),
+        };
+        written.map_err(|source| FileError::Io { path: self.path.clone(), source })
+    }
+
+    /// Writes bytes as the whole file.
+    ///
+    /// # Errors
+    /// The errors of [`write`](Self::write).
+    pub fn write_all(&self, bytes: impl AsRef<[u8]>) -> Result<(), FileError> {
+        self.write(|sink| sink.write_all(bytes.as_ref()))
+    }
+}
+
+/// A folder of files that a program is going to make, at a path that was checked. It appears with
+/// all its files or not at all.
+#[derive(Debug)]
+pub struct OutputFolder {
+    path: PathBuf,
+}
+
+impl OutputFolder {
+    /// Checks that nothing is at a path, and that a folder can be made there.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]
+    pub fn check(path: &Path) -> Result<Self, FileError> {
+        let failed = |source| FileError::Io { path: path.to_owned(), source };
+        if path.as_os_str().is_empty() {
+            return Err(FileError::NoName);
+        }
+        match path.symlink_metadata() {
+            Ok(_) => return Err(failed(io::ErrorKind::AlreadyExists.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        // It is removed at once.
+        temporary_folder(path).map_err(failed)?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Refuses a file at the same path.
+    ///
+    /// # Errors
+    /// [`FileError::Twice`].
+    pub fn differs_from(&self, file: &Output) -> Result<(), FileError> {
+        let own = folder_of(&self.path).canonicalize().ok();
+        let own = own.zip(self.path.file_name()).map(|(folder, name)| folder.join(name));
+        match &file.target {
+            Target::Regular(target) if own.as_ref() == Some(target) => {
+                Err(FileError::Twice { path: self.path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the folder, with the files that a closure makes in a folder of another name.
+    ///
+    /// # Errors
+    /// [`FileError::Io`], with the path of the folder or of a file in it. Then nothing is left.
+    pub fn write(
+        &self,
+        write: impl FnOnce(&Path) -> Result<(), FileError>,
+    ) -> Result<(), FileError> {
+        let failed = |source| FileError::Io { path: self.path.clone(), source };
+        let made = temporary_folder(&self.path).map_err(failed)?;
+        write(made.path()).map_err(|error| error.within(made.path(), &self.path))?;
+        fs::rename(made.path(), &self.path).map_err(failed)?;
+        // It has another name now, and nothing is left to remove.
+        let _ = made.keep();
+        Ok(())
+    }
+}
+
+impl FileError {
+    /// Replaces the folder `from` of the error's path by the folder `to`.
+    fn within(mut self, from: &Path, to: &Path) -> Self {
+        if let Self::Io { path, .. } = &mut self
+            && let Ok(rest) = path.strip_prefix(from)
+        {
+            *path = to.join(rest);
+        }
+        self
+    }
+}
+
+/// Makes a folder beside the target, which is removed unless it is renamed. It has the permissions
+/// of any new folder.
+fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX).suffix(".tmp");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    let folder = folder_of(target);
+    folder.metadata()?;
+    // The error of tempfile names a path of its own.
+    builder.tempdir_in(folder).map_err(|error| error.kind().into())
+}
+
+/// Writes a whole file by a closure, in place of the old one: [`Output::check`] and
+/// [`Output::write`] in one.
+///
+/// # Errors
+/// [`FileError`]. Then the file is as it was before.
+pub fn replace_with(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), FileError> {
+    Output::check(path, &[])?.write(write)
+}
+
+/// Writes a whole file as [`replace_with`] does, by a closure that gets the path of an empty
+/// regular file to fill.
+///
+/// # Errors
+/// The errors of [`replace_with`], and [`FileError::NotRegular`] for a stream or a device.
+pub fn replace_at(
+    path: &Path,
+    write: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<(), FileError> {
+    let Target::Regular(target) = Output::check(path, &[])?.target else {
+        return Err(FileError::NotRegular { path: path.to_owned(), kind: "a device" });
+    };
+    replace(&target, |file| write(file.path()))
+        .map_err(|source| FileError::Io { path: path.to_owned(), source })
+}
+
+fn replace(
+    target: &Path,
+    write: impl FnOnce(&mut NamedTempFile) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = temporary(target)?;
+    if let Ok(old) = fs::metadata(target) {
+        file.as_file().set_permissions(old.permissions())?;
+    }
+    write(&mut file)?;
+    // Some file systems find a full disk only here.
+    file.as_file().sync_all()?;
+    file.persist(target)?;
+    Ok(())
+}
+
+/// Writes to a stream by a closure. A closed pipe is no error, because its reader has read enough.
+/// No regular file gives that error.
+fn into(to: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut sink = BufWriter::new(to);
+    match write(&mut sink).and_then(|()| sink.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes a file beside the target, which is removed unless it is renamed. It has the permissions of
+/// any new file.
+fn temporary(target: &Path) -> io::Result<NamedTempFile> {
+    let folder = folder_of(target);
+    if matches!(target.components().next_back(), None | Some(Component::ParentDir)) {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    // Opens it here, so that it has the permissions of any new file, and errors name no path.
+    tempfile::Builder::new()
+        .prefix(PREFIX)
+        .suffix(".tmp")
+        .make_in(folder, |path| OpenOptions::new().write(true).create_new(true).open(path))
+}
+
+/// Returns the folder of a file.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Follows symbolic links. The last one may lead to a file that does not exist.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match path.symlink_metadata() {
+            Ok(found) if found.is_symlink() => {
+                let to = fs::read_link(&path)?;
+                path = path.parent().map_or_else(|| to.clone(), |folder| folder.join(&to));
+            }
+            Ok(_) => return path.canonicalize(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(error),
+        }
+    }
+    // The folder's links are resolved as well, so that two names of one file are equal.
+    let folder = folder_of(&path);
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    Ok(folder.canonicalize()?.join(name))
+}
+
+fn refuse_inputs(path: &Path, found: &Metadata, inputs: &[&Path]) -> Result<(), FileError> {
+    let is_input = |input: &&&Path| found.is_file() && is_one(path, found, input);
+    match inputs.iter().find(is_input) {
+        Some(input) => {
+            Err(FileError::IsInput { path: path.to_owned(), input: (**input).to_owned() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns whether the file found at `path` is the one at `other`, through any links.
+#[cfg(unix)]
+fn is_one(_: &Path, found: &Metadata, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let other = other.metadata();
+    other.is_ok_and(|other| (found.dev(), found.ino()) == (other.dev(), other.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_one(path: &Path, _: &Metadata, other: &Path) -> bool {
+    match (path.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(second)) => one == second,
+        _ => false,
+    }
+}
+
+/// Returns the stream of this process that the file is, if it is one. `/dev/null` is not.
+#[cfg(unix)]
+fn stream(found: &Metadata) -> Option<Target> {
+    use std::os::fd::{AsFd as _, BorrowedFd};
+    use std::os::unix::fs::MetadataExt as _;
+
+    let is_open_as = |stream: BorrowedFd<'_>| {
+        let stream = rustix::fs::fstat(stream);
+        stream.is_ok_and(|it| (it.st_dev, it.st_ino) == (found.dev(), found.ino()))
+    };
+    if is_null(found) {
+        None
+    } else if is_open_as(io::stdout().as_fd()) {
+        Some(Target::Stdout)
+    } else if is_open_as(io::stderr().as_fd()) {
+        Some(Target::Stderr)
+    } else {
+        None
+    }
+}
+
+#[cfg(not(unix))]
+fn stream(_: &Metadata) -> Option<Target> {
+    None
+}
+
+#[cfg(unix)]
+fn is_null(found: &Metadata) -> bool {
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+
+    let null = Path::new("/dev/null").metadata();
+    found.file_type().is_char_device() && null.is_ok_and(|null| null.rdev() == found.rdev())
+}
+
+#[cfg(not(unix))]
+fn is_null(_: &Metadata) -> bool {
+    false
+}
+
+/// Returns whether a file system, or a single file of one, is mounted at a path. `false` where the
+/// kernel does not tell: Linux does from version 5.8 on.
+#[cfg(target_os = "linux")]
+fn is_mount_point(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+
+    let found = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE);
+    found.is_ok_and(|it| it.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_mount_point(_: &Path) -> bool {
+    false
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::path::Path;
+
+    use super::is_mount_point;
+
+    #[test]
+    fn a_mount_point_is_told_from_what_is_in_it() {
+        assert!(is_mount_point(Path::new("/")) && is_mount_point(Path::new("/proc")));
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        assert!(!is_mount_point(file.path()) && !is_mount_point(Path::new("/proc/version")));
+    }
+}

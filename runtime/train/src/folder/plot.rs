@@ -1,0 +1,181 @@
+//! Plots: of the loss, and of the updates of each parameter.
+
+use std::error::Error;
+use std::path::Path;
+
+use hsdp::Norms;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::failure::Failure;
+use crate::file::replace_with;
+use crate::run::StepRecord;
+use crate::stderr::in_one_line;
+
+/// Draws the loss of every step into an SVG file.
+pub(crate) fn loss(file: &Path, records: &[StepRecord], loss: &str) -> Result<(), Failure> {
+    write_svg(file, |text| draw(text, records, loss))
+}
+
+/// Draws a picture, and writes it as a whole.
+fn write_svg(
+    file: &Path,
+    draw: impl FnOnce(&mut String) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Failure> {
+    let mut text = String::new();
+    draw(&mut text)
+        .map_err(|error| Failure::work(format!("cannot draw {}: {error}", file.display())))?;
+    replace_with(file, |sink| sink.write_all(text.as_bytes())).map_err(|error| Failure::work(format!("cannot write {error}")).in_training())
+}
+
+fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box<dyn Error>> {
+    let points = || records.iter().map(|record| (record.step as f64, record.loss));
+    let highest = points().map(|(_, loss)| loss).fold(0.0, f64::max);
+    let area = SVGBackend::with_string(text, (800, 480)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(16)
+        .caption("Loss of each step", ("sans-serif", 20))
+        .x_label_area_size(40)
+        .y_label_area_size(56)
+        .build_cartesian_2d(0.0..records.len() as f64, 0.0..highest * 1.05)?;
+    chart
+        .configure_mesh()
+        .x_desc("step")
+        .y_desc(loss)
+        .x_label_formatter(&|step| format!("{step:.0}"))
+        .y_label_formatter(&|loss| format!("{loss:.1}"))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    chart.draw_series(LineSeries::new(points(), BLUE.stroke_width(2)))?;
+    area.present()?;
+    Ok(())
+}
+
+/// The pixels of names, of the cells of all steps, of the rows, and above and below them.
+const NAMES: i32 = 250;
+const CELLS: usize = 560;
+const ROW: usize = 14;
+const TOP: i32 = 64;
+const BOTTOM: i32 = 40;
+
+/// The most cells, so that a browser shows them.
+const MOST_CELLS: usize = 50_000;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// The most steps for which [`updates`] has room, with a row for each of so many parameters.
+pub(crate) fn most_columns(rows: usize) -> usize {
+    (MOST_CELLS / rows.max(1)).clamp(1, CELLS / 2)
+}
+
+/// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each of the steps.
+pub(crate) fn updates(file: &Path, steps: &[(u64, Norms)]) -> Result<(), Failure> {
+    write_svg(file, |text| draw_updates(text, steps))
+}
+
+fn draw_updates(svg: &mut String, columns: &[(u64, Norms)]) -> Result<(), Box<dyn Error>> {
+    let names: Vec<&str> = columns[0].1.iter().map(|(name, _)| name).collect();
+    let (top, edge) = (
+        |row: usize| TOP + pixels(ROW * row),
+        |column: usize| NAMES + pixels(CELLS * column / columns.len()),
+    );
+    let (right, bottom) = (edge(columns.len()), top(names.len()));
+    let size = (right.unsigned_abs() + 24, (bottom + BOTTOM).unsigned_abs());
+    let area = SVGBackend::with_string(svg, size).into_drawing_area();
+    area.fill(&WHITE)?;
+    let scale = Scale::of(columns);
+    write(
+        &area,
+        "Change of each parameter in a step, over the parameter",
+        (16, 26, 20),
+        HPos::Left,
+    )?;
+    scale.draw(&area)?;
+    for (row, name) in names.iter().enumerate() {
+        write(
+            &area,
+            &in_one_line(name),
+            (NAMES - 8, (top(row) + top(row + 1)) / 2, 11),
+            HPos::Right,
+        )?;
+    }
+    for (column, (_, ratios)) in columns.iter().enumerate() {
+        for (row, (_, ratio)) in ratios.iter().enumerate() {
+            let Some(color) = scale.color(*ratio) else { continue };
+            let corners = [(edge(column), top(row)), (edge(column + 1), top(row + 1) - 1)];
+            area.draw(&Rectangle::new(corners, color.filled()))?;
+        }
+    }
+    let [first, last] = [columns[0].0, columns[columns.len() - 1].0];
+    write(&area, &format!("step {first}"), (NAMES, bottom + 16, 12), HPos::Left)?;
+    write(&area, &format!("step {last}"), (right, bottom + 16, 12), HPos::Right)?;
+    area.present()?;
+    Ok(())
+}
+
+fn pixels(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX / 2)
+}
+
+fn write(
+    area: &Area<'_>,
+    text: &str,
+    (x, y, size): (i32, i32, i32),
+    side: HPos,
+) -> Result<(), Box<dyn Error>> {
+    let style = ("sans-serif", size).into_text_style(area).pos(Pos::new(side, VPos::Center));
+    Ok(area.draw_text(text, &style, (x, y))?)
+}
+
+/// Colors from pale to dark blue, between the least and the largest power of ten.
+struct Scale {
+    least: i32,
+    most: i32,
+}
+
+impl Scale {
+    #[expect(clippy::cast_possible_truncation, reason = "exponents of f64 are small")]
+    fn of(columns: &[(u64, Norms)]) -> Self {
+        let ratios = columns.iter().flat_map(|(_, ratios)| ratios.iter().map(|(_, ratio)| *ratio));
+        let exponents = ratios.filter(|it| is_drawn(*it)).map(f64::log10);
+        let (least, most) =
+            exponents.fold((f64::MAX, f64::MIN), |(least, most), it| (least.min(it), most.max(it)));
+        // Nothing was changed.
+        if least > most {
+            return Self { least: -1, most: 0 };
+        }
+        let least = least.floor() as i32;
+        Self { least, most: (most.ceil() as i32).max(least + 1) }
+    }
+
+    /// The color of a ratio; none for a parameter that was not updated, or was zero.
+    fn color(&self, ratio: f64) -> Option<RGBColor> {
+        let span = f64::from(self.most - self.least);
+        is_drawn(ratio).then(|| shade((ratio.log10() - f64::from(self.least)) / span))
+    }
+
+    fn draw(&self, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
+        let y = TOP - 16;
+        for part in 0..100 {
+            let corners = [(NAMES + part, y - 5), (NAMES + part + 1, y + 5)];
+            let color = shade(f64::from(part) / 99.0);
+            area.draw(&Rectangle::new(corners, color.filled()))?;
+        }
+        write(area, &format!("1e{}", self.least), (NAMES - 8, y, 12), HPos::Right)?;
+        let rest = format!("1e{}; white: no update, or of a parameter that was zero", self.most);
+        write(area, &rest, (NAMES + 108, y, 12), HPos::Left)
+    }
+}
+
+fn is_drawn(ratio: f64) -> bool {
+    ratio > 0.0 && ratio.is_finite()
+}
+
+/// A color between pale blue at 0 and dark blue at 1.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "colors from 0 to 255")]
+fn shade(at: f64) -> RGBColor {
+    let between = |pale: f64, dark: f64| (pale + (dark - pale) * at.clamp(0.0, 1.0)) as u8;
+    RGBColor(between(222.0, 8.0), between(235.0, 48.0), between(247.0, 107.0))
+}

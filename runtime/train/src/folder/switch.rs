@@ -1,0 +1,42 @@
+//! Turns the recording of spans on and off.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tracing::Metadata;
+use tracing::callsite::rebuild_interest_cache;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Context, Filter};
+
+/// Whether spans are recorded. Any thread may turn it on or off, for spans that begin from then on.
+#[derive(Clone, Debug, Default)]
+pub struct Switch(Arc<AtomicBool>);
+
+impl Switch {
+    /// Records spans that begin from now on.
+    pub fn turn_on(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        rebuild_interest_cache();
+    }
+
+    /// Records no span that begins from now on.
+    pub fn turn_off(&self) {
+        self.0.store(false, Ordering::Relaxed);
+        // Without it each further span would ask the filter.
+        rebuild_interest_cache();
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<S> Filter<S> for Switch {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        self.is_on()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if self.is_on() { LevelFilter::TRACE } else { LevelFilter::OFF })
+    }
+}

@@ -1,0 +1,107 @@
+//! A trace of the ranks' work over time, for <https://ui.perfetto.dev>, with one lane for each thread.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use tracing_chrome::{ChromeLayer, ChromeLayerBuilder, FlushGuard};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{Layer as _, Registry, reload};
+
+use super::Switch;
+use crate::failure::Failure;
+use crate::file::create_log;
+use crate::warnings::Warnings;
+
+/// The number of steps that are recorded: enough to see the pattern, and few enough for a file that opens at once.
+pub(crate) const TRACED_STEPS: usize = 10;
+
+/// The name of the file until the first step is made: a run that makes none leaves the trace of an earlier one as it is.
+const NEW: &str = "json.new";
+
+/// Receives the events and spans of all threads. The trace itself begins later, when the process of
+/// rank 0 is known.
+pub(crate) struct Recorder {
+    switch: Switch,
+    layer: reload::Handle<Option<ChromeLayer<Registry>>, Registry>,
+}
+
+/// A recording. Dropping it completes the file.
+pub(crate) struct Trace {
+    switch: Switch,
+    file: PathBuf,
+    _writer: FlushGuard,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Makes the subscriber of the process: warnings are shown from now on.
+    pub(crate) fn listen(warnings: &Warnings) -> Result<Self, Failure> {
+        let switch = Switch::default();
+        let (layer, handle) = reload::Layer::new(None);
+        let traced = Registry::default().with(layer.with_filter(switch.clone()));
+        let subscriber = traced.with(warnings.layer());
+        tracing::subscriber::set_global_default(subscriber).map_err(Failure::work)?;
+        Ok(Self { switch, layer: handle })
+    }
+
+    /// Records all spans of all threads into `file`, until the switch is turned off. The file gets its name by [`keep`].
+    pub(crate) fn start(&self, file: &Path) -> Result<Trace, Failure> {
+        let new = file.with_extension(NEW);
+        let opened =
+            create_log(&new).map_err(|error| Failure::Input(format!("cannot write {error}")))?;
+        let writer = Unfailing { file: opened, failed: false };
+        let (layer, guard) = ChromeLayerBuilder::new().writer(writer).include_args(true).build();
+        self.switch.turn_on();
+        self.layer.reload(layer).map_err(Failure::work)?;
+        Ok(Trace { switch: self.switch.clone(), file: file.to_owned(), _writer: guard })
+    }
+}
+
+impl Trace {
+    pub(crate) fn switch(&self) -> Switch {
+        self.switch.clone()
+    }
+
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // There is none after `keep`.
+        let _ = fs::remove_file(self.file.with_extension(NEW));
+    }
+}
+
+/// Gives a trace that has begun its name, in the place of an earlier one.
+pub(crate) fn keep(file: &Path) -> Result<(), Failure> {
+    fs::rename(file.with_extension(NEW), file)
+        .map_err(|error| Failure::Work(format!("cannot write {}: {error}", file.display())))
+}
+
+/// The file of a trace. The thread of `tracing-chrome` would panic at an error, so an error ends the trace only.
+struct Unfailing {
+    file: File,
+    failed: bool,
+}
+
+impl Write for Unfailing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.failed
+            && let Err(error) = self.file.write_all(bytes)
+        {
+            self.failed = true;
+            hsdp_warnings::warn!(%error, "the trace ends early, because its file cannot be written");
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

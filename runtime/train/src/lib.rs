@@ -1,0 +1,98 @@
+//! The surroundings of a training loop: the parts of a program that are the same for every model.
+//!
+//! A program that trains by [`main`] has the options of [`RunOptions`] on its command line. Its ranks
+//! are threads or processes. It shows a progress bar with the loss, the tokens a second and the time
+//! left; keeps `metrics.jsonl`, `summary.json`, `loss.svg` and a trace in a folder that one run at a
+//! time writes to; saves checkpoints and resumes from them; ends after the current step at SIGINT or
+//! SIGTERM; shows each warning of the libraries once; and ends with an exit code and one line on
+//! stderr if it fails. It computes gradients by any means: this crate knows no autograd.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! use hsdp::prelude::*;
+//! use hsdp_train::{Failure, Place, Ranks, RunOptions, Training};
+//!
+//! #[derive(clap::Parser)]
+//! struct Options {
+//!     #[command(flatten)]
+//!     run: RunOptions,
+//! }
+//!
+//! fn main() -> ExitCode {
+//!     hsdp_train::main("mine", |options: &Options| &options.run, train)
+//! }
+//!
+//! fn train(_: &Options, ranks: &Ranks) -> Result<(), Failure> {
+//!     let read = || Ok(vec![0.5_f32; 100]); // once in each process
+//!     ranks.run(read, |setup, data| {
+//!         let spec = ModelSpec::new().unit(Unit::new("layer").param(Param::new("w", [2])));
+//!         let init = |_: &Param| vec![0.0; 2];
+//!         let model = ShardedModel::new(setup.world(), spec, setup.model_options(), init)?;
+//!         let adamw = AdamW::new(&model, AdamWOptions::default());
+//!         let mut run = setup.start(model, adamw, Training::of_steps(200))?;
+//!         while run.next_step()?.is_some() {
+//!             let gradients = run.gradients(|pass, place| microbatch(pass, data, place))?;
+//!             run.update(|model, adamw| adamw.step(model, gradients.clip(1.0)))?;
+//!         }
+//!         run.finish()
+//!     })
+//! }
+//!
+//! fn microbatch(pass: Pass<'_>, data: &[f32], place: Place) -> Result<(), hsdp::Error> {
+//! #   let _ = (data, place);
+//!     // ... forward, loss, backward
+//!     pass.finish()
+//! }
+//! ```
+//!
+//! The rest of the crate holds for all programs of this project, also for those that do not train.
+//!
+#![doc = include_str!("../BOUNDS.md")]
+
+pub mod command_line;
+mod digest;
+mod failure;
+pub mod file;
+mod folder;
+pub mod memory;
+pub mod number;
+mod options;
+mod ranks;
+mod run;
+pub mod stderr;
+pub mod stdout;
+#[cfg(unix)]
+pub mod testing;
+pub mod threads;
+mod warnings;
+
+use hsdp::memory::CountingAllocator;
+use mimalloc::MiMalloc;
+
+pub use self::digest::Digest;
+pub use self::failure::{Failure, program};
+pub use self::folder::{FolderLock, LockError, Switch};
+pub use self::options::{
+    Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, RunOptions,
+};
+pub use self::ranks::{Ranks, Setup, main, prepare, with_ranks};
+pub use self::run::{Better, Place, Report, Run, StepRecord, Training, bar};
+pub use self::stderr::{tell, tell_with, tell_within};
+pub use self::stdout::{print, print_json};
+pub use self::warnings::Warnings;
+
+/// An allocator that keeps freed memory, which saves a tenth of a step, and counts the memory of each
+/// rank for the report.
+pub type Allocator = CountingAllocator<MiMalloc>;
+
+/// Returns the allocator, for a program that has it:
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: hsdp_train::Allocator = hsdp_train::allocator();
+/// ```
+#[must_use]
+pub const fn allocator() -> Allocator {
+    CountingAllocator::over(MiMalloc)
+}

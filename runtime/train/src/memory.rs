@@ -1,0 +1,124 @@
+//! The memory that a program will need, compared with the memory that it may have, before it takes any.
+
+use bytesize::ByteSize;
+use hsdp::{Placement, Plan};
+
+use crate::options::RunOptions;
+use crate::run::StepRecord;
+
+mod limit;
+
+pub use self::limit::Limit;
+
+/// The memory that a program will need, in parts. A sum beyond `u64::MAX` counts as `u64::MAX`.
+#[derive(Clone, Debug, Default)]
+pub struct Need {
+    parts: Vec<(String, u64)>,
+}
+
+/// A program would need more memory than its process may have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "about {} of memory are needed, {} of them for {part}; {reason} {}",
+    Shown(*.needed), Shown(*.of_part), Shown(*.limit)
+)]
+pub struct TooMuch {
+    /// The needed bytes.
+    pub needed: u64,
+    /// The part that needs the most.
+    pub part: String,
+    /// Its bytes.
+    pub of_part: u64,
+    /// The bytes that the process may have.
+    pub limit: u64,
+    /// The origin of the limit, in words that end before the number.
+    pub reason: &'static str,
+}
+
+impl Need {
+    /// Returns the memory of a run of `steps` steps in this process: a record of each step, and the
+    /// sharded model of each rank here. Memory on a device is the driver's matter.
+    #[must_use]
+    pub fn of_run(options: &RunOptions, plan: &Plan, steps: usize) -> Self {
+        let records = product(&[steps, size_of::<StepRecord>()]);
+        let need = Self::default().with("a record of each step", records);
+        let model = plan.memory().total().get().saturating_mul(options.ranks_here() as u64);
+        match options.device {
+            Placement::Host => need.with("the sharded model", model),
+            _ => need,
+        }
+    }
+
+    /// Returns the same with one more part.
+    #[must_use]
+    pub fn with(mut self, part: impl Into<String>, bytes: u64) -> Self {
+        self.parts.push((part.into(), bytes));
+        self
+    }
+
+    /// The sum of all parts.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// Compares the sum with a limit.
+    ///
+    /// # Errors
+    /// [`TooMuch`], which names the largest part.
+    pub fn check(&self, limit: Limit) -> Result<(), TooMuch> {
+        let needed = self.bytes();
+        match self.parts.iter().max_by_key(|(_, bytes)| bytes) {
+            Some((part, bytes)) if needed > limit.bytes => {
+                let Limit { bytes: limit, reason } = limit;
+                Err(TooMuch { needed, part: part.clone(), of_part: *bytes, limit, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The product of some sizes, or `u64::MAX` where it is larger.
+#[must_use]
+pub fn product(sizes: &[usize]) -> u64 {
+    sizes.iter().fold(1, |product, size| product.saturating_mul(*size as u64))
+}
+
+/// A number of bytes with a binary unit.
+struct Shown(u64);
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", ByteSize::b(self.0).display().iec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Limit = Limit { bytes: 1 << 30, reason: "this machine has" };
+
+    #[test]
+    fn the_largest_part_is_named() {
+        let need = Need::default().with("a table", 1 << 31).with("a row", 1 << 11);
+        let said = need.check(SMALL).expect_err("2 GiB").to_string();
+        let expected = "about 2.0 GiB of memory are needed, 2.0 GiB of them for a table; this machine has 1.0 GiB";
+        assert_eq!(said, expected);
+        assert_eq!(Need::default().with("a row", 1 << 30).check(SMALL), Ok(()));
+    }
+
+    #[test]
+    fn nothing_wraps_around() {
+        let most = usize::MAX;
+        assert_eq!([product(&[most, most, most]), product(&[0, most])], [u64::MAX, 0]);
+        let need = Need::default().with("a cube", u64::MAX).with("a row", 1);
+        assert_eq!(need.bytes(), u64::MAX);
+        assert!(need.check(SMALL).is_err());
+    }
+
+    #[test]
+    fn a_process_may_have_some_memory() {
+        assert!(Limit::of_process().bytes > 1 << 20);
+    }
+}

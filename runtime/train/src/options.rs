@@ -1,0 +1,242 @@
+//! The options of a run that do not depend on its model.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, ValueEnum};
+use hsdp::testing::Fault;
+use hsdp::{
+    Accumulation, DType, DynamicScale, Launched, LossScaling, Mesh, ModelOptions, Offload,
+    Placement, Precision, WorldOptions,
+};
+
+use crate::failure::Failure;
+use crate::number::{count, seconds};
+use crate::threads;
+
+/// Maximum number of units that are gathered ahead: no model has more.
+pub const MAX_UNITS: usize = 10_000;
+/// Maximum number of microbatches of a step: its bytes fit 64 bits.
+pub const MAX_MICROBATCHES: usize = 1 << 16;
+/// Maximum number of steps. Each leaves a record in memory for the report, so memory may allow less.
+pub const MAX_STEPS: usize = 1_000_000_000;
+
+/// How a run is spread, and where its files are. A program has them on its command line with
+/// `#[command(flatten)]`, or makes them in code:
+///
+/// ```
+/// use hsdp_train::RunOptions;
+///
+/// let options = RunOptions { mesh: "1x2".parse()?, microbatches: 4, ..RunOptions::default() };
+/// # assert_eq!(options.deadline, 120.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
+    /// Mesh of replicas x shards, such as 2x2; the product is the number of ranks
+    #[arg(long, value_name = "RxS", default_value = "2x2")]
+    pub mesh: Mesh,
+
+    /// How the ranks run and communicate
+    #[arg(long, value_name = "COMM", value_enum, default_value_t = Comm::Threads)]
+    pub comm: Comm,
+
+    /// Device on which the model is kept, reduced and updated: cpu, cuda or cuda:N (a build with
+    /// --features cuda; with candle-cuda candle computes there too)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: Placement,
+
+    /// Part of a model on a GPU that is kept and updated in host memory: none, optimizer or all
+    #[arg(long, value_name = "PART", default_value = "none")]
+    pub offload: Offload,
+
+    /// Number of microbatches in a step, on each rank; at most 65536
+    #[arg(
+        long, value_name = "COUNT", default_value_t = 2,
+        value_parser = count::<1, { MAX_MICROBATCHES }>
+    )]
+    pub microbatches: usize,
+
+    /// Dtype of gathered parameters and of the model's computation: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
+    pub param_dtype: DType,
+
+    /// Dtype of gradients on the wire: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
+    pub reduce_dtype: DType,
+
+    /// When gradients are communicated: reduce-scatter (scattered in each microbatch, all-reduced
+    /// once a step), every (both in each microbatch) or local (both once a step)
+    #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
+    pub accumulation: Accumulation,
+
+    /// Number of units that are gathered before they are needed, at most 10000
+    #[arg(
+        long, value_name = "UNITS", default_value_t = 1,
+        value_parser = count::<0, { MAX_UNITS }>
+    )]
+    pub prefetch: usize,
+
+    /// Seconds that a rank waits for other ranks before the run fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
+    pub deadline: f64,
+
+    /// Fault to inject, such as "rank 1, step 3, unit 2, reduce: freeze"; repeat the option for
+    /// more; none by default
+    #[arg(long = "fault", value_name = "FAULT")]
+    pub faults: Vec<Fault>,
+
+    /// Save a checkpoint in DIR/checkpoints after every STEPS steps, at the end, and on SIGINT or
+    /// SIGTERM; off by default
+    #[arg(
+        long, value_name = "STEPS", requires = "out",
+        value_parser = count::<1, { MAX_STEPS }>
+    )]
+    pub save_every: Option<usize>,
+
+    /// Number of checkpoints that are kept, at least 2; the oldest are removed
+    #[arg(
+        long, value_name = "COUNT", default_value_t = 2, requires = "out",
+        value_parser = count::<2, { MAX_STEPS }>
+    )]
+    pub keep: usize,
+
+    /// Write norms of each parameter into metrics.jsonl in every STEPS-th step (of gradients, of
+    /// parameters, and of updates over parameters), and draw the latter into norms.svg; off by
+    /// default
+    #[arg(
+        long, value_name = "STEPS", requires = "out",
+        value_parser = count::<1, { MAX_STEPS }>
+    )]
+    pub norms_every: Option<usize>,
+
+    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one; the mesh may differ;
+    /// off by default
+    #[arg(long, requires = "out")]
+    pub resume: bool,
+
+    /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev),
+    /// for warnings.jsonl if there are warnings, and for flight/ if the run fails; one run at a
+    /// time writes to it, and holds the lock on run.lock in it; by default no file is written
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// How the ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[non_exhaustive]
+pub enum Comm {
+    /// Threads of this process.
+    Threads,
+    /// Processes that mpirun has started (needs a build with --features mpi).
+    Mpi,
+    /// Processes on GPUs that `hsdp launch --comm nccl` or torchrun has started (needs a build with --features nccl).
+    Nccl,
+}
+
+/// Options of a program that [evaluates](crate::Run::evaluate) its model during a run.
+#[derive(Args, Clone, Debug)]
+pub struct EvaluationOptions {
+    /// Evaluate the model after every STEPS steps and after the last one; off by default
+    #[arg(long, value_name = "STEPS", value_parser = count::<1, { MAX_STEPS }>)]
+    pub evaluate_every: Option<usize>,
+
+    /// End the run when COUNT evaluations in a row have not improved on the best one; off by default
+    #[arg(
+        long, value_name = "COUNT", requires = "evaluate_every",
+        value_parser = count::<1, { MAX_STEPS }>
+    )]
+    pub patience: Option<usize>,
+
+    /// Save a checkpoint in DIR/best whenever an evaluation is the best one; off by default
+    #[arg(long, requires = "evaluate_every", requires = "out")]
+    pub save_best: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        #[derive(Parser)]
+        struct Alone {
+            #[command(flatten)]
+            run: RunOptions,
+        }
+        Alone::parse_from([""]).run
+    }
+}
+
+impl Default for EvaluationOptions {
+    /// No evaluation.
+    fn default() -> Self {
+        Self { evaluate_every: None, patience: None, save_best: false }
+    }
+}
+
+impl RunOptions {
+    /// Checks the mesh, and chooses the device of this process: the processes of one machine get
+    /// its devices in turn.
+    ///
+    /// # Errors
+    /// [`Failure::Input`]
+    pub(crate) fn of_process(&self) -> Result<Self, Failure> {
+        let device = self.device.offloading(self.offload);
+        let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
+        if self.comm == Comm::Threads {
+            threads::check(self.mesh.world_size(), threads::IN_EXAMPLES)
+                .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", self.mesh)))?;
+            return Ok(Self { device, ..self.clone() });
+        }
+        let launched = Launched::from_env().map_err(Failure::input)?;
+        let process_here = launched.and_then(|launched| launched.rank_here).unwrap_or(0);
+        let device = device.dealt_to(process_here);
+        let device = device.map_err(|problem| Failure::input(format!("--device: {problem}")))?;
+        Ok(Self { device, ..self.clone() })
+    }
+
+    /// Returns the options that are equal on all ranks, in words. The number of the device of a rank
+    /// may differ.
+    #[must_use]
+    pub fn shared(&self) -> String {
+        let alike = Self { device: Placement::Host, ..self.clone() };
+        format!("{alike:?} on {}", self.device)
+    }
+
+    /// Returns the number of ranks that run in this process.
+    #[must_use]
+    pub fn ranks_here(&self) -> usize {
+        if self.comm == Comm::Threads { self.mesh.world_size() } else { 1 }
+    }
+
+    /// Returns the options of the world: its deadline, its faults and the folder of its flight
+    /// records.
+    #[must_use]
+    pub fn world(&self) -> WorldOptions {
+        let deadline = Duration::from_secs_f64(self.deadline);
+        let flight_dir = self.out.as_ref().map(|out| out.join("flight"));
+        WorldOptions { deadline, faults: self.faults.clone(), flight_dir, ..Default::default() }
+    }
+
+    /// Returns how the model is sharded and reduced. If a dtype is f16, the loss is scaled.
+    #[must_use]
+    pub fn model(&self) -> ModelOptions {
+        let precision = Precision {
+            parameters: self.param_dtype,
+            wire: self.reduce_dtype,
+            ..Precision::default()
+        };
+        // f16 ranges from 6e-8 to 65504: gradients are scaled into its middle.
+        let loss_scaling = match [self.param_dtype, self.reduce_dtype].contains(&DType::F16) {
+            true => {
+                LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() })
+            }
+            false => LossScaling::Off,
+        };
+        ModelOptions {
+            placement: self.device,
+            precision,
+            accumulation: self.accumulation,
+            prefetch: self.prefetch,
+            loss_scaling,
+            ..ModelOptions::on(self.mesh)
+        }
+    }
+}

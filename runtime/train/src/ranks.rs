@@ -1,0 +1,449 @@
+//! The ranks of a program: threads of this process, or processes of which this is one.
+
+mod environment;
+mod signals;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use hsdp::checkpoint::Checkpointed;
+#[cfg(feature = "nccl")]
+use hsdp::control;
+#[cfg(feature = "mpi")]
+use hsdp::mpi;
+use hsdp::{
+    CommError, ModelOptions, Placement, Rank, RankFailure, ShardedModel, World, WorldOptions,
+    memory,
+};
+
+use crate::command_line;
+use crate::failure::Failure;
+use crate::folder::{Files, Output, Recorder};
+use crate::options::{Comm, RunOptions};
+use crate::run::{Ended, Report, Run, Training};
+use crate::warnings::Warnings;
+
+use self::signals::Signals;
+
+/// Beginning of a compared text, if a rank has a problem in place of inputs.
+const PROBLEM: &str = "problem: ";
+
+/// Runs a program whose options are on its command line: `options` finds those of the run among
+/// them. A failure is one line on stderr.
+///
+/// First it sets the environment variables on which the speed of a rank depends, by starting the
+/// program again: `RAYON_NUM_THREADS`, with which the ranks share the cores, and
+/// `MIMALLOC_PURGE_DELAY`. A variable that the user has set stays as it is.
+///
+/// Warnings of all libraries go to stderr, and SIGINT and SIGTERM end a run after the current step.
+pub fn main<O: Parser>(
+    name: &'static str,
+    options: impl FnOnce(&O) -> &RunOptions,
+    work: impl FnOnce(&O, &Ranks) -> Result<(), Failure>,
+) -> ExitCode {
+    match command_line::read::<O>() {
+        Ok(read) => with_ranks(name, options(&read), |ranks| work(&read, ranks)),
+        Err(error) => Failure::from(error).with_launched_rank().tell(name),
+    }
+}
+
+/// As [`main`], for a program that makes its options in code.
+pub fn with_ranks(
+    name: &'static str,
+    options: &RunOptions,
+    work: impl FnOnce(&Ranks) -> Result<(), Failure>,
+) -> ExitCode {
+    let joined = options.of_process().map_err(Failure::with_launched_rank).and_then(|options| {
+        prepare(options.mesh.world_size())?;
+        Ranks::join(name, options)
+    });
+    // The failure is printed before the ranks end: a launcher kills the others as soon as one
+    // process is gone.
+    match joined {
+        Ok(ranks) => match ranks.check().and_then(|()| work(&ranks)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failure.tell(name),
+        },
+        Err(failure) => failure.tell(name),
+    }
+}
+
+/// Sets the environment variables on which the speed of ranks depends, for a job whose `ranks` share
+/// this machine, as [`main`] does.
+///
+/// # Errors
+/// [`Failure::Work`] if the program cannot be started again.
+pub fn prepare(ranks: usize) -> Result<(), Failure> {
+    environment::set(ranks).map_err(Failure::work)
+}
+
+/// The ranks of a program that have joined.
+#[derive(Debug)]
+pub struct Ranks {
+    name: &'static str,
+    options: RunOptions,
+    world: WorldOptions,
+    joined: Joined,
+    recorder: Recorder,
+    warnings: Warnings,
+    signals: Signals,
+}
+
+/// The ranks that have joined.
+#[derive(Debug)]
+enum Joined {
+    /// Threads of this process, all of them.
+    Threads,
+    /// Processes under MPI, one of them this process.
+    #[cfg(feature = "mpi")]
+    Mpi(mpi::Job),
+    /// Processes on GPUs that `hsdp launch` or torchrun has started, one of them this process.
+    #[cfg(feature = "nccl")]
+    Nccl(control::Job),
+}
+
+impl Ranks {
+    /// Joins the ranks as the options say. Processes wait for each other here.
+    fn join(name: &'static str, options: RunOptions) -> Result<Self, Failure> {
+        let warnings = Warnings::of(name);
+        let recorder = Recorder::listen(&warnings)?;
+        let world = options.world();
+        world.check(options.mesh.world_size()).map_err(Failure::input)?;
+        let joined = match options.comm {
+            Comm::Threads => Joined::Threads,
+            Comm::Mpi => by_mpi(world.deadline)?,
+            Comm::Nccl => by_nccl(world.deadline)?,
+        };
+        let signals = Signals::default();
+        let ranks = Self { name, options, world, joined, recorder, warnings, signals };
+        let (rank, processes) = ranks.place();
+        if processes > 1 {
+            ranks.warnings.set_rank(rank);
+        }
+        Ok(ranks)
+    }
+
+    /// Refuses a mesh that does not have as many ranks as there are processes. Where only some
+    /// processes have such a mesh, all get an error with the sizes of both sides, since all compare
+    /// them when they make a world.
+    fn check(&self) -> Result<(), Failure> {
+        let mesh = self.options.mesh;
+        let (rank, processes) = self.place();
+        if matches!(self.joined, Joined::Threads) || mesh.world_size() == processes {
+            return Ok(());
+        }
+        match (self.launch(drop), rank) {
+            (Err(differs @ Failure::Input(_)), _) => Err(differs),
+            (_, 0) => Err(Failure::Input(format!(
+                "mesh {mesh} has {} ranks, and there are {processes} processes",
+                mesh.world_size()
+            ))),
+            _ => Err(Failure::Elsewhere),
+        }
+    }
+
+    /// Returns the options of the run, with the device of this process.
+    #[must_use]
+    pub fn options(&self) -> &RunOptions {
+        &self.options
+    }
+
+    /// Returns the index of this process, and the number of processes.
+    fn place(&self) -> (usize, usize) {
+        match &self.joined {
+            Joined::Threads => (0, 1),
+            #[cfg(feature = "mpi")]
+            Joined::Mpi(job) => (job.rank().index(), job.size()),
+            #[cfg(feature = "nccl")]
+            Joined::Nccl(job) => (job.rank().index(), job.size()),
+        }
+    }
+
+    /// Runs a training program: reads the inputs once in each process, trains on each rank, writes
+    /// the files of `--out`, and prints the report of rank 0.
+    ///
+    /// Where a process cannot read its inputs, the ranks of all processes end with its error.
+    ///
+    /// # Errors
+    /// The failure of `read`, or the first failure of a rank that does not only follow from that of
+    /// another rank, with an explanation from the last operations of the ranks. [`Failure::Stopped`]
+    /// if a signal has ended the run; [`Failure::Work`] if the last checkpoint was not saved, the
+    /// report cannot be written, or calls and bytes were not as planned.
+    pub fn run<I: Sync>(
+        &self,
+        read: impl FnOnce() -> Result<I, Failure>,
+        train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
+    ) -> Result<(), Failure> {
+        let inputs = read().and_then(|inputs| Ok((inputs, self.output()?)));
+        // Other processes wait for this one: they get its problem where they meet.
+        let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
+        let files = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
+        let files = files.map(Output::files);
+        let inputs = inputs.as_ref().map(|(inputs, _)| inputs);
+        let reports = self.each(|world| {
+            let inputs = self.compare_inputs(&world, inputs)?;
+            let index = world.rank().index();
+            if index == 0 || !world.shares_memory() {
+                // Until the ranks have met, a signal ends the process at once.
+                self.signals.listen().map_err(Failure::work)?;
+            }
+            connect(&world, self.options.device)?;
+            let files = files.filter(|_| index == 0);
+            train(Setup { world, ranks: self, files }, inputs)
+        })?;
+        let (ended, report) = Report::of_all(reports);
+        let reported = report.as_ref().map_or(Ok(()), |report| report.publish(files));
+        let ended = self.outcome(ended, report.is_some());
+        if let (Err(_), Err(failure)) = (&reported, &ended) {
+            failure.tell(self.name);
+        }
+        reported.and(ended)
+    }
+
+    /// Prepares the folder of `--out` in the process of rank 0.
+    fn output(&self) -> Result<Option<Output>, Failure> {
+        let folder = self.options.out.as_deref().filter(|_| self.place().0 == 0);
+        folder.map(|folder| Output::create(folder, &self.recorder)).transpose()
+    }
+
+    /// Returns the inputs of this process, after the ranks have compared the options of the run, and
+    /// have learned whether each process has inputs. Collective.
+    fn compare_inputs<'i, I>(
+        &self,
+        world: &World,
+        inputs: Result<&'i I, &Failure>,
+    ) -> Result<&'i I, Failure> {
+        compare(world, "options", &self.options.shared())?;
+        let problem = inputs.err().map_or_else(String::new, |failure| format!("{PROBLEM}{failure}"));
+        compare(world, "inputs", &problem)?;
+        inputs.map_err(|failure| refused(world, failure.to_string()))
+    }
+
+    /// Returns the end of a run. Only the process of rank 0 reports that a signal has ended it, or
+    /// that the last checkpoint was not saved.
+    fn outcome(&self, ended: Ended, is_first: bool) -> Result<(), Failure> {
+        let Ended { steps, was_stopped, unsaved } = ended;
+        let signal = self.signals.caught();
+        let stopped = was_stopped.then_some(Failure::Stopped { signal, steps });
+        let failure = match (unsaved, stopped) {
+            (None, None) => return Ok(()),
+            // Rank 0 is still writing its files, and a launcher would kill it.
+            _ if !is_first => Failure::Elsewhere,
+            (None, Some(stopped)) => stopped,
+            (Some(problem), None) => {
+                Failure::Work(format!("the last checkpoint was not saved: {problem}")).in_training()
+            }
+            (Some(problem), Some(stopped)) => {
+                Failure::Work(format!("{stopped}, and no checkpoint was saved: {problem}"))
+                    .in_training()
+            }
+        };
+        Err(failure)
+    }
+
+    /// Returns the result of each rank of this process.
+    fn each<T: Send>(
+        &self,
+        rank: impl Fn(World) -> Result<T, Failure> + Sync,
+    ) -> Result<Vec<T>, Failure> {
+        memory::reset_peaks();
+        let outcomes = self.launch(|world| {
+            let flight = world.clone();
+            // The record has the operations before the failure, which explain more than the error.
+            rank(world).map_err(|failure| (failure, flight.flight_record()))
+        })?;
+        let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
+        for outcome in outcomes {
+            match outcome.map_err(|panicked| Failure::work(panicked).in_training())? {
+                Ok(output) => done.push(output),
+                Err((failure, record)) => {
+                    failures.push(failure.in_training());
+                    records.push(record);
+                }
+            }
+        }
+        failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
+        match failures.into_iter().next() {
+            Some(first) => Err(first.explained(&records)),
+            None => Ok(done),
+        }
+    }
+
+    /// Runs the ranks of this process.
+    fn launch<T: Send>(
+        &self,
+        rank: impl Fn(World) -> T + Sync,
+    ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
+        let (size, world) = (self.options.mesh.world_size(), self.world.clone());
+        match &self.joined {
+            Joined::Threads => Ok(hsdp::launch(size, world, rank)),
+            #[cfg(feature = "mpi")]
+            Joined::Mpi(job) => {
+                Ok(job.launch(size, world, rank).map_err(no_world)?.into_iter().collect())
+            }
+            #[cfg(feature = "nccl")]
+            Joined::Nccl(job) => {
+                Ok(job.launch(size, world, rank).map_err(no_world)?.into_iter().collect())
+            }
+        }
+    }
+}
+
+/// One rank of a program, before it trains.
+#[derive(Debug)]
+pub struct Setup<'a> {
+    world: World,
+    ranks: &'a Ranks,
+    /// Files of the run, on rank 0.
+    pub(crate) files: Option<&'a Files>,
+}
+
+impl<'a> Setup<'a> {
+    /// Returns the world of this rank.
+    #[must_use]
+    pub fn world(&self) -> World {
+        self.world.clone()
+    }
+
+    /// Returns the index of this rank.
+    #[must_use]
+    pub fn index(&self) -> Rank {
+        self.world.rank()
+    }
+
+    /// Returns the options of the run, with the device of this process.
+    #[must_use]
+    pub fn options(&self) -> &'a RunOptions {
+        &self.ranks.options
+    }
+
+    /// Returns how the model is sharded and reduced.
+    #[must_use]
+    pub fn model_options(&self) -> ModelOptions {
+        self.ranks.options.model()
+    }
+
+    /// Compares a text between all ranks: the options of the program, or a digest of an input that
+    /// each process reads from its own files. **Collective** over the world.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if texts differ.
+    pub fn compare(&self, what: &'static str, text: &str) -> Result<(), Failure> {
+        compare(&self.world, what, text)
+    }
+
+    /// Returns the failure of an input that all ranks refuse, which rank 0 reports.
+    #[must_use]
+    pub fn refused(&self, problem: impl std::fmt::Display) -> Failure {
+        refused(&self.world, problem.to_string())
+    }
+
+    /// Begins the run: opens the folder of checkpoints, and with `--resume` loads the newest one.
+    /// **Collective** over the world.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if a checkpoint cannot
+    /// be loaded, or is that of a run with other [`Training::batches`]. Errors of
+    /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
+    pub fn start<O: Checkpointed>(
+        self,
+        model: ShardedModel,
+        optimizer: O,
+        training: Training,
+    ) -> Result<Run<'a, O>, Failure> {
+        Run::start(self, model, optimizer, training)
+    }
+
+    /// Returns whether this is rank 0, which shows progress and writes files.
+    pub(crate) fn is_first(&self) -> bool {
+        self.world.rank().index() == 0
+    }
+
+    pub(crate) fn warnings(&self) -> &'a Warnings {
+        &self.ranks.warnings
+    }
+
+    /// Returns whether a signal asks the run to end.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.ranks.signals.caught().is_some()
+    }
+}
+
+fn compare(world: &World, what: &'static str, text: &str) -> Result<(), Failure> {
+    world.compare(what, text).map_err(|error| {
+        let CommError::ConfigMismatch { ranks, said, .. } = &error else {
+            return Failure::from(error);
+        };
+        // A problem is reported with its rank, without the text of the other.
+        let problem_of = |(rank, said): (&Rank, &String)| {
+            said.strip_prefix(PROBLEM).map(|problem| format!("rank {rank}: {problem}"))
+        };
+        let problem = ranks.iter().zip(said.iter()).find_map(problem_of);
+        refused(world, problem.unwrap_or_else(|| error.to_string()))
+    })
+}
+
+/// Returns the failure of an input that all ranks refuse, which rank 0 reports.
+pub(crate) fn refused(world: &World, problem: String) -> Failure {
+    match world.rank().index() {
+        0 => Failure::Input(problem),
+        _ => Failure::Elsewhere,
+    }
+}
+
+/// Returns the failure to make a world. Processes whose command lines differ are mistakes of the
+/// input.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn no_world(error: CommError) -> Failure {
+    match error {
+        CommError::ConfigMismatch { .. } => Failure::input(error),
+        error => Failure::work(error).in_training(),
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn by_mpi(deadline: Duration) -> Result<Joined, Failure> {
+    mpi::Job::join(deadline).map(Joined::Mpi).map_err(|error| Failure::work(error).in_training())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(_: Duration) -> Result<Joined, Failure> {
+    Err(Failure::input("--comm mpi: build with --features mpi"))
+}
+
+#[cfg(feature = "nccl")]
+fn by_nccl(deadline: Duration) -> Result<Joined, Failure> {
+    use hsdp::control::ControlError;
+    let joined = control::Job::from_env(deadline);
+    joined.map(Joined::Nccl).map_err(|error| match error {
+        ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
+        error => Failure::work(error).in_training(),
+    })
+}
+
+#[cfg(not(feature = "nccl"))]
+fn by_nccl(_: Duration) -> Result<Joined, Failure> {
+    Err(Failure::input("--comm nccl: build with --features nccl"))
+}
+
+/// Connects the ranks by NCCL if they are processes and the model lies on devices. Collective.
+fn connect(world: &World, device: Placement) -> Result<(), Failure> {
+    match device {
+        Placement::Host => Ok(()),
+        _ if world.shares_memory() || world.size() == 1 => Ok(()),
+        device => connect_devices(world, device),
+    }
+}
+
+#[cfg(feature = "nccl")]
+fn connect_devices(world: &World, device: Placement) -> Result<(), Failure> {
+    let Placement::Cuda { ordinal, .. } = device else { return Ok(()) };
+    let device = hsdp::kernels::cuda::Device::new(ordinal)?;
+    Ok(world.connect_nccl(&device)?)
+}
+
+#[cfg(not(feature = "nccl"))]
+fn connect_devices(_: &World, device: Placement) -> Result<(), Failure> {
+    Err(Failure::input(format!("--device {device} in processes: build with --features nccl")))
+}

@@ -1,0 +1,375 @@
+//! A run: the loop over steps, with everything around it.
+
+mod costs;
+mod evaluation;
+mod messages;
+mod norms;
+mod progress;
+mod report;
+mod saving;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use hsdp::checkpoint::{Checkpointed, Content};
+use hsdp::{
+    Channel, Gradients, Norms, Pass, Rank, Reduction, ShardedModel, Shutdown, StepOptions, Tag,
+    Update,
+};
+use serde_json::Value;
+use tracing::info_span;
+use tracing::span::EnteredSpan;
+
+use crate::failure::Failure;
+use crate::folder::keep_warnings;
+use crate::options::{EvaluationOptions, RunOptions};
+use crate::ranks::Setup;
+
+use self::costs::Counted;
+use self::evaluation::Evaluations;
+use self::messages::StepMessages;
+use self::norms::StepNorms;
+use self::progress::Progress;
+use self::saving::{Ends, Saving};
+
+pub(crate) use self::report::Ended;
+
+pub use self::evaluation::Better;
+pub use self::progress::{StepRecord, bar};
+pub use self::report::Report;
+
+/// What a program says about its run, beside the options of its user.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// Number of steps, including those before the run was resumed.
+    pub steps: u64,
+    /// Values that determine the batches of a step, besides its number and the mesh: an object.
+    /// Checkpoints keep them, and a run with other values cannot resume from them.
+    pub batches: Value,
+    /// Parameters that checkpoints have.
+    pub content: Content,
+    /// Tokens of a microbatch on a rank, for `tokens` in the metrics. Without a number, the items of
+    /// the loss count, on all ranks.
+    pub tokens: Option<u64>,
+    /// Approximate weight of a microbatch on a rank: see [`StepOptions::weight_hint`].
+    pub weight_hint: Option<u64>,
+    /// Name of the loss, on the axis of its plot.
+    pub loss: &'static str,
+    /// Evaluations: see [`Run::evaluate`].
+    pub evaluation: EvaluationOptions,
+    /// The better one of two evaluations.
+    pub better: Better,
+}
+
+impl Training {
+    /// Returns a run of `steps` steps, whose batches depend on nothing but the step and the rank.
+    #[must_use]
+    pub fn of_steps(steps: usize) -> Self {
+        Self {
+            steps: steps as u64,
+            batches: Value::Object(serde_json::Map::new()),
+            content: Content::All,
+            tokens: None,
+            weight_hint: None,
+            loss: "loss",
+            evaluation: EvaluationOptions::default(),
+            better: Better::Lower,
+        }
+    }
+}
+
+/// One microbatch of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Index of the microbatch in the step.
+    pub microbatch: usize,
+    /// The rank.
+    pub rank: Rank,
+}
+
+/// A run on one rank. All methods are collective: all ranks call them in the same order.
+///
+/// A step is [`next_step`](Self::next_step), [`gradients`](Self::gradients),
+/// [`update`](Self::update), and [`evaluate`](Self::evaluate) if the program evaluates its model.
+#[derive(Debug)]
+pub struct Run<'a, O> {
+    /// The model.
+    pub model: ShardedModel,
+    /// The optimizer, or several of them.
+    pub optimizer: O,
+    setup: Setup<'a>,
+    training: Training,
+    saving: Option<Saving>,
+    evaluations: Evaluations,
+    /// Progress on rank 0.
+    progress: Option<Progress<'a>>,
+    counted: Counted,
+    messages: StepMessages,
+    /// Number of the next step.
+    next: u64,
+    step: Option<Step>,
+    /// Whether a signal has ended the run.
+    was_stopped: bool,
+}
+
+/// The step that is being made.
+#[derive(Debug)]
+struct Step {
+    number: u64,
+    stage: Stage,
+    shutdown: Shutdown,
+    /// Time spent in `gradients` and `update`.
+    time: Duration,
+    evaluation: Option<f64>,
+    _span: Entered,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Begun,
+    Reduced { loss: f64, grad_norm: f64, tokens: u64, norms: Option<Norms> },
+    Updated(StepRecord, Option<StepNorms>),
+}
+
+/// The span of a step.
+struct Entered(#[expect(dead_code, reason = "held until the step has ended")] EnteredSpan);
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Entered")
+    }
+}
+
+impl<'a, O: Checkpointed> Run<'a, O> {
+    pub(crate) fn start(
+        setup: Setup<'a>,
+        mut model: ShardedModel,
+        mut optimizer: O,
+        training: Training,
+    ) -> Result<Self, Failure> {
+        let options = setup.options();
+        let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
+        let mut saving = Saving::open(&model, options, &training)?;
+        if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
+            saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
+        }
+        let first = model.committed_steps();
+        let progress = setup.is_first().then(|| Progress::new(training.steps, &setup));
+        let mut run = Self {
+            model,
+            optimizer,
+            setup,
+            training,
+            saving,
+            evaluations,
+            progress,
+            counted: Counted::default(),
+            messages: StepMessages::default(),
+            next: first,
+            step: None,
+            was_stopped: false,
+        };
+        if run.goes_on(first) {
+            keep_warnings(run.model.world(), options, run.setup.warnings())?;
+            if let Some(progress) = &mut run.progress {
+                progress.start(first)?;
+            }
+        }
+        Ok(run)
+    }
+
+    /// Ends the step before, and returns the number of the next one, from 0. Ending a step records
+    /// it, and saves a checkpoint if one is due. Returns `None` after the last step, after a signal,
+    /// and if evaluations have not improved for long.
+    ///
+    /// # Errors
+    /// Errors of files and of saving that no later save can make up for. [`Failure::Work`] if the
+    /// step before was not updated.
+    pub fn next_step(&mut self) -> Result<Option<u64>, Failure> {
+        if let Some(step) = self.step.take() {
+            self.end(step)?;
+        }
+        let number = self.next;
+        if self.was_stopped || !self.goes_on(number) {
+            return Ok(None);
+        }
+        self.step = Some(Step {
+            number,
+            stage: Stage::Begun,
+            shutdown: Shutdown::NotAsked,
+            time: Duration::ZERO,
+            evaluation: None,
+            _span: Entered(info_span!("step", step = number).entered()),
+        });
+        Ok(Some(number))
+    }
+
+    /// Computes the gradients of the step: runs `microbatch` for each microbatch of this rank, and
+    /// reduces. `microbatch` ends the pass that it gets.
+    ///
+    /// # Errors
+    /// The error of `microbatch`; errors of [`ShardedModel::begin_step`] and of
+    /// [`Step::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
+    pub fn gradients<E: Into<Failure>>(
+        &mut self,
+        mut microbatch: impl FnMut(Pass<'_>, Place) -> Result<(), E>,
+    ) -> Result<Gradients, Failure> {
+        let begin = Instant::now();
+        let number = match &self.step {
+            Some(Step { number, stage: Stage::Begun, .. }) => *number,
+            _ => return Err(out_of_order("gradients", "next_step")),
+        };
+        let (rank, count) = (self.model.rank(), self.options().microbatches);
+        let asked = self.setup.is_interrupted();
+        self.messages.begin(self.model.world());
+        self.counted.begin(self.model.world());
+        let mut step = self.model.begin_step(StepOptions {
+            weight_hint: self.training.weight_hint,
+            shutdown: if asked { Shutdown::Asked } else { Shutdown::NotAsked },
+            ..StepOptions::microbatches(count)
+        })?;
+        let shutdown = step.shutdown();
+        for index in 0..count {
+            let place = Place { step: number, microbatch: index, rank };
+            microbatch(step.microbatch()?, place).map_err(Into::into)?;
+        }
+        let span = info_span!("finish").entered();
+        let gradients = step.finish()?;
+        drop(span);
+        let time = begin.elapsed();
+        let (loss, grad_norm) = (gradients.loss(), gradients.norm());
+        let ranks = self.model.world().size() as u64;
+        let tokens = match self.training.tokens {
+            Some(tokens) => tokens * count as u64 * ranks,
+            None => gradients.weight(),
+        };
+        let is_measured = self.options().norms_every.is_some_and(|n| number % n as u64 == 0);
+        let (gradients, norms) = norms::before_update(&self.model, gradients, is_measured)?;
+        if let Some(step) = &mut self.step {
+            step.stage = Stage::Reduced { loss, grad_norm, tokens, norms };
+            step.shutdown = shutdown;
+            step.time += time;
+        }
+        Ok(gradients)
+    }
+
+    /// Updates the parameters by `update`, which gets the model and the optimizer.
+    ///
+    /// # Errors
+    /// The error of `update`. [`Failure::Work`] if the step has no gradients.
+    pub fn update<E: Into<Failure>>(
+        &mut self,
+        update: impl FnOnce(&mut ShardedModel, &mut O) -> Result<Update, E>,
+    ) -> Result<Update, Failure> {
+        let Some(step) = &mut self.step else { return Err(out_of_order("update", "gradients")) };
+        let Stage::Reduced { loss, grad_norm, tokens, ref mut norms } = step.stage else {
+            return Err(out_of_order("update", "gradients"));
+        };
+        let norms = norms.take();
+        let begin = Instant::now();
+        let span = info_span!("optimizer").entered();
+        let updated = update(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
+        drop(span);
+        step.time += begin.elapsed();
+        let seconds = step.time.as_secs_f64();
+        let norms = norms::after_update(&self.model, norms)?;
+        let applied = updated == Update::Applied;
+        let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
+        step.stage = Stage::Updated(record, norms);
+        self.counted.end(self.model.world());
+        self.messages.end(self.model.world());
+        Ok(updated)
+    }
+
+    /// Evaluates the model after the update, if an evaluation is due: after every so many steps, and
+    /// after the last. `evaluate` returns a number that is equal on all ranks. It goes into the
+    /// metrics as `evaluation`; the best one is saved, and a run whose evaluations do not improve
+    /// ends, as [`EvaluationOptions`] say.
+    ///
+    /// # Errors
+    /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or if the number is
+    /// not equal on all ranks.
+    pub fn evaluate<E: Into<Failure>>(
+        &mut self,
+        evaluate: impl FnOnce(&mut ShardedModel, &mut O) -> Result<f64, E>,
+    ) -> Result<Option<f64>, Failure> {
+        let Some(Step { number, stage: Stage::Updated(..), shutdown, .. }) = self.step else {
+            return Err(out_of_order("evaluate", "update"));
+        };
+        let is_last = number + 1 == self.training.steps || shutdown == Shutdown::Asked;
+        if !self.evaluations.is_due(number, is_last) {
+            return Ok(None);
+        }
+        let span = info_span!("evaluation").entered();
+        let value = evaluate(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
+        drop(span);
+        let compared = format!("{value}");
+        self.model.world().compare("evaluation", &compared)?;
+        let is_best = self.evaluations.add(value);
+        if let Some(step) = &mut self.step {
+            step.evaluation = Some(value);
+        }
+        if let Some(saving) = self.saving.as_mut().filter(|_| is_best) {
+            saving.save_best(&self.model, &self.optimizer, &self.evaluations)?;
+        }
+        Ok(Some(value))
+    }
+
+    /// Ends the run on all ranks, and returns its report. The model and the optimizer stay.
+    ///
+    /// # Errors
+    /// Errors of [`ShardedModel::end_run`].
+    pub fn finish(&mut self) -> Result<Report, Failure> {
+        match self.next_step()? {
+            None => Report::of(self),
+            Some(_) => Err(out_of_order("finish", "next_step, until it returns None")),
+        }
+    }
+
+    fn options(&self) -> &'a RunOptions {
+        self.setup.options()
+    }
+
+    /// Returns whether step `number` is to be made.
+    fn goes_on(&self, number: u64) -> bool {
+        number < self.training.steps && !self.evaluations.is_enough()
+    }
+
+    /// Records a step, and saves a checkpoint if one is due.
+    fn end(&mut self, step: Step) -> Result<(), Failure> {
+        let Step { number, stage, shutdown, evaluation, .. } = step;
+        let Stage::Updated(record, norms) = stage else {
+            return Err(out_of_order("next_step", "update"));
+        };
+        if let Some(progress) = &mut self.progress {
+            progress.add(record, norms, evaluation)?;
+        }
+        self.next = number + 1;
+        self.was_stopped = shutdown == Shutdown::Asked;
+        let ends = if self.was_stopped || !self.goes_on(self.next) { Ends::Yes } else { Ends::No };
+        match &mut self.saving {
+            Some(saving) => {
+                saving.after_step(&self.model, &self.optimizer, &self.evaluations, ends)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the number of warnings of all ranks.
+    fn count_warnings(&self) -> Result<u64, Failure> {
+        let world = self.model.world();
+        // Ranks of one process count together.
+        let counts = !world.shares_memory() || world.rank().index() == 0;
+        let own = if counts { self.setup.warnings().count() } else { 0 };
+        let group = world.world_group(Channel::User);
+        let sum = group.all_reduce(Tag::default(), Reduction::Sum, vec![own])?.wait()?;
+        Ok(sum[0])
+    }
+}
+
+/// Returns the failure of a program that calls the methods of a run out of order.
+fn out_of_order(called: &str, before: &str) -> Failure {
+    Failure::work(format!("{called} was called out of order: call {before} before it"))
+}

@@ -1,0 +1,107 @@
+//! The progress bar and the records of steps while training runs.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::norms::{Ratios, StepNorms};
+use crate::failure::Failure;
+use crate::folder::{Files, Metrics, TRACED_STEPS};
+use crate::ranks::Setup;
+use crate::warnings::Warnings;
+
+/// A line of `metrics.jsonl`, but for norms of each parameter and an evaluation.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepRecord {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Mean loss of all ranks.
+    pub loss: f64,
+    /// 2-norm of the gradients, before clipping; null in the file where a gradient overflowed.
+    pub grad_norm: f64,
+    /// Tokens of all ranks.
+    pub tokens: u64,
+    /// Time of the microbatches and the update.
+    pub seconds: f64,
+    /// False where all ranks skipped the update, because a gradient overflowed.
+    #[serde(skip)]
+    pub applied: bool,
+}
+
+/// The same, with the norms of each parameter and the evaluation where there are any.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: &'a StepRecord,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evaluation: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    norms: Option<&'a StepNorms>,
+}
+
+/// The progress bar, and the files that grow with each step.
+#[derive(Debug)]
+pub(crate) struct Progress<'a> {
+    bar: ProgressBar,
+    files: Option<&'a Files>,
+    metrics: Option<Metrics>,
+    records: Vec<StepRecord>,
+    ratios: Ratios,
+}
+
+/// Makes a bar of `steps` steps, which is silent where stderr is no terminal. Warnings are shown
+/// beside it.
+pub fn bar(steps: u64, warnings: &Warnings) -> ProgressBar {
+    let template = "{bar:32} {pos}/{len} {elapsed}, {eta} left  {msg}";
+    let style = ProgressStyle::with_template(template).expect("a template that is tested");
+    let bar = ProgressBar::new(steps).with_style(style);
+    warnings.show_beside(&bar);
+    bar
+}
+
+impl<'a> Progress<'a> {
+    pub(crate) fn new(steps: u64, setup: &Setup<'a>) -> Self {
+        let bar = bar(steps, setup.warnings());
+        let (records, ratios) = (Vec::new(), Ratios::default());
+        Self { bar, files: setup.files, metrics: None, records, ratios }
+    }
+
+    /// Starts at step `first`, which is about to be made. Files of an earlier run are replaced here,
+    /// not before.
+    pub(crate) fn start(&mut self, first: u64) -> Result<(), Failure> {
+        self.bar.set_position(first);
+        self.metrics = self.files.map(|files| files.begin(first)).transpose()?;
+        Ok(())
+    }
+
+    /// Shows and records a step that is done.
+    pub(crate) fn add(
+        &mut self,
+        record: StepRecord,
+        norms: Option<StepNorms>,
+        evaluation: Option<f64>,
+    ) -> Result<(), Failure> {
+        let StepRecord { loss, grad_norm, seconds, .. } = record;
+        let rate = record.tokens as f64 / seconds;
+        self.bar
+            .set_message(format!("loss {loss:.3}  gradient {grad_norm:.2}  {rate:.0} tokens/s"));
+        self.bar.inc(1);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.add(&Line { record: &record, evaluation, norms: norms.as_ref() })?;
+        }
+        self.ratios.add(record.step, norms);
+        self.records.push(record);
+        if let Some(files) = self.files.filter(|_| self.records.len() == TRACED_STEPS) {
+            files.end_trace();
+        }
+        Ok(())
+    }
+
+    /// Ends the bar, draws the ratios of updates, and returns all records.
+    pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
+        self.bar.finish();
+        if let Some(files) = self.files {
+            self.ratios.draw(&files.norms())?;
+        }
+        Ok(self.records)
+    }
+}

@@ -1,0 +1,269 @@
+//! The end of a run: the printed report, and `summary.json`.
+
+use comfy_table::{CellAlignment, Table, presets};
+use hsdp::checkpoint::Checkpointed;
+use hsdp::{ByteCount, ElemCount, Mesh};
+use serde_json::{Map, Value, json};
+
+use super::costs::{Compared, Costs};
+use super::progress::StepRecord;
+use super::saving::Saving;
+use super::Run;
+use crate::failure::Failure;
+use crate::folder::{Files, plot};
+use crate::stdout;
+
+/// How training ended. It is equal on all ranks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ended {
+    /// Steps made, including those before the run was resumed.
+    pub(crate) steps: u64,
+    /// Whether a signal has ended the run. The signal may have come to another process.
+    pub(crate) was_stopped: bool,
+    /// Error of the last save that was asked for, if that failed.
+    pub(crate) unsaved: Option<String>,
+}
+
+/// The results of a run on a rank. Those of rank 0 are printed, and written into the folder of
+/// `--out`; a program adds its own to them.
+#[derive(Debug)]
+pub struct Report {
+    ended: Ended,
+    /// Costs of each rank of this process.
+    costs: Vec<Costs>,
+    first: Option<First>,
+}
+
+/// The results of rank 0.
+#[derive(Debug)]
+struct First {
+    records: Vec<StepRecord>,
+    mesh: Mesh,
+    steps: u64,
+    loss: &'static str,
+    warnings: u64,
+    rows: Vec<[String; 2]>,
+    fields: Map<String, Value>,
+    memory: Vec<[String; 2]>,
+    text: String,
+}
+
+impl Report {
+    /// Ends the run on all ranks. Collective.
+    pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>) -> Result<Self, Failure> {
+        let costs = run.counted.costs(&run.model, run.options().microbatches);
+        let warnings = run.count_warnings()?;
+        let messages = run.messages.summary(run.model.world())?;
+        run.model.end_run()?;
+        let ended = Ended {
+            steps: run.next,
+            was_stopped: run.was_stopped,
+            unsaved: run.saving.as_ref().and_then(Saving::unsaved),
+        };
+        let Some(progress) = run.progress.take() else {
+            return Ok(Self { ended, costs: vec![costs], first: None });
+        };
+        let records = progress.finish()?;
+        let spec = run.model.plan().spec();
+        let options = run.options();
+        let (ElemCount(elements), units) = (spec.numel(), spec.units().len());
+        let [first, last] = [records.first(), records.last()].map(|record| record.map(|it| it.loss));
+        let applied = records.iter().filter(|record| record.applied).count();
+        let seconds: f64 = records.iter().map(|record| record.seconds).sum();
+        let tokens: u64 = records.iter().map(|record| record.tokens).sum();
+        let Value::Object(fields) = json!({
+            "mesh": options.mesh.to_string(),
+            "steps": records.len(),
+            "applied": applied,
+            "microbatches": options.microbatches,
+            "param_dtype": options.param_dtype.to_string(),
+            "reduce_dtype": options.reduce_dtype.to_string(),
+            "accumulation": options.accumulation.to_string(),
+            "parameters": elements,
+            "units": units,
+            "loss": { "first": first, "last": last },
+            "seconds": seconds,
+            "warnings": warnings,
+            "messages": messages,
+        }) else {
+            unreachable!("an object was written down")
+        };
+        let mut report = First {
+            mesh: options.mesh,
+            steps: run.training.steps,
+            loss: run.training.loss,
+            warnings,
+            rows: Vec::new(),
+            fields,
+            memory: Vec::new(),
+            text: String::new(),
+            records,
+        };
+        let best = run.evaluations.past().best;
+        if let Some(best) = best {
+            report.fields.insert("best_evaluation".to_owned(), best.into());
+        }
+        let mut row = |name: &str, value: String| report.rows.push([name.to_owned(), value]);
+        row("parameters", format!("{elements} in {units} units"));
+        row("loss, first step", shown(first));
+        row("loss, last step", shown(last));
+        if let Some(best) = best {
+            row("best evaluation", format!("{best:.4}"));
+        }
+        row("speed", format!("{:.0} tokens/s", tokens as f64 / seconds));
+        let skipped = report.records.len() - applied;
+        if skipped > 0 {
+            row("skipped", format!("{skipped} steps, in which a gradient overflowed"));
+        }
+        Ok(Self { ended, costs: vec![costs], first: Some(report) })
+    }
+
+    /// Returns the number of steps that this run made on rank 0; 0 on other ranks.
+    #[must_use]
+    pub fn steps_made(&self) -> usize {
+        self.first.as_ref().map_or(0, |first| first.records.len())
+    }
+
+    /// Returns whether a signal has ended the run.
+    #[must_use]
+    pub fn was_stopped(&self) -> bool {
+        self.ended.was_stopped
+    }
+
+    /// Adds a row to the printed table, after those before it.
+    pub fn row(&mut self, name: &str, value: impl Into<String>) {
+        if let Some(first) = &mut self.first {
+            first.rows.push([name.to_owned(), value.into()]);
+        }
+    }
+
+    /// Adds a field to `summary.json`.
+    pub fn field(&mut self, name: &str, value: impl Into<Value>) {
+        if let Some(first) = &mut self.first {
+            first.fields.insert(name.to_owned(), value.into());
+        }
+    }
+
+    /// Adds a row to the table of memory, which was measured without a plan.
+    pub fn memory(&mut self, name: &str, measured: ByteCount) {
+        if let Some(first) = &mut self.first {
+            first.memory.push([name.to_owned(), measured.to_string()]);
+        }
+    }
+
+    /// Adds a paragraph below the tables.
+    pub fn text(&mut self, text: &str) {
+        if let Some(first) = &mut self.first {
+            first.text = format!("{}\n{text}\n", first.text);
+        }
+    }
+
+    /// Joins the reports of the ranks of this process, in their order. Returns the report of rank 0,
+    /// if it is among them.
+    pub(crate) fn of_all(reports: Vec<Self>) -> (Ended, Option<Self>) {
+        let (mut costs, mut first, mut ended) = (Vec::new(), None, Ended::default());
+        for report in reports {
+            costs.extend(report.costs);
+            first = first.or(report.first);
+            ended = report.ended;
+        }
+        let report = first.map(|first| Self { ended: ended.clone(), costs, first: Some(first) });
+        (ended, report)
+    }
+
+    /// Writes `summary.json` and `loss.svg`, and prints the tables of rank 0. Files stay as they are
+    /// if all steps were made before this run.
+    pub(crate) fn publish(&self, files: Option<&Files>) -> Result<(), Failure> {
+        let Some(first) = &self.first else { return Ok(()) };
+        if first.records.is_empty() {
+            let text = format!("all {} steps are made\n{}", first.steps, first.text);
+            return Ok(stdout::print(text)?);
+        }
+        // The files come first: a stdout that takes no more does not lose them.
+        if let Some(files) = files {
+            let mut summary = first.fields.clone();
+            let ranks = self.costs.iter().enumerate();
+            let ranks: Vec<Value> = ranks.map(|(rank, costs)| costs.summary(rank)).collect();
+            summary.insert("ranks".to_owned(), ranks.into());
+            files.write_summary(&Value::Object(summary))?;
+            plot::loss(&files.plot(), &first.records, first.loss)?;
+        }
+        let exactness = self.check_traffic();
+        let said = exactness.as_ref().map_or_else(ToString::to_string, Clone::clone);
+        stdout::print(format!(
+            "{}\n\n{}\n{said}\n\n{}\n{}",
+            first.overview(),
+            self.traffic_table(first.records.len()),
+            self.memory_table(first),
+            first.text,
+        ))?;
+        exactness.map(drop)
+    }
+
+    /// Checks that calls and bytes are exactly as planned on all ranks of this process. Returns a
+    /// sentence that says so.
+    fn check_traffic(&self) -> Result<String, Failure> {
+        let ranks = self.costs.len();
+        let differ = self.costs.iter().filter(|costs| !costs.is_traffic_as_planned()).count();
+        match differ {
+            // Each other process compares its own.
+            0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
+            0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
+            _ => Err(Failure::work(format!(
+                "verification failed: calls and bytes are not as planned on {differ} of {ranks} ranks"
+            ))),
+        }
+    }
+
+    /// Returns the collectives of rank 0 in a step.
+    fn traffic_table(&self, steps: usize) -> Table {
+        let a_step = |total: u64| (total / steps as u64).to_string();
+        let costs = self.costs.first().into_iter().flat_map(|costs| &costs.traffic);
+        let rows = costs.map(|(name, Compared { planned, measured })| {
+            let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
+            let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
+            [(*name).to_owned(), calls_planned, calls, bytes_planned, bytes]
+        });
+        table(["a step of rank 0", "calls planned", "measured", "bytes planned", "measured"], rows)
+    }
+
+    /// Returns the peak memory of rank 0 by category.
+    fn memory_table(&self, first: &First) -> Table {
+        let used = |it: &Compared<ByteCount>| it.planned.max(it.measured) > ByteCount::ZERO;
+        let costs = self.costs.first().into_iter().flat_map(|costs| &costs.memory);
+        let planned = costs.filter(|(_, compared)| used(compared)).map(|(category, compared)| {
+            [category.clone(), compared.planned.to_string(), compared.measured.to_string()]
+        });
+        let own = first.memory.iter().map(|[name, measured]| {
+            [name.clone(), String::new(), measured.clone()]
+        });
+        table(["peak memory of rank 0", "planned", "measured"], planned.chain(own))
+    }
+}
+
+impl First {
+    fn overview(&self) -> Table {
+        let mut rows = self.rows.clone();
+        if self.warnings > 0 {
+            rows.push(["warnings".to_owned(), self.warnings.to_string()]);
+        }
+        table(["a run", &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
+    }
+}
+
+fn shown(loss: Option<f64>) -> String {
+    format!("{:.4}", loss.unwrap_or(f64::NAN))
+}
+
+/// Returns a table with words on the left and numbers on the right.
+pub(crate) fn table<const COLUMNS: usize>(
+    header: [&str; COLUMNS],
+    rows: impl IntoIterator<Item = [String; COLUMNS]>,
+) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

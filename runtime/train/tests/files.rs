@@ -1,0 +1,88 @@
+//! Files that a user names: only regular ones are read, up to a length, and at once.
+#![cfg(unix)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use hsdp_train::file::{lines, read, read_text};
+use tempfile::TempDir;
+
+/// No file takes longer, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The error of a file of which at most 1000 bytes are read.
+fn refusal(path: &Path) -> String {
+    let (done, ended) = mpsc::channel();
+    let path = path.to_owned();
+    thread::spawn(move || done.send(read_text(&path, 1000)));
+    let read = ended.recv_timeout(PATIENCE).expect("the read waits for nothing");
+    read.expect_err("a file that is refused").to_string()
+}
+
+#[test]
+fn a_fifo_a_device_and_a_directory_are_refused_at_once() {
+    let folder = TempDir::new().expect("a folder");
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    assert!(refusal(&fifo).ends_with("/fifo: it is a FIFO; a regular file is needed"));
+    assert!(refusal(folder.path()).ends_with(": it is a directory; a regular file is needed"));
+    let expected = "/dev/zero: it is a device; a regular file is needed";
+    assert_eq!(refusal(Path::new("/dev/zero")), expected);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&fifo, &link).expect("a link");
+    assert!(refusal(&link).ends_with("/link: it is a FIFO; a regular file is needed"));
+}
+
+#[test]
+fn a_file_is_read_up_to_its_limit() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("file");
+    fs::write(&path, vec![b'x'; 1000]).expect("written");
+    assert_eq!(read(&path, 1000).expect("a file"), vec![b'x'; 1000]);
+    assert_eq!(read_text(&path, u64::MAX).expect("a text").len(), 1000);
+    fs::write(&path, vec![b'x'; 1001]).expect("written");
+    assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
+    // A hole takes no room on the disk, and would take memory.
+    let hole = File::create(&path).expect("a file");
+    hole.set_len(1 << 40).expect("a hole");
+    assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
+    fs::write(&path, [0xff]).expect("written");
+    assert!(refusal(&path).ends_with("/file: it is not UTF-8 text"));
+}
+
+/// The files of /proc say that they have no bytes.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_is_longer_than_it_says_is_refused() {
+    assert_eq!(refusal(Path::new("/proc/kallsyms")), "/proc/kallsyms: it has more than 1000 bytes");
+}
+
+#[test]
+fn the_error_is_one_line_for_a_name_with_newlines() {
+    let error = refusal(Path::new("/no\nsuch\u{1b}[2Jfile"));
+    assert_eq!(error, "/no\\nsuch\\u{1b}[2Jfile: No such file or directory (os error 2)");
+}
+
+#[test]
+fn a_file_of_any_length_is_read_line_by_line() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("file");
+    let all = |most| lines(&path, most).expect("a file").collect::<Result<Vec<_>, _>>();
+    fs::write(&path, "one\n\nthree").expect("written");
+    assert_eq!(all(5).expect("lines"), [&b"one"[..], b"", b"three"]);
+    let long = all(4).expect_err("five bytes").to_string();
+    assert!(long.ends_with("/file: line 3 has more than 4 bytes"), "{long}");
+    fs::write(&path, "four\n").expect("written");
+    assert_eq!(all(4).expect("lines"), [b"four"]);
+    // A hole is a line of zeros.
+    let hole = File::create(&path).expect("a file");
+    hole.set_len(1 << 40).expect("a hole");
+    let long = all(1000).expect_err("a long line").to_string();
+    assert!(long.ends_with("/file: line 1 has more than 1000 bytes"), "{long}");
+    let folder = lines(folder.path(), 1000).expect_err("no file").to_string();
+    assert!(folder.ends_with(": it is a directory; a regular file is needed"), "{folder}");
+}
