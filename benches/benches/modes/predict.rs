@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use hsdp::Channel;
 use hsdp::testing::SlowChannel;
-use hsdp_train::{Failure, print};
 use hsdp_sharding::{Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
     Batch, Computation, Costs, Errors, Hints, Machine, Measurements, Members, Microbatches,
     Operation, OperationCost, Recompute, Time, Work, WorkCost, Workload, fit, simulate,
 };
+use hsdp_train::{Failure, print};
 
 use crate::measure::Row;
 use crate::options::{Links, Options};

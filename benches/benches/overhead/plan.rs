@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use hsdp_train::{Failure, print};
 use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_train::{Failure, print};
 
 use crate::options::Options;
 

@@ -8,9 +8,9 @@ use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+use hsdp_sharding::PlanOptions;
 use hsdp_train::memory::Limit;
 use hsdp_train::{Failure, print};
-use hsdp_sharding::PlanOptions;
 
 use crate::options::Options;
 

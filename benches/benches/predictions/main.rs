@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use hsdp_benches::plot::Plot;
 use hsdp_benches::program;
-use hsdp_train::{Failure, print};
 use hsdp_simulator::Errors;
+use hsdp_train::{Failure, print};
 
 use crate::tables::{Held, cores, node};
 

@@ -5,13 +5,13 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hsdp_train::file::Output;
-use hsdp_train::stderr::in_one_line;
-use hsdp_train::{file, print};
 use hsdp_simulator::{
     AllReduceRow, Fit, Machine, Measurements, Placed, Placing, StepRow, Time, fit,
     read_all_reduces, read_steps,
 };
+use hsdp_train::file::Output;
+use hsdp_train::stderr::in_one_line;
+use hsdp_train::{file, print};
 
 use crate::machine;
 use crate::outcome::Outcome;

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use hsdp_simulator::{Schedules, Verdict, judge};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
-use hsdp_simulator::{Schedules, Verdict, judge};
 
 use crate::outcome::Outcome;
 use crate::trace::records;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use hsdp_train::file::{self, FileError};
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::Machine;
+use hsdp_train::file::{self, FileError};
 
 /// The most bytes of a machine file.
 const MAX_BYTES: u64 = 1 << 20;

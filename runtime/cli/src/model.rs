@@ -7,9 +7,9 @@ mod file;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use hsdp_train::file::{FileError, read_text};
 use hsdp_sharding::{DType, ModelSpec, Param, Unit};
 use hsdp_simulator::{Attention, Computation, Error, Hints, is_attention, is_lookup};
+use hsdp_train::file::{FileError, read_text};
 
 /// Maximum number of bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;

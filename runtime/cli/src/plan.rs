@@ -13,8 +13,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use hsdp_train::{print, print_json};
 use hsdp_sharding::Plan;
+use hsdp_train::{print, print_json};
 
 use self::choices::Choices;
 use self::memory::Memory;

@@ -14,9 +14,9 @@ use bytesize::ByteSize;
 use clap::Args;
 use clap::builder::TypedValueParser as _;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_train::{number, print, print_json};
 use hsdp_sharding::{ByteCount, Offload};
 use hsdp_simulator::{Machine, Search, Space};
+use hsdp_train::{number, print, print_json};
 
 use crate::machine;
 use crate::model::{Adapters, Model};

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use hsdp_train::{print, print_json};
 use hsdp_sharding::Offload;
 use hsdp_simulator::{Batch, Machine, Microbatches, Prediction, Recompute, Time, Workload};
+use hsdp_train::{print, print_json};
 
 use crate::machine;
 use crate::outcome::Outcome;

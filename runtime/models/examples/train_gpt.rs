@@ -213,9 +213,9 @@ impl Inputs {
         let need = Need::of_run(run, &plan, options.steps);
         let need = match run.device {
             Placement::Cuda { .. } if cfg!(feature = "candle-cuda") => need,
-            _ => parts.into_iter().fold(need, |need, (part, bytes)| {
-                need.with(part, bytes.saturating_mul(here))
-            }),
+            _ => parts
+                .into_iter()
+                .fold(need, |need, (part, bytes)| need.with(part, bytes.saturating_mul(here))),
         };
         need.check(Limit::of_process())?;
         Ok(Self { gpt, text, digest })

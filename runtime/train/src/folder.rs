@@ -19,8 +19,8 @@ use crate::options::RunOptions;
 use crate::warnings::Warnings;
 
 pub use self::lock::{FolderLock, LockError};
-pub use self::switch::Switch;
 pub(crate) use self::metrics::Metrics;
+pub use self::switch::Switch;
 pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
 
 /// The files of a run.

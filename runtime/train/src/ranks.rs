@@ -215,7 +215,8 @@ impl Ranks {
         inputs: Result<&'i I, &Failure>,
     ) -> Result<&'i I, Failure> {
         compare(world, "options", &self.options.shared())?;
-        let problem = inputs.err().map_or_else(String::new, |failure| format!("{PROBLEM}{failure}"));
+        let problem =
+            inputs.err().map_or_else(String::new, |failure| format!("{PROBLEM}{failure}"));
         compare(world, "inputs", &problem)?;
         inputs.map_err(|failure| refused(world, failure.to_string()))
     }

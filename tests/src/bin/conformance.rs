@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use hsdp::{Offload, Placement};
+use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 use hsdp_train::stdout::PrintError;
 use hsdp_train::{Failure, Warnings, command_line, print};
-use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
 #[derive(Debug, Parser)]

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use hsdp::memory::CountingAllocator;
 use hsdp_comm::Between;
-use hsdp_train::{Failure, command_line, print};
 use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
+use hsdp_train::{Failure, command_line, print};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();

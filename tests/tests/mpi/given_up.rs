@@ -14,8 +14,8 @@ use hsdp_comm::{
 };
 use hsdp_kernels::cuda::{Device, DeviceBuffer, Noted, Stream};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
-use hsdp_train::tell;
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
+use hsdp_train::tell;
 
 use crate::Named;
 use crate::faults::folder;

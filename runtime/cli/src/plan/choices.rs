@@ -2,8 +2,8 @@
 
 use clap::Args;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_train::number::count;
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
+use hsdp_train::number::count;
 
 use super::Device;
 use super::optimizer::Optimizer;

@@ -1,8 +1,8 @@
 //! A plan as tables.
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_train::stderr::in_one_line;
 use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
+use hsdp_train::stderr::in_one_line;
 
 use super::Planned;
 use super::memory::Place;

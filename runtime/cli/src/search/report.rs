@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use hsdp_train::stderr::in_one_line;
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::{Found, Search, StatedError};
+use hsdp_train::stderr::in_one_line;
 
 use super::Searched;
 

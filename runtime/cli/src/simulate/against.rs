@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use hsdp_train::print;
 use hsdp_simulator::{Errors, Machine, Placing, read_steps};
+use hsdp_train::print;
 
 use crate::calibrate;
 use crate::outcome::Outcome;

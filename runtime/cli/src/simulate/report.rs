@@ -1,8 +1,8 @@
 //! A simulated step as text.
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_train::stderr::in_one_line;
 use hsdp_simulator::{Level, RankTiming, Share};
+use hsdp_train::stderr::in_one_line;
 
 use super::Simulated;
 use crate::machine::memory_of;

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use hsdp_train::file::{Output, OutputFolder, replace_with};
 use hsdp_simulator::{Costs, Traces, trace};
+use hsdp_train::file::{Output, OutputFolder, replace_with};
 
 use super::{Options, Simulated};
 use crate::model::Model;

@@ -26,7 +26,8 @@ fn write_svg(
     let mut text = String::new();
     draw(&mut text)
         .map_err(|error| Failure::work(format!("cannot draw {}: {error}", file.display())))?;
-    replace_with(file, |sink| sink.write_all(text.as_bytes())).map_err(|error| Failure::work(format!("cannot write {error}")).in_training())
+    replace_with(file, |sink| sink.write_all(text.as_bytes()))
+        .map_err(|error| Failure::work(format!("cannot write {error}")).in_training())
 }
 
 fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box<dyn Error>> {

@@ -68,7 +68,6 @@ impl Trace {
     pub(crate) fn switch(&self) -> Switch {
         self.switch.clone()
     }
-
 }
 
 impl Drop for Trace {

@@ -5,10 +5,10 @@ use hsdp::checkpoint::Checkpointed;
 use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Map, Value, json};
 
+use super::Run;
 use super::costs::{Compared, Costs};
 use super::progress::StepRecord;
 use super::saving::Saving;
-use super::Run;
 use crate::failure::Failure;
 use crate::folder::{Files, plot};
 use crate::stdout;
@@ -67,7 +67,8 @@ impl Report {
         let spec = run.model.plan().spec();
         let options = run.options();
         let (ElemCount(elements), units) = (spec.numel(), spec.units().len());
-        let [first, last] = [records.first(), records.last()].map(|record| record.map(|it| it.loss));
+        let [first, last] =
+            [records.first(), records.last()].map(|record| record.map(|it| it.loss));
         let applied = records.iter().filter(|record| record.applied).count();
         let seconds: f64 = records.iter().map(|record| record.seconds).sum();
         let tokens: u64 = records.iter().map(|record| record.tokens).sum();
@@ -234,9 +235,10 @@ impl Report {
         let planned = costs.filter(|(_, compared)| used(compared)).map(|(category, compared)| {
             [category.clone(), compared.planned.to_string(), compared.measured.to_string()]
         });
-        let own = first.memory.iter().map(|[name, measured]| {
-            [name.clone(), String::new(), measured.clone()]
-        });
+        let own = first
+            .memory
+            .iter()
+            .map(|[name, measured]| [name.clone(), String::new(), measured.clone()]);
         table(["peak memory of rank 0", "planned", "measured"], planned.chain(own))
     }
 }

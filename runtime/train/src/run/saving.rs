@@ -45,8 +45,7 @@ impl Saving {
             return Ok(None);
         }
         let open = |folder: &Path, keep| {
-            let with =
-                CheckpointOptions { keep, content: training.content, ..Default::default() };
+            let with = CheckpointOptions { keep, content: training.content, ..Default::default() };
             Checkpoints::open(model, folder, with)
         };
         Ok(Some(Self {
