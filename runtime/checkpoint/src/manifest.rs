@@ -26,7 +26,8 @@ const WITHOUT_FROZEN: u64 = 2;
 /// ones.
 const WITH_APPLIED: u64 = 3;
 
-/// The format of generations that state [`Manifest::settings`]. It has the fields of the one before.
+/// The format of generations that state [`Manifest::settings`]. It has the fields of format 3,
+/// too.
 const WITH_SETTINGS: u64 = 4;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks.
