@@ -334,6 +334,20 @@ impl DecoderConfig {
             lora,
             json: _,
         } = self;
+        // Checkpoints keep these texts, which are therefore not those of `Debug`.
+        let of_queries_and_keys = match qk_norm {
+            None => "none",
+            Some(QkNorm::EachHead) => "each head by itself",
+            Some(QkNorm::Whole) => "all heads as one row",
+        };
+        let scale = match norm_scale {
+            NormScale::Weight => "weight",
+            NormScale::OnePlusWeight => "1 + weight",
+        };
+        let activation = match activation {
+            Activation::Silu => "silu",
+            Activation::GeluTanh => "gelu_tanh",
+        };
         let spec = spec
             .setting("num_attention_heads", num_attention_heads)
             .setting("num_key_value_heads", num_key_value_heads)
@@ -344,9 +358,9 @@ impl DecoderConfig {
             .setting("rotated elements of a head", rotated)
             .setting("max_position_embeddings", max_position_embeddings)
             .setting("pad_token_id", or_none(*pad_token_id))
-            .setting("norms of queries and keys", format_args!("{qk_norm:?}"))
-            .setting("scale of norms", format_args!("{norm_scale:?}"))
-            .setting("activation", format_args!("{activation:?}"))
+            .setting("norms of queries and keys", of_queries_and_keys)
+            .setting("scale of norms", scale)
+            .setting("activation", activation)
             .setting("embedding_scale", or_none(*embedding_scale))
             .setting("attention_scale", attention_scale)
             .setting("attention_cap", or_none(*attention_cap))
@@ -356,7 +370,9 @@ impl DecoderConfig {
             let last = first + alike.len() - 1;
             let name = format!("layers {first} to {last}");
             first = last + 1;
-            spec.setting(name, format_args!("{:?}", alike[0]))
+            let Layer { window, rope } = alike[0];
+            let rotated = if rope { "rotated" } else { "not rotated" };
+            spec.setting(name, format_args!("window {}, {rotated}", or_none(window)))
         });
         match lora {
             Some(Lora { rank: _, alpha }) => spec.setting("alpha of the adapters", alpha),
