@@ -149,6 +149,12 @@ impl Ranks {
         &self.options
     }
 
+    /// Returns whether rank 0 is in this process.
+    #[must_use]
+    pub fn has_first(&self) -> bool {
+        self.place().0 == 0
+    }
+
     /// Returns the index of this process, and the number of processes.
     fn place(&self) -> (usize, usize) {
         match &self.joined {
@@ -193,8 +199,9 @@ impl Ranks {
             train(Setup { world, ranks: self, files }, inputs)
         })?;
         let (ended, report) = Report::of_all(reports);
-        let reported = report.as_ref().map_or(Ok(()), |report| report.publish(files));
-        let ended = self.outcome(ended, report.is_some());
+        let is_first = report.is_some();
+        let reported = report.map_or(Ok(()), |report| report.publish(files));
+        let ended = self.outcome(ended, is_first);
         if let (Err(_), Err(failure)) = (&reported, &ended) {
             failure.tell(self.name);
         }
@@ -203,7 +210,7 @@ impl Ranks {
 
     /// Prepares the folder of `--out` in the process of rank 0.
     fn output(&self) -> Result<Option<Output>, Failure> {
-        let folder = self.options.out.as_deref().filter(|_| self.place().0 == 0);
+        let folder = self.options.out.as_deref().filter(|_| self.has_first());
         folder.map(|folder| Output::create(folder, &self.recorder)).transpose()
     }
 
