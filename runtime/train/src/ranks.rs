@@ -259,13 +259,14 @@ impl Ranks {
         let outcomes = self.launch(|world| {
             let flight = world.clone();
             // The record has the operations before the failure, which explain more than the error.
-            rank(world).map_err(|failure| (failure, flight.flight_record()))
+            rank(world).map_err(|failure| Box::new((failure, flight.flight_record())))
         })?;
         let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for outcome in outcomes {
             match outcome.map_err(|panicked| Failure::work(panicked).in_training())? {
                 Ok(output) => done.push(output),
-                Err((failure, record)) => {
+                Err(failed) => {
+                    let (failure, record) = *failed;
                     failures.push(failure.in_training());
                     records.push(record);
                 }
