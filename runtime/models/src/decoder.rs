@@ -28,7 +28,7 @@
 //!
 //! In reading order: `model` (the units), `block`, `attention`, `mlp`, `norm`, `linear` (with the
 //! adapters of LoRA), `rotary`, `config`, `config::keys` (the effect of each key of `config.json`),
-//! `families`, `pretrained` (a folder of transformers).
+//! `families`, `pretrained` (a folder of transformers), `export` (another one, after training).
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -61,6 +61,8 @@
 mod attention;
 mod block;
 mod config;
+#[cfg(feature = "data")]
+mod export;
 mod families;
 mod linear;
 mod mlp;
@@ -75,6 +77,8 @@ pub use self::config::rope::{Rope, RopeScaling};
 pub use self::config::{
     Activation, Biases, BlockNorms, ConfigError, DecoderConfig, Layer, NormScale, Packing, QkNorm,
 };
+#[cfg(feature = "data")]
+pub use self::export::{Export, ExportError};
 pub use self::linear::{Linear, Lora};
 pub use self::mlp::Mlp;
 pub use self::model::{Decoder, Recomputation};

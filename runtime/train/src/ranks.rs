@@ -151,6 +151,12 @@ impl Ranks {
         &self.options
     }
 
+    /// Returns whether rank 0 is in this process.
+    #[must_use]
+    pub fn has_first(&self) -> bool {
+        self.place().0 == 0
+    }
+
     /// Returns the index of this process, and the number of processes.
     fn place(&self) -> (usize, usize) {
         match &self.joined {
@@ -195,8 +201,9 @@ impl Ranks {
             train(Setup { world, ranks: self, files }, inputs)
         })?;
         let (ended, report) = Report::of_all(reports);
-        let reported = report.as_ref().map_or(Ok(()), |report| report.publish(files));
-        let ended = self.outcome(ended, report.is_some());
+        let is_first = report.is_some();
+        let reported = report.map_or(Ok(()), |report| report.publish(files));
+        let ended = self.outcome(ended, is_first);
         if let (Err(_), Err(failure)) = (&reported, &ended) {
             failure.tell(self.name);
         }
@@ -205,7 +212,7 @@ impl Ranks {
 
     /// Prepares the folder of `--out` in the process of rank 0.
     fn output(&self) -> Result<Option<Output>, Failure> {
-        let folder = self.options.out.as_deref().filter(|_| self.place().0 == 0);
+        let folder = self.options.out.as_deref().filter(|_| self.has_first());
         folder.map(|folder| Output::create(folder, &self.options, &self.recorder)).transpose()
     }
 
@@ -254,13 +261,14 @@ impl Ranks {
         let outcomes = self.launch(|world| {
             let flight = world.clone();
             // The record has the operations before the failure, which explain more than the error.
-            rank(world).map_err(|failure| (failure, flight.flight_record()))
+            rank(world).map_err(|failure| Box::new((failure, flight.flight_record())))
         })?;
         let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for outcome in outcomes {
             match outcome.map_err(|panicked| Failure::work(panicked).in_training())? {
                 Ok(output) => done.push(output),
-                Err((failure, record)) => {
+                Err(failed) => {
+                    let (failure, record) = *failed;
                     failures.push(failure.in_training());
                     records.push(record);
                 }

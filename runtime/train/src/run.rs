@@ -25,7 +25,7 @@ use crate::folder::keep_warnings;
 use crate::options::{EvaluationOptions, RunOptions};
 use crate::ranks::Setup;
 
-use self::costs::Counted;
+use self::costs::{Costs, Counted};
 use self::evaluation::Evaluations;
 use self::messages::StepMessages;
 use self::norms::StepNorms;
@@ -106,6 +106,8 @@ pub struct Run<'a, O> {
     /// Progress on rank 0.
     progress: Option<Progress<'a>>,
     counted: Counted,
+    /// Costs of the steps, from before the program works on the model after them.
+    costs: Option<Costs>,
     messages: StepMessages,
     /// Number of the next step.
     next: u64,
@@ -172,6 +174,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             evaluations,
             progress,
             counted: Counted::default(),
+            costs: None,
             messages: StepMessages::default(),
             next: first,
             step: None,
@@ -199,6 +202,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
         let number = self.next;
         if self.was_stopped || !self.goes_on(number) {
+            let costs = || self.counted.costs(&self.model, self.setup.options().microbatches);
+            self.costs.get_or_insert_with(costs);
             return Ok(None);
         }
         self.step = Some(Step {
@@ -328,9 +333,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     /// # Errors
     /// Errors of [`ShardedModel::end_run`].
     pub fn finish(&mut self) -> Result<Report, Failure> {
-        match self.next_step()? {
-            None => Report::of(self),
-            Some(_) => Err(out_of_order("finish", "next_step, until it returns None")),
+        match (self.next_step()?, self.costs.take()) {
+            (None, Some(costs)) => Report::of(self, costs),
+            _ => Err(out_of_order("finish", "next_step, until it returns None")),
         }
     }
 

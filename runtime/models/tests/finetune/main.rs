@@ -2,6 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(unix)]
+mod ends;
 mod families;
 mod place;
 mod refusals;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use candle_core::{Device, Tensor, safetensors};
 use serde_json::Value;
@@ -50,14 +50,19 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// Runs the program, in the arguments of which names in braces are paths in the folder.
-    pub(crate) fn run(&self, arguments: &str) -> Output {
+    /// Returns the command that runs the program. Names in braces are paths in the folder.
+    pub(crate) fn command(&self, arguments: &str) -> Command {
         let path = |word: &str| match word.strip_prefix('{').and_then(|it| it.strip_suffix('}')) {
             Some(name) => self.path(name).display().to_string(),
             None => word.to_owned(),
         };
-        let arguments = arguments.split_whitespace().map(path);
-        example("finetune").args(arguments).output().expect("the program starts")
+        let mut command = example("finetune");
+        command.args(arguments.split_whitespace().map(path));
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &str) -> Output {
+        self.command(arguments).output().expect("the program starts")
     }
 
     pub(crate) fn trained(&self, arguments: &str) -> String {

@@ -105,6 +105,19 @@ fn batches_without_steps_are_one_line() {
 }
 
 #[test]
+fn evaluations_without_held_out_sequences_are_one_line() {
+    let place = Place::new();
+    place.rewrite("batches.safetensors", |tensors| {
+        tensors.retain(|name, _| !name.starts_with("eval_"));
+    });
+    let line = place.refused(&format!("{TUNE} --evaluate-every 2"));
+    let told = "--evaluate-every: the file of --batches has no eval_input_ids";
+    assert!(line.contains(told), "{line}");
+    let said = place.trained(&format!("{TUNE} --steps 1"));
+    assert!(!said.contains("held out"), "{said}");
+}
+
+#[test]
 fn another_family_is_one_line() {
     let place = Place::new();
     place.reconfigure("model_type", json!("gpt_neox"));

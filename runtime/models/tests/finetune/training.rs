@@ -298,6 +298,9 @@ fn the_average_of_weights_is_evaluated_and_exported() {
         ["eval_loss_after", "eval_loss_average"].map(|it| summary[it].as_f64().expect("a number"));
     assert!(after < average, "the weights are ahead of their average: {after} and {average}");
     same_logits(&place.path("tuned"), average);
+    // The copy of the weights, as long as their average is evaluated, is not of a step.
+    let [planned, measured] = shard_bytes(&summary);
+    assert_eq!(measured, planned);
     let resumed = place.trained(&format!("{TUNE} {run} --mesh 2x2 --resume"));
     assert!(resumed.starts_with("all 6 steps are made\n"), "{resumed}");
     let refused = place.refused(&format!("{TUNE} --ema 1.0"));

@@ -46,12 +46,15 @@ struct First {
     fields: Map<String, Value>,
     memory: Vec<[String; 2]>,
     text: String,
+    failure: Option<Failure>,
 }
 
 impl Report {
     /// Ends the run on all ranks. Collective.
-    pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>) -> Result<Self, Failure> {
-        let costs = run.counted.costs(&run.model, run.options().microbatches);
+    pub(super) fn of<O: Checkpointed>(
+        run: &mut Run<'_, O>,
+        costs: Costs,
+    ) -> Result<Self, Failure> {
         let warnings = run.count_warnings()?;
         let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;
@@ -98,6 +101,7 @@ impl Report {
             fields,
             memory: Vec::new(),
             text: String::new(),
+            failure: None,
             records,
         };
         let best = run.evaluations.past().best;
@@ -159,6 +163,14 @@ impl Report {
         }
     }
 
+    /// Lets the program fail after the report is written and printed: work after the training has
+    /// failed, such as an export.
+    pub fn fail(&mut self, failure: impl Into<Failure>) {
+        if let Some(first) = &mut self.first {
+            first.failure.get_or_insert(failure.into().in_training());
+        }
+    }
+
     /// Joins the reports of the ranks of this process, in their order. Returns the report of rank 0,
     /// if it is among them.
     pub(crate) fn of_all(reports: Vec<Self>) -> (Ended, Option<Self>) {
@@ -174,7 +186,16 @@ impl Report {
 
     /// Writes `summary.json` and `loss.svg`, and prints the tables of rank 0. Files stay as they are
     /// if all steps were made before this run.
-    pub(crate) fn publish(&self, files: Option<&Files>) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The failure of [`fail`](Self::fail), or else that of a file or of stdout.
+    pub(crate) fn publish(mut self, files: Option<&Files>) -> Result<(), Failure> {
+        let failure = self.first.as_mut().and_then(|first| first.failure.take());
+        let shown = self.show(files);
+        failure.map_or(shown, Err)
+    }
+
+    fn show(&self, files: Option<&Files>) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
         if first.records.is_empty() {
             let text = format!("all {} steps are made\n{}", first.steps, first.text);

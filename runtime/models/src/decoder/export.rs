@@ -1,0 +1,293 @@
+//! A trained model as a folder of transformers, with adapters as a folder of PEFT.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hsdp_candle::Recorded;
+use hsdp_sharding::Param;
+use hsdp_train::file::{self, FileError, replace_at, replace_with};
+use hsdp_train::stderr::in_one_line;
+use safetensors::{Dtype, View};
+use serde_json::{Value, json};
+
+use super::config::DecoderConfig;
+use super::linear::{self, Lora};
+use super::pretrained::Pretrained;
+
+const CONFIG: &str = "config.json";
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const ADAPTERS: &str = "adapters.safetensors";
+
+/// Folder of PEFT in that of an export. `adapter_config.json` beside `config.json` would be taken
+/// for a part of the model.
+const PEFT: &str = "peft";
+const PEFT_CONFIG: &str = "peft/adapter_config.json";
+const PEFT_ADAPTERS: &str = "peft/adapter_model.safetensors";
+
+/// Files of the model's folder that are copied if they exist.
+const COPIED: [&str; 6] = [
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+];
+
+/// Maximum number of bytes of a file that is copied.
+const MAX_COPIED: u64 = 256 << 20;
+
+/// A folder to write a trained model to, which transformers and candle read: `config.json`,
+/// `model.safetensors` in f32, and the other files of the folder that the model came from. With
+/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder `peft`
+/// as PEFT reads them.
+///
+/// ```no_run
+/// # use hsdp::ShardedModel;
+/// # use hsdp_models::decoder::{Decoder, Export, Pretrained};
+/// # fn train(from: &Pretrained) -> Result<ShardedModel, hsdp::Error> { unimplemented!() }
+/// let from = Pretrained::open("TinyLlama".as_ref())?;
+/// let decoder = Decoder::new(from.config().clone());
+/// let recorded = decoder.recorded()?;
+/// let export = Export::prepare("tuned".as_ref(), Some(&from), decoder.config(), &recorded)?;
+/// let model = train(&from)?;
+/// let parameters = model.full_parameters()?; // collective
+/// if model.rank().index() == 0 {
+///     export.write(&parameters)?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Export {
+    folder: PathBuf,
+    /// Files beside those of tensors.
+    files: Vec<(&'static str, Vec<u8>)>,
+    adapters: Vec<Param>,
+    /// Parameters that are not of adapters.
+    model: Vec<Param>,
+}
+
+/// The reason why a model cannot be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The folder cannot be made or read.
+    #[error("{}: {source}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The folder is the one that the model came from.
+    #[error("{}: it is the folder of the model", folder.display())]
+    IsSource {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder holds a file that would be read with the export, or in its place.
+    #[error("{}: it holds {name}, of another model", folder.display())]
+    Stale {
+        /// The folder.
+        folder: PathBuf,
+        /// The name of the file.
+        name: String,
+    },
+    /// A file that is copied cannot be read.
+    #[error(transparent)]
+    Read(FileError),
+    /// A file cannot be written. It is as it was before.
+    #[error("cannot write {0}")]
+    Write(#[source] FileError),
+    /// A parameter is missing, or has another number of elements.
+    #[error("parameter {name} is not among those to export, with its {elements} elements")]
+    Missing {
+        /// The name of the parameter.
+        name: String,
+        /// Number of its elements.
+        elements: usize,
+    },
+}
+
+impl Export {
+    /// Makes the folder, and reads the files that are copied to it from the folder `from`, if the
+    /// model came from one. An output that cannot be written is found here, before the model is
+    /// trained. Files that exist stay as they are until [`write`](Self::write).
+    ///
+    /// # Errors
+    /// [`ExportError`].
+    pub fn prepare(
+        folder: &Path,
+        from: Option<&Pretrained>,
+        config: &DecoderConfig,
+        recorded: &Recorded,
+    ) -> Result<Self, ExportError> {
+        let failed = |source| ExportError::Folder { folder: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(failed)?;
+        let base = folder.canonicalize().map_err(failed)?;
+        if from.is_some_and(|from| from.path().canonicalize().is_ok_and(|from| from == base)) {
+            return Err(ExportError::IsSource { folder: folder.to_owned() });
+        }
+        if let Some(name) = stale(folder, config).map_err(failed)? {
+            return Err(ExportError::Stale { folder: folder.to_owned(), name });
+        }
+        let (adapters, model): (Vec<_>, Vec<_>) =
+            recorded.params().cloned().partition(|param| linear::is_adapter(&param.name));
+        let bytes = |json: Value| format!("{json:#}").into_bytes();
+        let mut files = vec![(CONFIG, bytes(config.to_json()))];
+        if let Some(lora) = config.lora {
+            files.push((PEFT_CONFIG, bytes(peft_config(lora, &adapters, &base))));
+        }
+        for name in COPIED {
+            let path = from.map(|from| from.path().join(name)).filter(|path| path.exists());
+            if let Some(path) = path {
+                files.push((name, file::read(&path, MAX_COPIED).map_err(ExportError::Read)?));
+            }
+        }
+        // The folder of PEFT is made when it is written, if it does not exist yet.
+        let is_there =
+            |name: &&str| !name.starts_with(PEFT) || folder.join(PEFT).symlink_metadata().is_ok();
+        let names = files.iter().map(|(name, _)| *name).chain([MODEL]);
+        let tensors = config.lora.map(|_| [ADAPTERS, PEFT_ADAPTERS]);
+        for name in names.chain(tensors.into_iter().flatten()).filter(is_there) {
+            file::Output::check(&folder.join(name), &[]).map_err(ExportError::Write)?;
+        }
+        Ok(Self { folder: folder.to_owned(), files, adapters, model })
+    }
+
+    /// Writes the files, each as a whole. The weights come last.
+    ///
+    /// # Errors
+    /// [`ExportError`]. Files that were written before it stay.
+    pub fn write(&self, parameters: &BTreeMap<String, Vec<f32>>) -> Result<(), ExportError> {
+        if !self.adapters.is_empty() {
+            let folder = self.folder.join(PEFT);
+            fs::create_dir_all(&folder).map_err(|source| ExportError::Folder { folder, source })?;
+        }
+        for (name, bytes) in &self.files {
+            let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
+            written.map_err(ExportError::Write)?;
+        }
+        let [own, peft]: [fn(&str) -> String; 2] = [str::to_owned, peft_name];
+        for (file, params, name) in [
+            (ADAPTERS, &self.adapters, own),
+            (PEFT_ADAPTERS, &self.adapters, peft),
+            (MODEL, &self.model, own),
+        ] {
+            if params.is_empty() {
+                continue;
+            }
+            let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+            let views = params.iter().map(|param| {
+                let values = parameters.get(&param.name);
+                match values.filter(|values| values.len() == param.numel()) {
+                    Some(values) => Ok((name(&param.name), Tensor { shape: &param.shape, values })),
+                    None => Err(ExportError::Missing {
+                        name: param.name.clone(),
+                        elements: param.numel(),
+                    }),
+                }
+            });
+            let views = views.collect::<Result<Vec<_>, _>>()?;
+            let written = replace_at(&self.folder.join(file), |path| {
+                safetensors::serialize_to_file(views, Some(metadata), path)
+                    .map_err(io::Error::other)
+            });
+            written.map_err(ExportError::Write)?;
+        }
+        Ok(())
+    }
+}
+
+/// Describes a finished export in a sentence.
+impl fmt::Display for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "exported to {}", in_one_line(self.folder.display()))?;
+        if self.adapters.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            ": adapters are in {ADAPTERS}, and not merged into {MODEL}; the folder {PEFT} has them \
+             for PEFT"
+        )
+    }
+}
+
+/// Returns the name of a file in the folder that would be read with the export, or in its place.
+fn stale(folder: &Path, config: &DecoderConfig) -> io::Result<Option<String>> {
+    let is_stale = |name: &str| {
+        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
+        let adapters = (name == ADAPTERS || name == PEFT) && config.lora.is_none();
+        name == INDEX || is_part || adapters || name.starts_with("adapter_")
+    };
+    let names =
+        fs::read_dir(folder)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
+    let mut stale = names.collect::<io::Result<Vec<String>>>()?;
+    stale.retain(|name| is_stale(name));
+    Ok(stale.into_iter().min())
+}
+
+/// Returns the name of a matrix of an adapter in the file of PEFT.
+fn peft_name(parameter: &str) -> String {
+    format!("base_model.model.{parameter}")
+}
+
+/// Returns the contents of `adapter_config.json` for these matrices. `base` is the folder of the
+/// model, from which `AutoPeftModelForCausalLM` reads it.
+fn peft_config(lora: Lora, adapters: &[Param], base: &Path) -> Value {
+    let layers = adapters.iter().filter_map(|param| param.name.split_once(".lora_"));
+    let targets: BTreeSet<&str> =
+        layers.filter_map(|(layer, _)| layer.rsplit('.').next()).collect();
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.to_str(),
+        "inference_mode": true,
+        "r": lora.rank,
+        "lora_alpha": whole(lora.alpha),
+        "lora_dropout": 0.0,
+        "use_rslora": false,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "target_modules": targets,
+    })
+}
+
+/// Returns a number for JSON, without a point if it is whole: PEFT declares alpha as an integer.
+fn whole(number: f64) -> Value {
+    #[expect(clippy::cast_possible_truncation, reason = "it is compared")]
+    let integer = number as i64;
+    #[expect(clippy::cast_precision_loss, reason = "a difference makes it no integer")]
+    let is_whole = integer as f64 == number;
+    if is_whole { json!(integer) } else { json!(number) }
+}
+
+/// A tensor whose bytes are made when it is written.
+struct Tensor<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Tensor<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}
