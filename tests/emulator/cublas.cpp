@@ -1,11 +1,10 @@
 // cuBLAS on the emulated driver: as much of it as hsdp calls. A product takes its place on the stream, and is summed in f32 by a plain loop.
 // It refuses settings with which cuBLAS would round more, or allocate memory, and it writes into its workspace as cuBLAS does.
 
+#include "handles.hpp"
+
 #include <cstdint>
 #include <cstring>
-#include <functional>
-
-void put_on_stream(void* stream, std::function<void()> operation);
 
 extern "C" int cuCtxGetCurrent(void** found);
 

@@ -1,10 +1,13 @@
 // A CUDA driver for hosts without a GPU: as much of it as hsdp calls. Streams are threads, device memory is memory of the host, and the
 // kernels are those of kernels/cuda, made by the host's compiler. It is built to find mistakes in how operations are ordered:
-// streams run at once and are late at random, memory that means nothing is full of NaN, and memory that is freed is gone.
+// streams run at once and are late at random, memory that means nothing is full of NaN, memory that is freed is gone, and a
+// call on a stream or an event that was destroyed ends the process with a message.
 //
 //   HSDP_EMULATED_DELAY_US   how late an operation may begin, at the most (default 50)
 //   HSDP_EMULATED_FENCES     if it is set, no operation that is issued after memory was freed begins before all that were issued before have ended
 //   HSDP_EMULATED_MEMORY     bytes that the device has (default 2 GiB)
+
+#include "handles.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -87,13 +90,32 @@ class Stream {
   public:
     Stream() : thread([this] { run(); }) {}
 
-    ~Stream() {
-        put([this] { is_over = true; });
+    // Refuses operations from now on, and waits until all before have run.
+    void end() {
+        {
+            std::lock_guard held(lock);
+            push([this] { is_over = true; });
+            is_ended = true;
+        }
         thread.join();
     }
 
     void put(std::function<void()> operation) {
         std::lock_guard held(lock);
+        if (is_ended) die("stream", "an operation was issued while another thread destroyed the stream");
+        push(std::move(operation));
+    }
+
+    void drain() {
+        std::unique_lock held(lock);
+        changed.wait(held, [this] { return operations.empty() && !is_busy; });
+    }
+
+    // Calls of libraries that are in progress, and may still issue operations here.
+    std::atomic<int> holders{0};
+
+  private:
+    void push(std::function<void()> operation) {
         operations.push_back([place = order().issue(), operation = std::move(operation)] {
             order().begin(place);
             operation();
@@ -102,12 +124,6 @@ class Stream {
         changed.notify_all();
     }
 
-    void drain() {
-        std::unique_lock held(lock);
-        changed.wait(held, [this] { return operations.empty() && !is_busy; });
-    }
-
-  private:
     void run() {
         std::minstd_rand random(std::random_device{}());
         auto most = setting("HSDP_EMULATED_DELAY_US", 50);
@@ -130,7 +146,7 @@ class Stream {
     std::mutex lock;
     std::condition_variable changed;
     std::deque<std::function<void()>> operations;
-    bool is_busy = false, is_over = false;
+    bool is_busy = false, is_ended = false, is_over = false;
     std::thread thread;
 };
 
@@ -166,7 +182,8 @@ std::shared_ptr<Point> last_of(Event& event) {
 
 struct Device {
     std::mutex lock;
-    std::set<Stream*> streams;
+    // Streams that run, also those that were destroyed before their last operation.
+    std::set<std::shared_ptr<Stream>> streams;
     // By address: the bytes of each allocation.
     std::map<char*, std::size_t> memory;
     std::size_t used = 0;
@@ -178,6 +195,16 @@ Device& device() {
     return *device;
 }
 
+Handles<Stream>& streams() {
+    static auto* streams = new Handles<Stream>("the stream was destroyed, or never made");
+    return *streams;
+}
+
+Handles<Event>& events() {
+    static auto* events = new Handles<Event>("the event was destroyed, or never made");
+    return *events;
+}
+
 // The one context. A thread must have made it current before it calls anything else.
 thread_local void* current = nullptr;
 void* context() { return &device(); }
@@ -187,10 +214,16 @@ void* context() { return &device(); }
 
 }  // namespace
 
-using Handle = std::shared_ptr<Event>;
+void put_on_stream(void* stream, std::function<void()> operation, const char* call) {
+    streams().get(stream, call)->put(std::move(operation));
+}
 
-// For what else issues work: cublas.cpp and nccl.cpp.
-void put_on_stream(void* stream, std::function<void()> operation) { ((Stream*)stream)->put(std::move(operation)); }
+std::shared_ptr<void> hold_stream(void* stream, const char* call) {
+    auto held = streams().get(stream, call);
+    ++held->holders;
+    return std::shared_ptr<void>(held.get(), [held](void*) { --held->holders; });
+}
+
 void note_free() { order().divide(); }
 
 extern "C" {
@@ -233,32 +266,34 @@ int cuCtxSetCurrent(void* made) {
 
 int cuStreamCreate(void** made, unsigned) {
     NEEDS_CONTEXT;
-    auto* stream = new Stream;
+    auto stream = std::make_shared<Stream>();
     std::lock_guard held(device().lock);
     device().streams.insert(stream);
-    *made = stream;
+    *made = streams().add(stream);
     return SUCCESS;
 }
 
-int cuStreamDestroy_v2(void* stream) {
+int cuStreamDestroy_v2(void* destroyed) {
     NEEDS_CONTEXT;
-    {
+    auto stream = streams().take(destroyed);
+    if (stream->holders > 0) die(__func__, "a call of a library on this stream is still in progress");
+    // Operations that were issued still run, and a thread that frees memory waits for them.
+    std::thread([stream] {
+        stream->end();
         std::lock_guard held(device().lock);
-        device().streams.erase((Stream*)stream);
-    }
-    // What was issued still runs, and nobody waits for that here.
-    std::thread([stream] { delete (Stream*)stream; }).detach();
+        device().streams.erase(stream);
+    }).detach();
     return SUCCESS;
 }
 
 int cuEventCreate(void** made, unsigned) {
     NEEDS_CONTEXT;
-    *made = new Handle(std::make_shared<Event>());
+    *made = events().add(std::make_shared<Event>());
     return SUCCESS;
 }
 
 int cuEventDestroy_v2(void* event) {
-    delete (Handle*)event;
+    events().take(event);
     return SUCCESS;
 }
 
@@ -266,23 +301,23 @@ int cuEventRecord(void* recorded, void* stream) {
     NEEDS_CONTEXT;
     auto point = std::make_shared<Point>();
     {
-        Event& event = **(Handle*)recorded;
-        std::lock_guard held(event.lock);
-        event.last = point;
+        auto event = events().get(recorded);
+        std::lock_guard held(event->lock);
+        event->last = point;
     }
-    ((Stream*)stream)->put([point] { point->come(); });
+    streams().get(stream)->put([point] { point->come(); });
     return SUCCESS;
 }
 
 int cuStreamWaitEvent(void* stream, void* awaited, unsigned) {
     NEEDS_CONTEXT;
-    if (auto point = last_of(**(Handle*)awaited)) ((Stream*)stream)->put([point] { point->wait(); });
+    if (auto point = last_of(*events().get(awaited))) streams().get(stream)->put([point] { point->wait(); });
     return SUCCESS;
 }
 
 int cuEventQuery(void* queried) {
     NEEDS_CONTEXT;
-    auto point = last_of(**(Handle*)queried);
+    auto point = last_of(*events().get(queried));
     if (!point) return SUCCESS;
     std::lock_guard held(point->lock);
     return point->has_come ? SUCCESS : NOT_READY;
@@ -306,7 +341,7 @@ int cuMemFree_v2(std::uint64_t address) {
     auto found = device().memory.find((char*)address);
     if (found == device().memory.end()) return INVALID_VALUE;
     note_free();
-    for (Stream* stream : device().streams) stream->drain();
+    for (auto& stream : device().streams) stream->drain();
     std::memset(found->first, 0xff, found->second);
     device().used -= found->second;
     std::free(found->first);
@@ -335,25 +370,25 @@ int cuMemFreeHost(void* memory) {
 
 int cuMemsetD8Async(std::uint64_t address, unsigned char byte, std::size_t bytes, void* stream) {
     NEEDS_CONTEXT;
-    ((Stream*)stream)->put([=] { std::memset((void*)address, byte, bytes); });
+    streams().get(stream)->put([=] { std::memset((void*)address, byte, bytes); });
     return SUCCESS;
 }
 
 int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
     NEEDS_CONTEXT;
-    ((Stream*)stream)->put([=] { std::memcpy((void*)to, from, bytes); });
+    streams().get(stream)->put([=] { std::memcpy((void*)to, from, bytes); });
     return SUCCESS;
 }
 
 int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes, void* stream) {
     NEEDS_CONTEXT;
-    ((Stream*)stream)->put([=] { std::memcpy((void*)to, (const void*)from, bytes); });
+    streams().get(stream)->put([=] { std::memcpy((void*)to, (const void*)from, bytes); });
     return SUCCESS;
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
     NEEDS_CONTEXT;
-    ((Stream*)stream)->put([=] { std::memcpy(to, (const void*)from, bytes); });
+    streams().get(stream)->put([=] { std::memcpy(to, (const void*)from, bytes); });
     return SUCCESS;
 }
 
@@ -379,7 +414,7 @@ int cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned b
                    void* stream, void** arguments, void**) {
     NEEDS_CONTEXT;
     if (grid == 0 || block == 0 || block > 1024) return INVALID_VALUE;
-    ((Stream*)stream)->put(emulate((const char*)function, grid, block, arguments));
+    streams().get(stream)->put(emulate((const char*)function, grid, block, arguments));
     return SUCCESS;
 }
 

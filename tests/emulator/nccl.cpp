@@ -3,13 +3,19 @@
 // 2.30); the first collective of a communicator stays in progress until all ranks have issued it, since they connect in it; a collective occupies
 // its stream until all ranks have come to it, and for ever if they never do; ranks that disagree about the kind or the bytes of a collective
 // hang, and nothing else is compared; an abort lets go of this rank's own operations and of no other's; each rank makes its sums in its own
-// dtype of the elements, rounded at every addition; a communicator that is destroyed or aborted frees memory.
+// dtype of the elements, rounded at every addition; a communicator that is destroyed or aborted frees memory, and
+// first waits for its calls that are in progress.
+//
+// It ends the process with a message where the real one may corrupt memory: if a communicator is used after it was
+// destroyed or aborted, or by two threads at once, and if a stream is destroyed while a call on it is in progress.
 //
 //   HSDP_EMULATED_NCCL_FOLDER    where ranks meet that are processes, in files; without it they are threads of one process
 //   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
 //   HSDP_EMULATED_NCCL_SPLIT     if it is set, communicators cannot be split
-//   HSDP_EMULATED_NCCL_STUCK_FROM  from that operation of a communicator on, calls of groups stay in progress
+//   HSDP_EMULATED_NCCL_STUCK_FROM  from that operation of a communicator on, calls of groups stay in progress until an abort
 //   HSDP_EMULATED_NCCL_VERSION   what ncclGetVersion says (default 23203)
+
+#include "handles.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -31,9 +37,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-void put_on_stream(void* stream, std::function<void()> operation);
-void note_free();
 
 namespace {
 
@@ -138,8 +141,13 @@ struct Comm {
     std::atomic<bool> is_aborted{false};
     // Held while memory of the caller is read or written, which an abort waits for.
     std::mutex copying;
-    std::uint64_t issued = 0, split = 0;
-    std::atomic<std::uint64_t> done{0};
+    // Held by the thread that is in a call of this communicator.
+    std::mutex using_it;
+    std::uint64_t split = 0;
+    // Operations that were issued, and that have ended.
+    std::atomic<std::uint64_t> issued{0}, done{0};
+    // Calls in progress in the background.
+    std::atomic<int> jobs{0};
 
     std::string called(const std::string& what, std::uint64_t number, int rank) const {
         return name + "." + what + "." + std::to_string(number) + "." + std::to_string(rank);
@@ -156,10 +164,47 @@ struct Comm {
         }
         return all;
     }
+
+    void await_jobs() {
+        for (int left = jobs; left > 0; left = jobs) jobs.wait(left);
+    }
 };
 
-// A handle keeps it alive as long as the stream does.
-using Handle = std::shared_ptr<Comm>;
+// Keeps a communicator alive while a stream or a job uses it.
+using Owner = std::shared_ptr<Comm>;
+
+Handles<Comm>& comms() {
+    static auto* comms = new Handles<Comm>("the communicator was destroyed or aborted, or never made");
+    return *comms;
+}
+
+// A call of one thread on a communicator. Ends the process if another thread is in one.
+class Call {
+  public:
+    explicit Call(Owner used, const char* call = __builtin_FUNCTION())
+        : comm(std::move(used)), alone(comm->using_it, std::try_to_lock) {
+        if (!alone) die(call, "another thread is in a call of this communicator");
+    }
+
+    Comm* operator->() const { return comm.get(); }
+
+    const Owner comm;
+
+  private:
+    std::unique_lock<std::mutex> alone;
+};
+
+// Runs the rest of a call in the background. The job is dropped before it counts as done.
+template <typename Job>
+void in_background(const Owner& comm, Job job) {
+    ++comm->jobs;
+    std::thread([comm, job = std::optional(std::move(job))]() mutable {
+        (*job)();
+        job.reset();
+        --comm->jobs;
+        comm->jobs.notify_all();
+    }).detach();
+}
 
 std::size_t bytes_of(int dtype) {
     switch (dtype) {
@@ -238,7 +283,7 @@ bool agree(const Wanted::Asked& one, const std::string& brought) {
 }
 
 // Comes to a collective, and stays until it is done, or this rank's communicator is aborted.
-void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
+void meet(const Owner& comm, std::uint64_t number, Wanted wanted) {
     const Wanted::Asked& of = wanted.asked;
     std::size_t parts = of.kind == Kind::ReduceScatter ? comm->size : 1;
     std::string own((const char*)&of, sizeof of);
@@ -266,21 +311,22 @@ void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
 // The calls of a thread between a start and an end.
 struct Group {
     int depth = 0;
-    std::vector<std::pair<Handle, std::function<void()>>> calls;
+    std::vector<std::pair<Owner, std::function<void()>>> calls;
 };
 
 thread_local Group group;
 
-int issue(void* handle, Wanted wanted, void* stream) {
+int issue(void* handle, Wanted wanted, void* stream, const char* name = __builtin_FUNCTION()) {
     if (!handle) return INVALID_ARGUMENT;
-    Handle comm = *(Handle*)handle;
+    Call used(comms().get(handle, name), name);
+    Owner comm = used.comm;
     if (comm->state != SUCCESS || comm->is_aborted) return INVALID_USAGE;
     if (bytes_of(wanted.asked.dtype) == 0 || wanted.asked.reduction != 0) return INVALID_ARGUMENT;
     // A call of no elements is left out.
     if (wanted.asked.count == 0) return SUCCESS;
-    auto call = [=] {
+    auto call = [=, held = hold_stream(stream, name)] {
         std::uint64_t number = comm->issued++;
-        put_on_stream(stream, [=] { meet(comm, number, wanted); });
+        put_on_stream(stream, [=] { meet(comm, number, wanted); }, name);
     };
     if (group.depth > 0) {
         group.calls.emplace_back(comm, call);
@@ -291,10 +337,10 @@ int issue(void* handle, Wanted wanted, void* stream) {
 }
 
 // Joins the others in the background.
-void join(Handle comm) {
-    std::thread([comm] {
+void join(const Owner& comm) {
+    in_background(comm, [comm] {
         if (!comm->exchange("join", 0, "").empty()) comm->state = SUCCESS;
-    }).detach();
+    });
 }
 
 }  // namespace
@@ -322,27 +368,28 @@ int ncclGetUniqueId(Id* id) {
 
 int ncclCommInitRankConfig(void** made, int size, Id id, int rank, void*) {
     if (rank < 0 || rank >= size) return INVALID_ARGUMENT;
-    Handle comm = std::make_shared<Comm>();
+    auto comm = std::make_shared<Comm>();
     comm->name = std::string(id.internal, strnlen(id.internal, sizeof id.internal));
     comm->size = size;
     comm->rank = rank;
-    *made = new Handle(comm);
+    *made = comms().add(comm);
     join(comm);
     return IN_PROGRESS;
 }
 
 // The parent is in progress until the child is made; then its handle is written, by another thread than the caller's.
 int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
-    Handle parent = *(Handle*)handle;
+    Call used(comms().get(handle));
+    Owner parent = used.comm;
     if (parent->state != SUCCESS || parent->is_aborted || std::getenv("HSDP_EMULATED_NCCL_SPLIT")) return INVALID_USAGE;
     parent->state = IN_PROGRESS;
     *made = nullptr;
     std::uint64_t number = parent->split++;
-    std::thread([=] {
+    in_background(parent, [=] {
         auto all = parent->exchange("split", number, std::to_string(colour) + " " + std::to_string(key));
         if (all.empty()) return;
         if (colour >= 0) {
-            Handle child = std::make_shared<Comm>();
+            auto child = std::make_shared<Comm>();
             child->name = parent->name + "-" + std::to_string(number) + "-" + std::to_string(colour);
             child->rank = 0;
             for (int other = 0; other < int(all.size()); ++other) {
@@ -353,15 +400,15 @@ int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
                 child->rank += std::make_pair(its_key, other) < std::make_pair(key, parent->rank);
             }
             child->state = SUCCESS;
-            __atomic_store_n(made, new Handle(child), __ATOMIC_RELEASE);
+            __atomic_store_n(made, comms().add(child), __ATOMIC_RELEASE);
         }
         parent->state = SUCCESS;
-    }).detach();
+    });
     return SUCCESS;
 }
 
 int ncclCommGetAsyncError(void* handle, int* state) {
-    Handle comm = *(Handle*)handle;
+    Call comm(comms().get(handle));
     const char* fails_after = std::getenv("HSDP_EMULATED_NCCL_FAILS_AFTER");
     bool has_failed = fails_after && comm->issued >= std::strtoull(fails_after, nullptr, 10);
     *state = has_failed ? REMOTE_ERROR : comm->state.load();
@@ -370,45 +417,49 @@ int ncclCommGetAsyncError(void* handle, int* state) {
 
 // Waits for what was issued, in the background.
 int ncclCommFinalize(void* handle) {
-    Handle comm = *(Handle*)handle;
-    comm->state = IN_PROGRESS;
-    std::thread([comm] {
+    Call used(comms().get(handle));
+    used->state = IN_PROGRESS;
+    in_background(used.comm, [comm = used.comm] {
         while (comm->done < comm->issued && !comm->is_aborted) board().rest();
         note_free();
         comm->state = SUCCESS;
-    }).detach();
+    });
     return IN_PROGRESS;
 }
 
 int ncclCommDestroy(void* handle) {
+    Call comm(comms().take(handle));
+    comm->await_jobs();
     note_free();
-    delete (Handle*)handle;
     return SUCCESS;
 }
 
 int ncclCommAbort(void* handle) {
-    Handle comm = *(Handle*)handle;
+    Call comm(comms().take(handle));
     comm->is_aborted = true;
+    comm->await_jobs();
     // The caller frees the memory of calls next.
     { std::lock_guard copying(comm->copying); }
     note_free();
-    delete (Handle*)handle;
     return SUCCESS;
 }
 
 int ncclCommCount(void* handle, int* count) {
-    *count = (*(Handle*)handle)->size;
+    *count = Call(comms().get(handle))->size;
     return SUCCESS;
 }
 
 int ncclCommUserRank(void* handle, int* rank) {
-    *rank = (*(Handle*)handle)->rank;
+    *rank = Call(comms().get(handle))->rank;
     return SUCCESS;
 }
 
 const char* ncclGetErrorString(int status) { return status == IN_PROGRESS ? "in progress" : "emulated"; }
 
-const char* ncclGetLastError(void*) { return "the emulated NCCL says no more"; }
+const char* ncclGetLastError(void* handle) {
+    if (handle) Call(comms().get(handle));
+    return "the emulated NCCL says no more";
+}
 
 // What is called in between is issued at the end: until then nothing of it is on a stream.
 int ncclGroupStart() {
@@ -423,13 +474,18 @@ int ncclGroupEnd() {
     for (auto& [comm, call] : std::exchange(group.calls, {})) {
         comm->state = IN_PROGRESS;
         const char* stuck_from = std::getenv("HSDP_EMULATED_NCCL_STUCK_FROM");
-        if (stuck_from && comm->issued >= std::strtoull(stuck_from, nullptr, 10)) continue;
-        std::thread([comm = comm, call = call] {
+        bool is_stuck = stuck_from && comm->issued >= std::strtoull(stuck_from, nullptr, 10);
+        in_background(comm, [comm = comm, call = std::move(call), is_stuck]() mutable {
             std::this_thread::sleep_for(std::chrono::microseconds(200));
+            while (is_stuck && !comm->is_aborted) board().rest();
+            // The real one notices an abort late, too.
+            if (is_stuck) std::this_thread::sleep_for(std::chrono::milliseconds(200));
             if (comm->issued == 0 && comm->exchange("connect", 0, "").empty()) return;
             call();
+            // The caller may destroy the stream next.
+            call = nullptr;
             if (!comm->is_aborted) comm->state = SUCCESS;
-        }).detach();
+        });
     }
     return IN_PROGRESS;
 }

@@ -46,7 +46,7 @@ impl Carrier {
         let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(carriers.len());
         for ((carrier, comm), transfer) in carriers.iter().zip(&held).zip(transfers) {
             let call = comm.prepare(op, &carrier.stream, transfer);
-            calls.push(call.map_err(|error| carrier.refused(op, error))?);
+            calls.push(call.map_err(|error| carrier.not_made(op, error))?);
         }
         if let Some((queue, issuing)) = queued {
             queue.note(&own.access, issuing, calls[0].shape)?;
@@ -74,6 +74,14 @@ impl Carrier {
                 self.access.status().world_end().unwrap_or(error)
             }
         }
+    }
+
+    /// Returns the error of a call that was not made: the end of the world, if that has aborted the
+    /// communicator in the meantime.
+    fn not_made(&self, op: Op, error: NcclError) -> Error {
+        let is_aborted = matches!(error, NcclError::GivenUp { .. });
+        let end = is_aborted.then(|| self.access.status().world_end()).flatten();
+        end.unwrap_or_else(|| self.refused(op, error))
     }
 
     fn refused(&self, op: Op, error: NcclError) -> Error {

@@ -71,6 +71,8 @@ struct Progress {
     issued: u64,
     /// By the id of another stream: the number of the last operation there for which this stream waits.
     seen: HashMap<u64, u64>,
+    /// Whether a library may issue operations here at any time, after a call that failed.
+    is_lost: bool,
 }
 
 impl Stream {
@@ -190,7 +192,8 @@ impl Stream {
     /// together. `call` gets the driver's handles to the streams in the order of `parts`. Operations that wait for each other
     /// are issued under a [`Whole`](super::Whole), which the caller has.
     ///
-    /// If `call` fails, the memory of all these buffers is never used again, because the call may have issued a part.
+    /// If `call` fails, the memory of all these buffers is never used again, and the streams are
+    /// never destroyed, because the library may still be issuing the operations.
     ///
     /// # Errors
     /// The error of `call`; [`CudaError::Mismatch`] if two parts are on one stream, or a buffer is of another device than its stream;
@@ -214,8 +217,9 @@ impl Stream {
         }
         let called = call(&raws);
         let mut recorded = Ok(());
-        for (index, place) in order.into_iter().zip(places) {
+        for (index, mut place) in order.into_iter().zip(places) {
             let Together { stream, reads, writes } = &parts[index];
+            place.progress.is_lost |= called.is_err();
             recorded = recorded.and(stream.record(place, (reads, writes)).map(drop));
             if called.is_err() {
                 // The library may still issue operations on the stream, after the recorded moment.
@@ -294,10 +298,11 @@ impl Awaited {
     }
 }
 
-/// Operations that were issued still run to their end.
+/// Destroys the stream. Operations that were issued still run to their end. A stream on which a
+/// library may still issue is leaked.
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.owned == Owned::ByAnother {
+        if self.owned == Owned::ByAnother || self.progress.get_mut().is_lost {
             return;
         }
         // SAFETY: CU-2, the stream lives, and has no other user any more.

@@ -1,6 +1,7 @@
 //! Worlds whose collectives on the device go by NCCL.
 
 use std::env;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -334,6 +335,81 @@ fn a_rank_that_leaves_before_groups_are_connected_holds_up_nobody() {
     let said = said.expect_err("rank 1 has left").to_string();
     assert!(said.starts_with("world aborted: rank 1"), "{said}");
     assert!(began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
+}
+
+/// A gradient whose read ends after the communicators of its world were aborted.
+#[derive(Debug)]
+struct Outlasting(Vec<f32>);
+
+static IS_READ: AtomicBool = AtomicBool::new(false);
+static IS_ABORTED: AtomicBool = AtomicBool::new(false);
+
+fn await_flag(flag: &AtomicBool) {
+    let began = Instant::now();
+    while !flag.load(Ordering::Acquire) && began.elapsed() < PATIENCE {
+        thread::yield_now();
+    }
+}
+
+impl GradientValues for Outlasting {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        IS_READ.store(true, Ordering::Release);
+        await_flag(&IS_ABORTED);
+        visit(Values::F32(&self.0[range]));
+    }
+}
+
+/// Reduces gradients that are read until long after the end of the world.
+fn outlasting(group: &Group) -> Result<(), Error> {
+    let layout = layout(2);
+    let gradient = |slot: &hsdp_sharding::ParamSlot| {
+        let trained = slot.role == hsdp_sharding::Role::Trainable;
+        trained.then(|| Arc::new(Outlasting(vec![1.0; slot.len])) as Arc<dyn GradientValues>)
+    };
+    let gradients = layout.params().iter().map(gradient).collect();
+    let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
+    let accumulator = DeviceAccumulator {
+        partial: on_device(&vec![0.0; layout.trainable().shard_len]),
+        fold: Fold::Add,
+        noted: Noted::new(&stream()).expect("memory"),
+    };
+    group.reduce_unit_on_device(tag(), layout, contribution, accumulator)?.wait().map(drop)
+}
+
+/// A call whose communicator was aborted with its world gets the reason for the end of the world.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_call_on_a_communicator_that_was_aborted_says_why_the_world_has_ended() {
+    let ended = launch(3, WorldOptions::default(), |world: World| {
+        world.connect_nccl(&device())?;
+        let members = if world.rank().index() == 2 { 2..3 } else { 0..2 };
+        let members: Vec<Rank> = members.map(Rank::new).collect();
+        let group = world.group(&members, Channel::Reduce)?;
+        world.connect_groups(&[&group])?;
+        if world.rank().index() != 2 {
+            return outlasting(&group);
+        }
+        await_flag(&IS_READ);
+        // Several looks of the watchdogs, which abort the communicators.
+        let later = thread::spawn(|| {
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_millis(500) {
+                thread::yield_now();
+            }
+            IS_ABORTED.store(true, Ordering::Release);
+        });
+        world.abort("a test");
+        later.join().expect("no panic");
+        Ok(())
+    });
+    for ended in ended.into_iter().take(2) {
+        let said = ended.expect("no rank panics").expect_err("the world has ended").to_string();
+        assert!(said.starts_with("world aborted: rank 2"), "{said}");
+    }
 }
 
 /// Where a call stays in progress, ranks are told after their deadline, and nothing is issued behind it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hsdp_kernels::cuda::{DeviceBuffer, Packed};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Packed, Stream, Together};
 use hsdp_kernels::{Divisor, Fold, Values};
 use hsdp_sharding::DType;
 
@@ -79,4 +79,23 @@ fn who_waits_longer_than_it_wants_to_is_told_what_for() {
     let late = stream.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
     assert_eq!(late.to_string(), "a hundred sums on CUDA device 0 was not done in 0 ms");
     assert_same(download(&stream, &sum).values(), Values::F32(&vec![100.0; len]), "sums");
+}
+
+/// A library that fails may go on issuing in the background, as NCCL does until it is aborted.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_stream_of_a_call_that_failed_is_never_destroyed() {
+    let (dropped, mut raw) = (stream(), None);
+    let mut parts = [Together { stream: &dropped, reads: Vec::new(), writes: Vec::new() }];
+    let failed = Stream::enqueue_together(&mut parts, |raws| {
+        raw = Some(raws[0]);
+        let problem = "a failure on purpose".to_owned();
+        Err(CudaError::Mismatch { operation: "a test", problem })
+    });
+    failed.expect_err("the call fails");
+    drop(dropped);
+    // SAFETY: CU-7, the stream was not destroyed.
+    let same = unsafe { Stream::foreign(&device(), raw.expect("it was called")) };
+    let buffer = upload(&same, Values::F32(&[1.0, 2.0, 3.0]));
+    assert_eq!(download(&same, &buffer).values().to_f32(), [1.0, 2.0, 3.0]);
 }
