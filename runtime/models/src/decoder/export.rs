@@ -14,7 +14,7 @@ use hsdp_train::stderr::in_one_line;
 use safetensors::{Dtype, View};
 use serde_json::{Value, json};
 
-use super::config::DecoderConfig;
+use super::config::{ConfigError, DecoderConfig};
 use super::linear::{self, Lora};
 use super::pretrained::Pretrained;
 
@@ -98,6 +98,9 @@ pub enum ExportError {
         /// The name of the file.
         name: String,
     },
+    /// The fields of the config were changed, and `config.json` has no keys for their values.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A file that is copied cannot be read.
     #[error(transparent)]
     Read(FileError),
@@ -139,7 +142,7 @@ impl Export {
         let (adapters, model): (Vec<_>, Vec<_>) =
             recorded.params().cloned().partition(|param| linear::is_adapter(&param.name));
         let bytes = |json: Value| format!("{json:#}").into_bytes();
-        let mut files = vec![(CONFIG, bytes(config.to_json()))];
+        let mut files = vec![(CONFIG, bytes(config.to_json()?))];
         if let Some(lora) = config.lora {
             files.push((PEFT_CONFIG, bytes(peft_config(lora, &adapters, &base))));
         }
