@@ -36,7 +36,7 @@ const FEATURES: [(&str, Option<&[&str]>); 4] = [
     ("cuda", None),
     ("nccl", None),
     ("mpi", None),
-    ("candle-cuda", Some(&["hsdp-candle", "hsdp-models"])),
+    ("candle-cuda", Some(&["hsdp-candle", "hsdp-models", "hsdp-tests"])),
 ];
 
 /// Lists of functions in docs/architecture.md, file by file.
