@@ -121,6 +121,14 @@ impl ModelOptions {
 ///
 /// If the policy lets a step pass, the parameter contributes zeros. If it got no gradient on any rank
 /// in the whole step, the optimizer does not change it.
+///
+/// A gradient of zeros is a gradient: a layer before a head whose weight begins with zeros has one.
+/// With candle, a parameter has a gradient on a rank if the graph of the rank's loss leads to it. A
+/// collective of a tape that this loss does not depend on takes part in the backward with zeros; a
+/// parameter before it, to which the loss leads by no other way, has a gradient only if it is not
+/// zeros, as where the loss of another rank depends on the collective. This rule holds in each step
+/// with `ErrorOnAnyRank`. With the other policies it holds in the first step, and in later steps of
+/// a rank on which it left out zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
     /// The first step of a model fails on all ranks with [`Error::WithoutGradient`] if parameters got

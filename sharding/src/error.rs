@@ -55,6 +55,14 @@ pub enum Error {
         /// Place of the second that has the name, in declared order, from 0.
         second: usize,
     },
+    /// A [setting](crate::ModelSpec::setting) is stated twice.
+    #[error("setting `{name}` is stated twice: {} and {}", values[0], values[1])]
+    DuplicateSetting {
+        /// Name of the setting.
+        name: String,
+        /// The two values, in the order in which they are stated.
+        values: [String; 2],
+    },
     /// A dim of a parameter has size zero.
     #[error("parameter `{param}` of shape {shape:?}: dim {dim} has size 0")]
     ZeroDim {

@@ -31,6 +31,7 @@ use hsdp_benches::program;
 use hsdp_benches::steps::Steps;
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_comm::{Channel, Tag};
+use hsdp_train::Failure;
 
 use crate::bare::Bare;
 use crate::options::Options;
@@ -39,7 +40,7 @@ use crate::report::Times;
 fn main() -> ExitCode {
     program::run(|options: Options| {
         options.check()?;
-        match measure(&options)? {
+        match measure(&options).map_err(Failure::Work)? {
             Some(times) => Ok(report::show(&options, &times)?),
             None => Ok(()),
         }

@@ -39,12 +39,11 @@ fn run(options: &Options) -> Result<(), Failure> {
         Some(out) => tempfile::tempdir_in(out),
         None => tempfile::tempdir(),
     };
-    let folder = folder.map_err(|error| format!("cannot make a folder: {error}"))?;
-    let measured = measure(options, folder.path()).map_err(|error| error.to_string())?;
+    let folder = folder.map_err(|error| Failure::work(format!("cannot make a folder: {error}")))?;
+    let measured = measure(options, folder.path()).map_err(Failure::work)?;
     let newest = Store::new(folder.path(), Arc::new(Disk)).latest();
-    let newest = newest
-        .map_err(|error| error.to_string())?
-        .ok_or_else(|| "no checkpoint is there".to_owned())?;
+    let newest =
+        newest.map_err(Failure::work)?.ok_or_else(|| Failure::work("no checkpoint is there"))?;
     if let Some(damage) = newest.verify().first() {
         return Err(Failure::work(damage));
     }

@@ -51,7 +51,7 @@ fn measure(options: &Options) -> Result<(), Failure> {
                     options,
                     collective,
                     place,
-                    &timing::measure(options, collective, place)?,
+                    &timing::measure(options, collective, place).map_err(Failure::Work)?,
                 )?;
             }
         }

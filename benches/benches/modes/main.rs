@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Failure> {
     options.check()?;
     let plot = Plot::check(options.plot.as_deref())?;
-    let rows = measure::rows(options)?;
+    let rows = measure::rows(options).map_err(Failure::Work)?;
     table::show(options, &rows)?;
     if options.predict {
         predict::show(options, &rows)?;

@@ -35,12 +35,12 @@ type Adapt = fn(Param) -> Param;
 pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let units = options.planned_units;
     print(format_args!("{units} units of {} parameters for 1,024 ranks", BLOCK.len()))?;
-    let mesh = Mesh::new(16, 64).map_err(|error| error.to_string())?;
+    let mesh = Mesh::new(16, 64)?;
     let by_rows: Adapt = |param| param.rows(1);
     for (name, adapt) in [("cut anywhere", (|param| param) as Adapt), ("by whole rows", by_rows)] {
         let spec = (0..units).fold(ModelSpec::new(), |spec, unit| spec.unit(block(unit, adapt)));
         let started = Instant::now();
-        let plan = Plan::new(spec, mesh, PlanOptions::default()).map_err(|it| it.to_string())?;
+        let plan = Plan::new(spec, mesh, PlanOptions::default())?;
         let planned = started.elapsed().as_secs_f64();
         let bytes = plan.traffic(Rank::new(1023), 8).total().bytes;
         let memory = plan.memory().total();

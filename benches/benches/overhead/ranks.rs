@@ -62,26 +62,24 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-fn mesh((replicate, shard): (usize, usize)) -> Result<Mesh, String> {
-    Mesh::new(replicate, shard).map_err(|error| error.to_string())
+fn mesh((replicate, shard): (usize, usize)) -> Result<Mesh, Failure> {
+    Ok(Mesh::new(replicate, shard)?)
 }
 
 /// What rank 0 receives in a step, by the plan.
-fn received(mesh: Mesh, size: Size) -> Result<u64, String> {
-    let plan = Plan::new(size.spec(), mesh, PlanOptions::default());
-    let plan = plan.map_err(|error| error.to_string())?;
+fn received(mesh: Mesh, size: Size) -> Result<u64, Failure> {
+    let plan = Plan::new(size.spec(), mesh, PlanOptions::default())?;
     Ok(plan.traffic(Rank::new(0), size.microbatches.into()).total().bytes.get())
 }
 
 /// What rank 0 measures of a world's steps, from one meeting of all ranks to the next.
-fn steps_of_a_world(mesh: Mesh, size: Size) -> Result<Vec<Duration>, String> {
+fn steps_of_a_world(mesh: Mesh, size: Size) -> Result<Vec<Duration>, Failure> {
     let ran = launch(mesh.world_size(), WorldOptions::default(), |world| {
         run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world)
     });
     let mut of_rank_0 = Vec::new();
     for (rank, outcome) in ran.into_iter().enumerate() {
-        let outcome = outcome.map_err(|failure| failure.to_string())?;
-        let times = outcome.map_err(|error| error.to_string())?;
+        let times = outcome??;
         if rank == 0 {
             of_rank_0 = times;
         }

@@ -28,14 +28,13 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
         options.repeat
     ))?;
     for ranks in [1, 2] {
-        let mesh = Mesh::new(1, ranks).map_err(|error| error.to_string())?;
+        let mesh = Mesh::new(1, ranks)?;
         let size = Size { units, numel: 1, microbatches, gradients: Gradients::OneForAll };
         let measured = launch(ranks, WorldOptions::default(), |world| {
             run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
         });
-        let of_rank_0 = measured.into_iter().next().ok_or_else(|| "no ranks".to_owned())?;
-        let of_rank_0 = of_rank_0.map_err(|failure| failure.to_string())?;
-        show(ranks, size, &of_rank_0.map_err(|error| error.to_string())?)?;
+        let of_rank_0 = measured.into_iter().next().ok_or_else(|| Failure::work("no ranks"))?;
+        show(ranks, size, &of_rank_0??)?;
     }
     Ok(())
 }

@@ -1,19 +1,23 @@
 //! The custom ops that tie a unit's forward to the runtime.
 //!
 //! ```text
-//!   input --AfterBackward--+-------------------+--> forward --BeforeBackward--> output
-//!                          |                   |
-//!   anchor ----------------+--> Unshard (w) ---+
+//!   input --AfterBackward--+-----------------------------+
+//!                          |                             v
+//!                          +---> forward --------> BeforeBackward --> output
+//!                                   ^
+//!   anchor --> Unshard (parameter) --+
 //! ```
 //!
 //! candle walks the graph backwards: it reaches `BeforeBackward` before any op of the unit, each
 //! `Unshard` when the parameter's gradient is complete, and `AfterBackward` when all ops of the
 //! unit are through.
 //!
-//! `Unshard` has two parents. With the anchor alone, candle's order would depend on how the forward
-//! is written: where a weight stands on the left of a matmul, all units would be reduced at the end
-//! of the backward, and in forward order. With the input as second parent, a unit's gradients are
-//! complete before the backward leaves it.
+//! The input is the first parent of the output. candle sorts the parents of a tensor one after the
+//! other, so all that is before the input comes before the ops of the unit, and a unit's gradients
+//! are complete before the backward leaves it. Without that parent, candle's order would depend on
+//! how the forward is written: where a weight stands on the left of a matmul, all units would be
+//! reduced at the end of the backward, and in forward order. An output that does not depend on the
+//! input does not have this parent, so that nothing before the input seems to be trained.
 //!
 //! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward of
 //! its own. [`Identity::Seed`] ends the graph of that.
@@ -31,28 +35,23 @@ use crate::gathered::Gathered;
 use crate::storage::storage_of;
 use crate::unit::UnitState;
 use crate::usage::Usage;
+use crate::zeros;
 
-/// Makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its backward takes the gradient.
+/// Makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its backward
+/// takes the gradient.
 pub(crate) struct Unshard {
     pub(crate) unit: Arc<UnitState>,
     /// The index of the parameter in the unit.
     pub(crate) index: usize,
-    pub(crate) usage: Arc<Usage>,
     pub(crate) parameter: Mutex<Option<Gathered>>,
 }
 
-impl CustomOp2 for Unshard {
+impl CustomOp1 for Unshard {
     fn name(&self) -> &'static str {
         "unshard"
     }
 
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         match self.parameter.lock().take() {
             Some(Gathered::Host(buffer)) => Ok((storage_of(buffer), self.unit.shape(self.index))),
             _ => bail!("unshard ran twice, or on another device than its pass"),
@@ -60,13 +59,7 @@ impl CustomOp2 for Unshard {
     }
 
     #[cfg(feature = "candle-cuda")]
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         match self.parameter.lock().take() {
             Some(Gathered::Device(parameter)) => {
                 Ok((parameter.storage()?, self.unit.shape(self.index)))
@@ -75,21 +68,59 @@ impl CustomOp2 for Unshard {
         }
     }
 
+    fn bwd(&self, _: &Tensor, parameter: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let counts = zeros::counts(parameter.id(), gradient)?;
+        self.unit.accept(self.index, counts.then_some(gradient))?;
+        Ok(None)
+    }
+}
+
+/// The second parent, the output of a unit. The first parent is the input of the unit, which only
+/// sets the order. The backward makes the unit's parameters full.
+pub(crate) struct BeforeBackward(pub(crate) Arc<Usage>);
+
+impl CustomOp2 for BeforeBackward {
+    fn name(&self) -> &'static str {
+        "before the backward of a unit"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        output: &CpuStorage,
+        layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        copy(output, layout)
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        output: &CudaStorage,
+        layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        cuda::copy(output, layout)
+    }
+
     fn bwd(
         &self,
-        _anchor: &Tensor,
         input: &Tensor,
-        _parameter: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.unit.accept(self.index, self.usage.real(gradient)?)?;
-        Ok((None, self.usage.gradient_of(input)?))
+        self.0.gather()?;
+        Ok((zeros::for_parent(input)?, Some(gradient.clone())))
     }
 }
 
 /// The identity, with a backward of its own.
 pub(crate) enum Identity {
-    /// The backward makes the unit's parameters full.
+    /// The backward makes the unit's parameters full. The output of a unit that does not depend on
+    /// the input.
     BeforeBackward(Arc<Usage>),
     /// The backward frees frozen parameters.
     AfterBackward(Arc<Usage>),
@@ -115,12 +146,9 @@ impl CustomOp1 for Identity {
         cuda::copy(storage, layout)
     }
 
-    fn bwd(&self, _: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         match self {
-            Self::BeforeBackward(usage) => {
-                usage.gather()?;
-                usage.note_gradient(output, gradient)?;
-            }
+            Self::BeforeBackward(usage) => usage.gather()?,
             Self::AfterBackward(usage) => usage.release()?,
             Self::Seed(earlier) => return Ok(Some(earlier.clone())),
         }

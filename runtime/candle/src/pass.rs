@@ -19,15 +19,18 @@ use self::start::{Form, Start};
 use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
-use crate::ops::Identity;
+use crate::ops::{BeforeBackward, Identity};
+use crate::recompute::is_differentiated;
 use crate::unit::{Backward, Progress, UnitState};
 use crate::usage::{Usage, Watch};
 use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
-use crate::zeros::{self, Cuts, Uses};
+use crate::zeros::{self, Cuts, Search};
 
-/// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
-const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
-                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_models::nn has such \
+/// The operations of candle that have no backward: parameters before them get no gradient, and
+/// candle does not say so.
+const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and \
+                   sdpa of candle_nn have no backward (LayerNorm::forward and RmsNorm::forward \
+                   use them), and neither have detach and argsort: hsdp_models::nn has such \
                    layers with gradients";
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
@@ -58,10 +61,9 @@ pub struct Pass<'step> {
     /// Graphs that first runs of recomputed units had.
     first_runs: FirstRuns,
     watch: Watch,
-    /// Whether cuts behind the inputs of units are sought.
+    /// Whether parameters that the loss does not depend on are sought.
     seeks_cuts: bool,
-    uses: Uses,
-    cuts: Arc<Cuts>,
+    cuts: Cuts,
     kind: Kind,
 }
 
@@ -112,8 +114,7 @@ impl<'step> Pass<'step> {
         Ok(Self {
             inner,
             seeks_cuts,
-            uses: Uses::default(),
-            cuts: Arc::default(),
+            cuts: Cuts::default(),
             units: LiveUnits { states, progress },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
@@ -165,29 +166,44 @@ impl<'step> Pass<'step> {
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
         let watch = if input.track_op() { self.watch } else { Watch::Off };
-        let usage = Usage::of(own, &self.cuts);
+        let usage = Usage::of(own);
         own.gather()?;
         let input = match watch {
             Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
-        let reader = Reader { pass: self, own, usage: &usage, input };
-        let is_sought = self.seeks_cuts && input.track_op();
-        let view = if is_sought { &zeros::view(input)? } else { input };
+        let reader = Reader { pass: self, own, usage: &usage };
         let output = match self.casts_inputs {
-            true => forward(&reader, &cast_input(view, own.dtype())?)?,
-            false => forward(&reader, view)?,
+            true => forward(&reader, &cast_input(input, own.dtype())?)?,
+            false => forward(&reader, input)?,
         };
-        if is_sought {
-            self.uses.note(name, input, Some(view.id()), &usage);
-        }
         let output = match output.track_op() {
-            true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
+            true => self.before_backward(own, input, &output, &usage)?,
             // It may be a view of a parameter, which is freed.
             false => output.copy()?,
         };
         usage.reshard()?;
         Ok(output)
+    }
+
+    /// Returns the output of a unit, with a backward that gathers the parameters.
+    fn before_backward(
+        &self,
+        own: &UnitState,
+        input: &Tensor,
+        output: &Tensor,
+        usage: &Arc<Usage>,
+    ) -> Result<Tensor, Error> {
+        let usage = Arc::clone(usage);
+        if !is_differentiated(input) {
+            return Ok(output.apply_op1(Identity::BeforeBackward(usage))?);
+        }
+        if self.seeks_cuts && !zeros::depends(output, input) {
+            let output = output.apply_op1(Identity::BeforeBackward(usage))?;
+            self.cuts.note(own.name(), &output);
+            return Ok(output);
+        }
+        Ok(input.apply_op2(output, BeforeBackward(usage))?)
     }
 
     /// Asks for the gradient of a variable of the program, which is no parameter of the model: an
@@ -279,16 +295,16 @@ impl<'step> Pass<'step> {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
-            self.seek_cuts(&reached);
+            self.warn_of_cuts(&reached);
             self.differentiate(loss, &reached, start)?;
         }
         self.finish()?;
         Ok(value)
     }
 
-    /// Seeks units that cut the graph behind their input, and warns of them.
-    fn seek_cuts(&self, reached: &Reached) {
-        let units = self.uses.seek(reached, &self.cuts);
+    /// Warns of the units that cut the graph behind their input, and that the backward comes to.
+    fn warn_of_cuts(&self, reached: &Reached) {
+        let units = self.cuts.units(reached);
         if !units.is_empty() {
             self.inner.handle().note_cuts();
             hsdp_warnings::warn!(
@@ -303,10 +319,14 @@ impl<'step> Pass<'step> {
     fn differentiate(&self, loss: &Tensor, reached: &Reached, start: Start) -> Result<(), Error> {
         let _span = tracing::info_span!("backward").entered();
         self.units.progress.begin_backward(start.outside);
+        let search = (self.seeks_cuts && reached.collectives).then(|| Search::begin(loss));
         let gradients = {
             let _backward = Backward::begin();
             start.scaled(loss)?.backward()?
         };
+        if search.is_some_and(Search::end) {
+            self.inner.handle().note_cuts();
+        }
         if reached.anchors.iter().any(|anchor| anchor.id() != self.anchor.id()) {
             return Err(Error::OtherPass { what: "parameters".to_owned() });
         }

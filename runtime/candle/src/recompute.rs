@@ -35,6 +35,7 @@ use crate::ops::{Identity, copy};
 use crate::unit::UnitState;
 use crate::usage::Usage;
 use crate::variables::Reached;
+use crate::zeros;
 
 /// Whether candle's backward comes to this tensor: it has a history, and is not of integers.
 pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
@@ -73,7 +74,8 @@ pub(crate) struct Recompute {
 }
 
 impl Recompute {
-    /// Runs the forward again and its backward, and delivers the gradients of the parameters. Returns that of the input.
+    /// Runs the forward again and its backward, and delivers the gradients of the parameters.
+    /// Returns that of the input.
     fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
         let leaf = match is_differentiated(input) {
@@ -84,17 +86,19 @@ impl Recompute {
         let mut gradients = {
             let again = (self.forward)(&run, &leaf)?;
             if !are_same_bits(&again, output)? {
-                let how = "its second output differs from its first, as with a dropout that draws a new seed";
+                let how = "its second output differs from its first, as with a dropout that draws a \
+                           new seed";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
             if run.reaches_others(&again, &leaf) {
-                let how = "its second run depends on a tensor with a history that this run did not make, as a \
-                           cache of a value computed from parameters, whose gradients would be lost";
+                let how = "its second run depends on a tensor with a history that this run did not \
+                           make, as a cache of a value computed from parameters, whose gradients \
+                           would be lost";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
             again.apply_op1(Identity::Seed(gradient.clone()))?.backward()?
         };
-        run.deliver(&mut gradients)?;
+        run.deliver(output, &mut gradients)?;
         if !is_differentiated(input) {
             return Ok(None);
         }
@@ -159,7 +163,6 @@ impl CustomOp2 for Recompute {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         self.usage.gather()?;
-        self.usage.note_gradient(output, gradient)?;
         let of_input = self.rerun(input, output, gradient)?;
         self.usage.release()?;
         Ok((None, of_input))
@@ -212,14 +215,17 @@ impl<'a> SecondRun<'a> {
     }
 
     /// Gives the storages back, and then the gradients to the units. The last one frees the unit.
-    fn deliver(self, gradients: &mut GradStore) -> Result<()> {
+    fn deliver(self, output: &Tensor, gradients: &mut GradStore) -> Result<()> {
         let leaves = self.leaves.into_inner();
         leaves.values().try_for_each(|(leaf, tensor)| move_back(leaf, tensor))?;
         for (place, read) in self.op.reads.iter().enumerate() {
             if read.is_trainable() {
                 let piece = leaves.get(&place).and_then(|(leaf, _)| gradients.remove(leaf));
-                let piece = piece.as_ref().map(|it| self.op.usage.real(it)).transpose()?.flatten();
-                read.unit.accept(read.index, piece)?;
+                let piece = match piece {
+                    Some(piece) if zeros::counts(output.id(), &piece)? => Some(piece),
+                    _ => None,
+                };
+                read.unit.accept(read.index, piece.as_ref())?;
             }
         }
         Ok(())

@@ -1,15 +1,11 @@
 //! One use of a unit in the forward: the units that it read, and those that its backward needs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{Tensor, TensorId};
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::unit::UnitState;
-use crate::variables::Reached;
-use crate::zeros::{Cuts, are_zeros};
 
 /// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
 /// names.
@@ -17,12 +13,6 @@ use crate::zeros::{Cuts, are_zeros};
 pub(crate) struct Usage {
     reads: Mutex<Vec<Arc<UnitState>>>,
     held: Mutex<Vec<Arc<UnitState>>>,
-    input_has_gradient: AtomicBool,
-    /// Tensors whose backward gives zeros to the input.
-    givers: Mutex<Vec<TensorId>>,
-    cuts: Arc<Cuts>,
-    /// Whether the output got zeros that stand for no gradient.
-    is_cut_off: AtomicBool,
 }
 
 /// Whether a hook on the unit's input reports when the backward of this use is over.
@@ -36,16 +26,9 @@ pub(crate) enum Watch {
 }
 
 impl Usage {
-    /// Returns a use of `own` in a pass with these `cuts`.
-    pub(crate) fn of(own: &Arc<UnitState>, cuts: &Arc<Cuts>) -> Arc<Self> {
-        Arc::new(Self {
-            reads: Mutex::new(vec![Arc::clone(own)]),
-            held: Mutex::default(),
-            input_has_gradient: AtomicBool::new(false),
-            givers: Mutex::default(),
-            cuts: Arc::clone(cuts),
-            is_cut_off: AtomicBool::new(false),
-        })
+    /// Returns a use of `own`.
+    pub(crate) fn of(own: &Arc<UnitState>) -> Arc<Self> {
+        Arc::new(Self { reads: Mutex::new(vec![Arc::clone(own)]), held: Mutex::default() })
     }
 
     /// Notes that this use reads a parameter of `unit`.
@@ -74,47 +57,6 @@ impl Usage {
     /// Releases the units that this use holds, after its backward.
     pub(crate) fn release(&self) -> Result<(), Error> {
         self.held.lock().drain(..).try_for_each(|unit| unit.release())
-    }
-
-    /// Notes a tensor whose backward gives zeros to the input if it has no gradient.
-    pub(crate) fn note_giver(&self, tensor: &Tensor) {
-        self.givers.lock().push(tensor.id());
-    }
-
-    /// Returns whether a backward comes to a tensor that gives zeros to the input.
-    pub(crate) fn gives_zeros_in(&self, reached: &Reached) -> bool {
-        self.givers.lock().iter().any(|giver| reached.has(*giver))
-    }
-
-    /// Notes the gradient of the output, before those of the parameters come.
-    pub(crate) fn note_gradient(
-        &self,
-        output: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<()> {
-        if self.cuts.are_behind(output) && are_zeros(gradient)? {
-            self.is_cut_off.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Returns the gradient of a parameter; `None` for zeros that come of those of the output.
-    pub(crate) fn real<'a>(&self, gradient: &'a Tensor) -> candle_core::Result<Option<&'a Tensor>> {
-        let is_filler = self.is_cut_off.load(Ordering::Relaxed) && are_zeros(gradient)?;
-        Ok((!is_filler).then_some(gradient))
-    }
-
-    /// Zeros like `input` at the first call, if candle tracks `input`; else `None`.
-    ///
-    /// `input` is the second parent of this use's parameters. If none of the forward's own ops
-    /// differentiates it, candle would find no gradient for it, and panic.
-    pub(crate) fn gradient_of(&self, input: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        if !input.track_op() || self.input_has_gradient.swap(true, Ordering::Relaxed) {
-            return Ok(None);
-        }
-        // One zero, repeated: candle adds it to the gradient without a second buffer to fill and read.
-        let zero = Tensor::zeros((), input.dtype(), input.device())?;
-        zero.broadcast_as(input.shape()).map(Some)
     }
 }
 

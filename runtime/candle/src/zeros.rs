@@ -1,86 +1,179 @@
-//! Zeros that stand for a missing gradient.
+//! Parameters that get zeros, and that the loss of this rank does not depend on.
 //!
-//! Where a unit's forward cuts candle's graph behind its input, the parameters of the unit still
-//! have the input as a parent, and candle needs a gradient for it:
-//! [`Usage::gradient_of`](crate::usage::Usage::gradient_of) gives zeros. Units before that one then
-//! have gradients of zeros, which would hide that they are not trained. A pass therefore seeks such
-//! cuts before its backward. If there is one, gradients of zeros do not count in units before it
-//! whose output has zeros, too. candle shows no op of a tensor, so nothing tells these from zeros
-//! that a loss really has.
+//! Ops of hsdp give zeros to parents that only set the order of a backward, because candle needs a
+//! gradient for each of them. There are two kinds of such parents, and zeros must not pass for a
+//! gradient in either case.
+//!
+//! The output of a unit has the input of the unit as such a parent. A pass that seeks cuts leaves
+//! this parent out where the output does not depend on the input: [`Cuts`] are those units.
+//!
+//! A collective of a tape has the collective before it as such a parent, because the ranks
+//! communicate in one order, whatever their losses depend on. If the loss does not depend on the
+//! output of a collective, and the other ranks contribute zeros, then the gradient of its input is
+//! zeros that stand for none. A [`Search`] finds the parameters to which only such zeros come.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
-use std::sync::{Arc, OnceLock};
 
 use candle_core::{Result, Tensor, TensorId};
 use parking_lot::Mutex;
 
-use crate::usage::Usage;
 use crate::variables::Reached;
 
-/// The uses of units in a pass whose inputs have a history.
+/// Units of a pass that cut the graph behind their input, each with its output.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<Vec<Use>>);
+pub(crate) struct Cuts(Mutex<Vec<(String, TensorId)>>);
 
-#[derive(Debug)]
-struct Use {
-    unit: String,
-    input: Tensor,
-    /// The view that the forward has of the input; `None` if the output is known not to depend on
-    /// the input.
-    view: Option<TensorId>,
-    usage: Arc<Usage>,
-}
-
-/// Tensors before the cuts of a pass, once its backward begins. Ops hold it, and it holds none.
-#[derive(Debug, Default)]
-pub(crate) struct Cuts(OnceLock<HashSet<TensorId>>);
-
-impl Uses {
-    /// Notes a use that has given the forward this view of its input.
-    pub(crate) fn note(
-        &self,
-        unit: &str,
-        input: &Tensor,
-        view: Option<TensorId>,
-        usage: &Arc<Usage>,
-    ) {
-        let (unit, input, usage) = (unit.to_owned(), input.clone(), Arc::clone(usage));
-        self.0.lock().push(Use { unit, input, view, usage });
+impl Cuts {
+    /// Notes a unit whose output does not depend on its input, which has a history.
+    pub(crate) fn note(&self, unit: &str, output: &Tensor) {
+        self.0.lock().push((unit.to_owned(), output.id()));
     }
 
-    /// Seeks cuts in the graph that a backward goes through. Returns the names of the units.
-    pub(crate) fn seek(&self, reached: &Reached, cuts: &Cuts) -> Vec<String> {
-        let uses = self.0.lock();
-        let is_cut = |it: &&Use| {
-            let is_seen = it.view.is_some_and(|view| reached.has(view));
-            !is_seen && it.usage.gives_zeros_in(reached)
-        };
-        let cutting: Vec<&Use> = uses.iter().filter(is_cut).collect();
-        if cutting.is_empty() {
-            return Vec::new();
-        }
-        let before = cutting.iter().flat_map(|it| it.input.sorted_nodes());
-        let _ = cuts.0.set(before.map(Tensor::id).collect());
-        let mut units: Vec<String> = cutting.into_iter().map(|it| it.unit.clone()).collect();
+    /// Returns the names of the units that a backward comes to.
+    pub(crate) fn units(&self, reached: &Reached) -> Vec<String> {
+        let cuts = self.0.lock();
+        let cuts = cuts.iter().filter(|(_, output)| reached.has(*output));
+        let mut units: Vec<String> = cuts.map(|(unit, _)| unit.clone()).collect();
         units.dedup();
         units
     }
 }
 
-impl Cuts {
-    /// Returns whether a tensor is before a cut.
-    pub(crate) fn are_behind(&self, tensor: &Tensor) -> bool {
-        self.0.get().is_some_and(|before| before.contains(&tensor.id()))
+thread_local! {
+    static GRAPH: RefCell<Option<Graph>> = const { RefCell::new(None) };
+}
+
+/// A backward of this thread in which collectives that the loss does not depend on are sought.
+#[derive(Debug)]
+pub(crate) struct Search(());
+
+impl Search {
+    /// Begins a search in the backward of a loss.
+    pub(crate) fn begin(loss: &Tensor) -> Self {
+        GRAPH.set(Some(Graph::of(loss)));
+        Self(())
+    }
+
+    /// Ends the search. Returns whether it has found such a collective.
+    pub(crate) fn end(self) -> bool {
+        GRAPH.with_borrow(|graph| graph.as_ref().is_some_and(|it| !it.unneeded.is_empty()))
     }
 }
 
-/// Returns a view of a tensor with its strides: a tensor of its own in the graph.
-pub(crate) fn view(tensor: &Tensor) -> Result<Tensor> {
-    tensor.unsqueeze(0)?.squeeze(0)
+impl Drop for Search {
+    fn drop(&mut self) {
+        GRAPH.set(None);
+    }
+}
+
+/// The graph of a loss, with the parents that only set the order of collectives.
+#[derive(Debug)]
+struct Graph {
+    loss: Tensor,
+    nodes: HashSet<TensorId>,
+    /// Outputs of collectives that nothing depends on, of those that the backward has come to.
+    unneeded: HashSet<TensorId>,
+    /// Tensors that those collectives depend on.
+    before: HashSet<TensorId>,
+    /// Tensors that the loss depends on, as far as the graph shows it; `None` if not sought yet.
+    needed: Option<HashSet<TensorId>>,
+}
+
+impl Graph {
+    fn of(loss: &Tensor) -> Self {
+        let (loss, nodes) = (loss.clone(), ids_before(loss).collect());
+        let (unneeded, before) = (HashSet::new(), HashSet::new());
+        Self { loss, nodes, unneeded, before, needed: None }
+    }
+
+    /// Notes that zeros stand for the gradient of the input of a collective.
+    fn note(&mut self, input: &Tensor, output: &Tensor) {
+        self.unneeded.insert(output.id());
+        self.before.extend(ids_before(input));
+        self.needed = None;
+    }
+
+    /// Returns whether the loss depends on a tensor. The backward has come to all that depends on
+    /// the tensor.
+    fn needs(&mut self, tensor: TensorId) -> bool {
+        if !self.before.contains(&tensor) {
+            return self.nodes.contains(&tensor);
+        }
+        let Self { loss, unneeded, before, needed, .. } = self;
+        needed.get_or_insert_with(|| needed_by(loss, unneeded, before)).contains(&tensor)
+    }
+}
+
+/// Finds tensors that a loss depends on by a way that no unneeded collective is on. candle shows no
+/// parents, only all tensors before one. So a way begins at a tensor that is not before an unneeded
+/// collective, and has none before it.
+fn needed_by(
+    loss: &Tensor,
+    unneeded: &HashSet<TensorId>,
+    before: &HashSet<TensorId>,
+) -> HashSet<TensorId> {
+    let mut needed = HashSet::new();
+    for node in loss.sorted_nodes() {
+        let id = node.id();
+        if needed.contains(&id) || before.contains(&id) {
+            continue;
+        }
+        let ids: Vec<_> = ids_before(node).collect();
+        if !ids.iter().any(|id| unneeded.contains(id)) {
+            needed.extend(ids);
+        }
+    }
+    needed
+}
+
+/// Returns a tensor with a history, and the tensors that lead to it.
+fn ids_before(tensor: &Tensor) -> impl Iterator<Item = TensorId> {
+    tensor.sorted_nodes().into_iter().map(Tensor::id)
+}
+
+/// Returns whether a tensor depends on another one that has a history.
+pub(crate) fn depends(tensor: &Tensor, on: &Tensor) -> bool {
+    ids_before(tensor).any(|id| id == on.id())
+}
+
+/// A collective in candle's graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Applied<'a> {
+    pub(crate) input: &'a Tensor,
+    pub(crate) output: &'a Tensor,
+    /// The view of the output that the program has.
+    pub(crate) view: TensorId,
+}
+
+/// Notes the gradient of the input of a collective, in the backward of the collective.
+pub(crate) fn note_collective(collective: &Applied<'_>, gradient: &Tensor) -> Result<()> {
+    GRAPH.with_borrow_mut(|graph| {
+        let Some(graph) = graph else { return Ok(()) };
+        if !graph.needs(collective.view) && are_zeros(gradient)? {
+            graph.note(collective.input, collective.output);
+        }
+        Ok(())
+    })
+}
+
+/// Returns whether a gradient counts, in the backward of `tensor`, which is the parameter or a
+/// recomputed unit that reads it. Zeros count only where the loss depends on that tensor.
+pub(crate) fn counts(tensor: TensorId, gradient: &Tensor) -> Result<bool> {
+    let is_needed = |graph: &mut Option<Graph>| graph.as_mut().is_none_or(|it| it.needs(tensor));
+    Ok(GRAPH.with_borrow_mut(is_needed) || !are_zeros(gradient)?)
+}
+
+/// Returns the gradient of a parent that only sets the order: zeros if candle tracks it, because
+/// candle panics if such a parent gets none.
+pub(crate) fn for_parent(parent: &Tensor) -> Result<Option<Tensor>> {
+    // One zero, repeated: candle adds it to the gradient without a second buffer to fill and read.
+    let zero = || Tensor::zeros((), parent.dtype(), parent.device())?.broadcast_as(parent.shape());
+    parent.track_op().then(zero).transpose()
 }
 
 /// Returns whether all elements are 0.
-pub(crate) fn are_zeros(tensor: &Tensor) -> Result<bool> {
+fn are_zeros(tensor: &Tensor) -> Result<bool> {
     if tensor.elem_count() == 0 {
         return Ok(true);
     }

@@ -6,13 +6,17 @@ use std::sync::Arc;
 
 use candle_core::{D, Tensor};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
+use hsdp::dist::{OnBoth, OnShard, Partial, Sum, Varying};
 use hsdp::{
     AdamW, AdamWOptions, Error as RuntimeError, Mesh, ModelOptions, ModelSpec, Optimizer as _,
-    StepOptions, Unused,
+    Param, ShardedModel, StepOptions, Unused, World,
 };
+use hsdp_candle::distributed::{Dist, Tape};
 use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
 
-use common::{input, layer, layer_unit, layers, loss_of_layers, sharded, sharded_with, step};
+use common::{
+    input, layer, layer_unit, layers, loss_of_layers, sharded, sharded_with, step, values,
+};
 
 fn mesh() -> Mesh {
     Mesh::new(1, 2).expect("two shards")
@@ -179,6 +183,165 @@ fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
         });
         ends.into_iter().for_each(|end| end.expect("all have gradients"));
     }
+}
+
+/// A model of three layers, of which the last begins with a weight of zeros: the gradients of the
+/// first two are zeros in step 0.
+fn with_a_head_of_zeros(world: World, unused: Unused) -> ShardedModel {
+    let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+    let init = |param: &Param| match &*param.name {
+        "layer.2.weight" => vec![0.0; param.numel()],
+        _ => values(param),
+    };
+    ShardedModel::new(world, layers(3, 4), options, init).expect("a model that can be planned")
+}
+
+/// The way around the unit that cuts the graph goes through no op of its own.
+#[test]
+fn a_head_that_begins_with_zeros_hides_no_way_around_a_cut() {
+    for (recomputed, unused) in [false, true]
+        .into_iter()
+        .flat_map(|it| [(it, Unused::default()), (it, Unused::ErrorOnAnyRank)])
+    {
+        let ends = hsdp::world(2, |world| {
+            let mut model = with_a_head_of_zeros(world, unused);
+            step(&mut model, |pass| {
+                let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
+                    true => pass.recomputed(name, x, forward),
+                    false => pass.unit(name, x, |p, x| forward(p, x)),
+                };
+                let x = run("layer.0", &input(0, 3, 4), Arc::new(|p, x| layer(p, 0, x)))?;
+                let cut = run("layer.1", &x, Arc::new(|p, x| layer(p, 1, &softmax_last_dim(x)?)))?;
+                run("layer.2", &(x + cut)?, Arc::new(|p, x| layer(p, 2, x)))?.sqr()?.mean_all()
+            })
+            .map(drop)
+        });
+        ends.into_iter().for_each(|end| end.expect("the loss depends on all parameters"));
+    }
+}
+
+/// All ranks' rows of a tensor.
+fn gathered(tape: &Tape, rows: Tensor) -> candle_core::Result<Tensor> {
+    let rows: Dist<Varying, Varying> = tape.assume(rows);
+    Ok(rows.all_gather(OnShard).map_err(candle_core::Error::from)?.into_tensor())
+}
+
+/// The sum of all ranks' losses.
+fn total(tape: &Tape, loss: Tensor) -> candle_core::Result<Tensor> {
+    let loss: Dist<Partial, Partial> = tape.assume(loss);
+    Ok(loss.all_reduce(OnBoth, Sum).map_err(candle_core::Error::from)?.into_tensor())
+}
+
+/// The collectives take part in the backward, with zeros, since a later one does. The second one
+/// depends on the first.
+#[test]
+fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
+    for (recomputed, unused) in [false, true]
+        .into_iter()
+        .flat_map(|it| [(it, Unused::default()), (it, Unused::ErrorOnAnyRank)])
+    {
+        let ends = hsdp::world(2, |world| {
+            let rank = world.rank().index();
+            let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(3, 4), options);
+            step(&mut model, |pass| {
+                let run = |index: usize, x: &Tensor| {
+                    let name = format!("layer.{index}");
+                    let forward = move |p: &dyn Parameters, x: &Tensor| layer(p, index, x);
+                    match recomputed {
+                        true => pass.recomputed(&name, x, Arc::new(forward)),
+                        false => pass.unit(&name, x, forward),
+                    }
+                };
+                let x = run(0, &input(rank, 3, 4))?;
+                let all = gathered(&tape, run(1, &x)?)?;
+                let _ = gathered(&tape, all.sqr()?)?;
+                total(&tape, run(2, &x)?.sqr()?.mean_all()?)
+            })
+            .map(drop)
+        });
+        for end in ends {
+            let error = end.expect_err("a layer has no gradient");
+            let Error::Runtime(runtime) = &error else { panic!("{error}") };
+            let named: Vec<_> = match runtime {
+                RuntimeError::WithoutGradient { parameters, .. } => parameters.clone(),
+                RuntimeError::UnusedParameters { parameters, .. } => {
+                    assert!(parameters.iter().all(|(_, ranks)| *ranks == [0, 1]), "{error}");
+                    parameters.iter().map(|(name, _)| name.clone()).collect()
+                }
+                other => panic!("{other}"),
+            };
+            assert_eq!(named, ["layer.1.weight", "layer.1.bias"], "{recomputed} {unused:?}");
+        }
+    }
+}
+
+/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
+#[test]
+fn parameters_before_such_a_collective_are_not_updated_in_later_steps_either() {
+    for unused in [Unused::Warn, Unused::Zeros] {
+        hsdp::world(2, |world| {
+            let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(2, 4), options);
+            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
+            let mut adamw = AdamW::new(&model, decay);
+            let before = model.full_parameters().expect("a gather");
+            for _ in 0..3 {
+                let tape = tape.tagged(hsdp_comm::Tag::default());
+                let gradients = step(&mut model, |pass| {
+                    let aside = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+                    let _ = gathered(&tape, aside)?;
+                    let main = pass.unit("layer.1", &input(0, 3, 4), |p, x| layer(p, 1, x))?;
+                    total(&tape, main.sqr()?.mean_all()?)
+                });
+                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
+            }
+            let after = model.full_parameters().expect("a gather");
+            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
+            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
+        });
+    }
+}
+
+/// Units before it, whose gradients are zeros, lead to the loss by another way.
+#[test]
+fn a_head_that_begins_with_zeros_hides_no_way_around_a_collective() {
+    let ends = hsdp::world(2, |world| {
+        let rank = world.rank().index();
+        let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
+        let mut model = with_a_head_of_zeros(world, Unused::ErrorOnAnyRank);
+        step(&mut model, |pass| {
+            let x = pass.unit("layer.0", &input(rank, 3, 4), |p, x| layer(p, 0, x))?;
+            let x = pass.unit("layer.1", &x, |p, x| layer(p, 1, x))?;
+            let _ = gathered(&tape, x.clone())?;
+            let head = pass.unit("layer.2", &x, |p, x| layer(p, 2, x))?;
+            total(&tape, gathered(&tape, head)?.sqr()?.mean_all()?)
+        })
+        .map(drop)
+    });
+    ends.into_iter().for_each(|end| end.expect("the loss depends on all parameters"));
+}
+
+/// Only rank 0 uses the gathered rows; the gradient of rank 1's rows comes from there.
+#[test]
+fn a_gradient_that_another_rank_contributes_is_a_gradient() {
+    let ends = hsdp::world(2, |world| {
+        let rank = world.rank().index();
+        let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
+        let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh()) };
+        let mut model = sharded_with(world, layers(2, 4), options);
+        step(&mut model, |pass| {
+            let x = pass.unit("layer.0", &input(rank, 3, 4), |p, x| layer(p, 0, x))?;
+            let all = gathered(&tape, x)?;
+            let own = pass.unit("layer.1", &input(rank, 6, 4), |p, x| layer(p, 1, x))?;
+            let own = if rank == 0 { (own * all)? } else { own };
+            total(&tape, own.sqr()?.mean_all()?)
+        })
+        .map(drop)
+    });
+    ends.into_iter().for_each(|end| end.expect("all have gradients on both ranks"));
 }
 
 /// The operations that the message names are those that cut gradients.

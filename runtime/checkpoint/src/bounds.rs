@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The most bytes of JSON text of the value `user` that a program saves, and of its optimizer's
-/// options.
+/// The most bytes of JSON text of the value `user` that a program saves, of its optimizer's
+/// options, and of the settings of its model.
 ///
 /// In memory such a value takes up to 90 times the bytes of its text.
 pub const MOST_USER_BYTES: usize = 4 << 20;
@@ -92,6 +92,16 @@ where
     T: Deserialize<'de>,
 {
     deserializer.deserialize_map(Unique(PhantomData))
+}
+
+/// Reads settings, of at most [`MOST_USER_BYTES`], and refuses a name that is there twice.
+pub(crate) fn settings<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    #[derive(Deserialize)]
+    struct Settings(#[serde(deserialize_with = "unique")] BTreeMap<String, String>);
+
+    bounded(deserializer, MOST_USER_BYTES).map(|Settings(settings)| settings)
 }
 
 struct Unique<T>(PhantomData<T>);

@@ -119,6 +119,19 @@ pub enum Error {
     },
 }
 
+/// Number of names that the text of an error lists.
+const LISTED: usize = 3;
+
+/// Joins the first few texts of a list, and counts the rest: `a, b, c, and 4 more`.
+#[must_use]
+pub fn listed(texts: &[String], separator: &str) -> String {
+    let (shown, rest) = texts.split_at(texts.len().min(LISTED));
+    match rest.len() {
+        0 => shown.join(separator),
+        more => format!("{}{separator}and {more} more", shown.join(separator)),
+    }
+}
+
 impl Error {
     /// For `map_err`: adds the operation and its path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {

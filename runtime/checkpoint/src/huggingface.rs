@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::bounds;
-use crate::error::Error;
+use crate::error::{Error, listed};
 use crate::files::{Files, Source, read_whole};
 use crate::generation::Generation;
 use crate::hash::Hash;
@@ -433,12 +433,7 @@ fn other_form(names: &BTreeSet<&str>) -> Option<String> {
             .filter(|name| is(name))
             .map(|name| name.escape_debug().to_string())
             .collect();
-        let shown = files.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
-        match files.len() {
-            0 => None,
-            1..=3 => Some(shown),
-            count => Some(format!("{shown} and {} more", count - 3)),
-        }
+        (!files.is_empty()).then(|| listed(&files, ", "))
     };
     let ends = |endings: &'static [&'static str]| {
         move |name: &str| endings.iter().any(|ending| name.ends_with(ending))

@@ -62,7 +62,7 @@ mod tiles;
 pub use self::bounds::MOST_USER_BYTES;
 pub use self::disk::{Disk, LinkedDisk};
 pub use self::draft::{Committed, Draft, Place};
-pub use self::error::Error;
+pub use self::error::{Error, listed};
 pub use self::files::{Files, Sink, Source};
 pub use self::generation::Generation;
 pub use self::hash::Hash;

@@ -14,7 +14,7 @@ use crate::name::is_plain;
 use crate::tiles;
 
 /// The newest format that this program reads.
-pub(crate) const FORMAT: u64 = WITH_APPLIED;
+pub(crate) const FORMAT: u64 = WITH_SETTINGS;
 
 /// The format of generations with all parameters.
 const FIRST: u64 = 1;
@@ -25,6 +25,10 @@ const WITHOUT_FROZEN: u64 = 2;
 /// The first format that has [`Training::applied_steps`], with all parameters or without the frozen
 /// ones.
 const WITH_APPLIED: u64 = 3;
+
+/// The format of generations that state [`Manifest::settings`]. It has the fields of format 3,
+/// too.
+const WITH_SETTINGS: u64 = 4;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks.
 /// CHECKPOINT.md counts them.
@@ -52,6 +56,9 @@ pub struct Head {
     pub user: serde_json::Value,
     /// The digest of the frozen parameters, if the files have the trainable parameters alone.
     pub frozen_digest: Option<u64>,
+    /// Settings of the model's computation that no tensor shows, by name. At most
+    /// [`MOST_USER_BYTES`](crate::MOST_USER_BYTES) as JSON.
+    pub settings: BTreeMap<String, String>,
 }
 
 impl Head {
@@ -65,6 +72,7 @@ impl Head {
             optimizer: None,
             user: serde_json::Value::Null,
             frozen_digest: None,
+            settings: BTreeMap::new(),
         }
     }
 }
@@ -153,6 +161,14 @@ pub struct Manifest {
     /// CHECKPOINT.md defines it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_digest: Option<u64>,
+    /// Settings of the model's computation that no tensor shows, by name. Empty where the model
+    /// stated none, and in formats 1 to 3, which lack them.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "bounds::settings"
+    )]
+    pub settings: BTreeMap<String, String>,
     /// The files. [`Chunk::file`] is an index into this list.
     pub files: Vec<FileEntry>,
     /// The tensors, by name.
@@ -262,14 +278,25 @@ impl Manifest {
         head: Head,
         (files, tensors): (Vec<FileEntry>, BTreeMap<String, TensorEntry>),
     ) -> Result<Self, Error> {
-        let Head { step, mesh, training, optimizer, user, frozen_digest } = head;
+        let Head { step, mesh, training, optimizer, user, frozen_digest, settings } = head;
         let format = match (training.applied_steps, frozen_digest) {
+            _ if !settings.is_empty() => WITH_SETTINGS,
             (Some(_), _) => WITH_APPLIED,
             (None, Some(_)) => WITHOUT_FROZEN,
             (None, None) => FIRST,
         };
-        let manifest =
-            Self { format, step, mesh, training, optimizer, user, frozen_digest, files, tensors };
+        let manifest = Self {
+            format,
+            step,
+            mesh,
+            training,
+            optimizer,
+            user,
+            frozen_digest,
+            settings,
+            files,
+            tensors,
+        };
         manifest.check(path)?;
         Ok(manifest)
     }
@@ -332,6 +359,17 @@ impl Manifest {
     /// Checks that the manifest has the fields of its format.
     fn check_format(&self) -> Result<(), String> {
         let Self { format, step, .. } = *self;
+        match self.settings.is_empty() {
+            true if format >= WITH_SETTINGS => {
+                return Err(format!("its format is {format}, and settings are missing"));
+            }
+            false if format < WITH_SETTINGS => {
+                return Err(format!(
+                    "its format is {format}, and only format {WITH_SETTINGS} has settings"
+                ));
+            }
+            _ => {}
+        }
         let made_with = self.optimizer.as_ref().and_then(|optimizer| optimizer.made_with.as_ref());
         if made_with.is_some() && format < WITH_APPLIED {
             return Err(format!(
@@ -344,7 +382,7 @@ impl Manifest {
                     "its format is {format}, and only format {WITH_APPLIED} has applied_steps"
                 ));
             }
-            None if format == WITH_APPLIED => {
+            None if format >= WITH_APPLIED => {
                 return Err(format!("its format is {format}, and applied_steps is missing"));
             }
             Some(applied) if applied > step => {

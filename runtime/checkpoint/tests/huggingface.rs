@@ -323,7 +323,7 @@ fn weights_in_other_forms_are_told_as_what_they_are() {
             "its weights are pickled by PyTorch (pytorch_model-00001-of-00002.bin, \
              pytorch_model-00002-of-00002.bin, pytorch_model.bin.index.json), ",
         ),
-        (&["a.pth", "b.pth", "c.pth", "d.pth", "e.pth"], "(a.pth, b.pth, c.pth and 2 more)"),
+        (&["a.pth", "b.pth", "c.pth", "d.pth", "e.pth"], "(a.pth, b.pth, c.pth, and 2 more)"),
         (
             &["model.gguf"],
             "its weights are in another format (model.gguf), and only safetensors are read",

@@ -28,6 +28,8 @@ pub(crate) struct Model {
     /// Parameters that the computation reads once more, after the last unit, without a tie in
     /// `spec`: each is the matrix of a product there.
     again: Vec<String>,
+    /// Maximum number of tokens of a sequence, if the description states one.
+    most_tokens: Option<usize>,
 }
 
 /// Adapters (LoRA) of a decoder, which is frozen.
@@ -76,7 +78,20 @@ impl Model {
         let attentions = units.map(|unit| unit.name.clone()).zip(attentions).collect();
         let lookups = spec.params().map(|(_, param)| param).filter(|param| is_lookup(param));
         let lookups = lookups.map(|param| param.name.clone()).collect();
-        Self { spec, attentions, lookups, again: Vec::new() }
+        Self { spec, attentions, lookups, ..Self::default() }
+    }
+
+    /// Checks that the model reads sequences of this length.
+    ///
+    /// # Errors
+    /// In one line, if it does not.
+    pub(crate) fn check_context(&self, tokens: u64) -> Result<(), String> {
+        match self.most_tokens {
+            Some(most) if tokens > most as u64 => {
+                Err(format!("--context {tokens}: the model reads at most {most} tokens"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns its computation.

@@ -15,7 +15,7 @@ use clap::Args;
 use clap::builder::TypedValueParser as _;
 use hsdp_models::decoder::DecoderConfig;
 use hsdp_sharding::{ByteCount, Offload};
-use hsdp_simulator::{Machine, Search, Space};
+use hsdp_simulator::{Found, Machine, Search, Space};
 use hsdp_train::{number, print, print_json};
 
 use crate::machine;
@@ -23,13 +23,10 @@ use crate::model::{Adapters, Model};
 use crate::outcome::Outcome;
 use crate::output::{self, cannot_write};
 use crate::plan::optimizer::Optimizer;
-use crate::simulate;
+use crate::simulate::{self, CONTEXT, MAX_CONTEXT};
 
 /// The most ranks of a search: all ranks are looked at for each mesh.
 const MAX_RANKS: u64 = 1 << 14;
-
-/// The most tokens of a sequence.
-const MAX_CONTEXT: u64 = 1 << 24;
 
 /// The options of `hsdp search`.
 #[derive(Args, Debug)]
@@ -57,7 +54,7 @@ pub(crate) struct Options {
     memory: Option<ByteSize>,
 
     /// Tokens of a sequence
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
+    #[arg(long, value_name = "TOKENS", default_value_t = CONTEXT, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
     context: u64,
 
     /// Tokens of a step on all ranks, a multiple of ranks times context; or any, to compare steps
@@ -132,6 +129,25 @@ struct Searched<'a> {
     search: Search,
 }
 
+impl Searched<'_> {
+    /// Returns the options of `hsdp simulate` that repeat a step on this machine: those that choose
+    /// it, and those of the search that are no defaults.
+    fn options_of(&self, found: &Found) -> String {
+        let Options { lora, context, optimizer, .. } = *self.options;
+        let mut text = found.candidate.to_string();
+        if let Some(rank) = lora {
+            text += &format!(" --lora {rank}");
+        }
+        if context != CONTEXT {
+            text += &format!(" --context {context}");
+        }
+        if optimizer != Optimizer::default() {
+            text += &format!(" --optimizer {}", optimizer.name());
+        }
+        text
+    }
+}
+
 /// Searches, and prints the best.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let described = Model::file(&options.model);
@@ -144,6 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     // Parameters in host memory are gathered in f32, so that frozen ones have their master.
     let adapters = options.lora.map(|rank| Adapters { rank, frozen_in: None });
     let model = Model::find(&options.model, adapters)?;
+    model.check_context(options.context)?;
     let spec = options.optimizer.applied_to(&model.spec);
     let computation = Arc::new(model.computation()?);
     let ranks = usize::try_from(options.ranks)?;

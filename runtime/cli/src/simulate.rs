@@ -21,7 +21,10 @@ use crate::plan::choices::Choices;
 
 /// The most sequences of a microbatch, and tokens of a sequence, so that counts of flops and bytes are exact enough.
 const MAX_BATCH: u64 = 1 << 20;
-const MAX_CONTEXT: u64 = 1 << 24;
+pub(crate) const MAX_CONTEXT: u64 = 1 << 24;
+
+/// Default number of tokens of a sequence.
+pub(crate) const CONTEXT: u64 = 2048;
 
 /// The options of `hsdp simulate`.
 #[derive(Args, Debug)]
@@ -45,7 +48,7 @@ pub(crate) struct Options {
     batch: u64,
 
     /// Tokens of a sequence
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
+    #[arg(long, value_name = "TOKENS", default_value_t = CONTEXT, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
     context: u64,
 
     /// Part of a unit that its backward computes again, instead of keeping it: nothing, attention or unit
@@ -120,6 +123,7 @@ fn workload(
     if options.keep {
         model.spec = model.spec.all_kept();
     }
+    model.check_context(options.context)?;
     let plan = choices.plan(&model)?;
     let batch = Batch {
         sequences: usize::try_from(options.batch)?,

@@ -107,7 +107,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let path = place.path("run/step-00000020/manifest.json");
     rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 3\n",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 4\n",
         path.display()
     );
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
@@ -220,6 +220,22 @@ fn a_checkpoint_without_frozen_parameters_is_one_after_reshard_and_not_the_same_
     rewrite(&manifest, |text| text.replace(left_out, "\"format\":1"));
     let (code, text, _) = place.checkpoint(&["diff", "/run", "/out"]);
     let expected = "frozen parameters: with the others in the first, left out, of digest 0xffffffffffffffff in the second\n";
+    assert_eq!((code, &*text), (Some(1), expected));
+}
+
+#[test]
+fn settings_are_kept_by_reshard_and_compared_by_diff() {
+    let place = Place::new(&[10]);
+    let manifest = place.path("run/step-00000010/manifest.json");
+    rewrite(&manifest, |text| {
+        let text = text.replace("\"format\":1", "\"format\":4,\"settings\":{\"heads\":\"4\"}");
+        text.replace("\"weight_hint\":", "\"applied_steps\":10,\"weight_hint\":")
+    });
+    assert_eq!(place.checkpoint(&["reshard", "/run", "/out", "--files", "3"]).0, Some(0));
+    assert_eq!(place.checkpoint(&["diff", "/run", "/out"]).0, Some(0));
+    rewrite(&manifest, |text| text.replace("\"heads\":\"4\"", "\"heads\":\"8\""));
+    let (code, text, _) = place.checkpoint(&["diff", "/run", "/out"]);
+    let expected = "settings: {\"heads\": \"8\"} in the first, {\"heads\": \"4\"} in the second\n";
     assert_eq!((code, &*text), (Some(1), expected));
 }
 

@@ -164,16 +164,43 @@ fn adapters_have_the_plan_of_training() {
         let expected = 2 * 4 * 2 * 4 * (packed[0] + packed[1]) / 2;
         assert_eq!(optimizer.expect("a place")["optimizer"], expected);
     }
-    let lora = ["--lora", "4", "--machine", "h100-cluster"];
+    let lora = ["--lora", "4", "--machine", "h100-cluster", "--context", "32"];
     let step = json(&[&["simulate", &name, "--mesh", "1x2"], &lora[..]].concat());
-    let all = json(&["simulate", &name, "--mesh", "1x2", "--machine", "h100-cluster"]);
+    let all = json(&[&["simulate", &name, "--mesh", "1x2"], &lora[2..]].concat());
     assert!(step["flops"].as_f64() < all["flops"].as_f64(), "{step} {all}");
-    let space = ["--ranks", "4", "--batch-tokens", "65536"];
+    let space = ["--ranks", "4", "--batch-tokens", "65536", "--optimizer", "lion"];
     let found = json(&[&["search", &name], &lora[..], &space].concat());
-    assert!(found["best"].as_array().is_some_and(|best| !best.is_empty()), "{found}");
+    let best = &found["best"][0];
+    let options = best["options"].as_str().expect("options");
+    assert!(options.ends_with(" --lora 4 --context 32 --optimizer lion"), "{options}");
+    // They and the machine repeat the step.
+    let machine = ["simulate", &name, "--machine", "h100-cluster"];
+    let repeated = json(&[&machine[..], &options.split(' ').collect::<Vec<_>>()].concat());
+    assert_eq!(repeated["seconds"], best["seconds"]);
     let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x2", "--lora", "4"]);
     let expected = "hsdp: gpt2-small: --lora needs a decoder of transformers\n";
     assert_eq!((code, &*told), (Some(2), expected));
+}
+
+/// As in training.
+#[test]
+fn a_longer_context_than_that_of_the_model_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let mut config = qwen3_8b();
+    config["num_hidden_layers"] = json!(2);
+    config["vocab_size"] = json!(1000);
+    let config = write(&folder, "config.json", &config).display().to_string();
+    let machine = ["--machine", "h100-cluster", "--context"];
+    let refused = "hsdp: --context 40961: the model reads at most 40960 tokens\n";
+    for command in [
+        ["simulate", &config, "--mesh", "1x8"].to_vec(),
+        ["search", &config, "--ranks", "8", "--batch-tokens", "any"].to_vec(),
+    ] {
+        let told = |context| hsdp(&[&command[..], &machine, &[context]].concat());
+        let (code, _, error) = told("40961");
+        assert_eq!((code, &*error), (Some(2), refused));
+        assert_eq!(told("40960").0, Some(0), "{command:?}");
+    }
 }
 
 /// Gemma 2 has a window in every other layer.

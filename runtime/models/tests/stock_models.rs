@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use candle_core::{DType, Device, IndexOp, Module, Result, Shape, Tensor};
+use candle_core::{DType, Device, IndexOp, Module, Result, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::*;
-use hsdp_candle::{Error, record};
+use hsdp_candle::{Error, Recorded, record};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::de::DeserializeOwned;
@@ -118,13 +118,19 @@ fn row<M>(
     load: impl Fn(VarBuilder<'static>) -> Result<M>,
     forward: impl Fn(M) -> Result<Tensor>,
 ) -> Row {
-    let mut parameters = Vec::new();
-    let measured = record(&load).and_then(|recorded| {
-        parameters = recorded.params().map(|param| param.name.clone()).collect();
-        recorded.check_backward(|vb| forward(load(vb)?))
-    });
+    let recorded = match record(&load) {
+        Ok(recorded) => recorded,
+        Err(error) => {
+            let (measured, parameters, partly) = (Err(error), Vec::new(), Vec::new());
+            return Row { name, measured, parameters, partly, cuts };
+        }
+    };
+    let parameters = recorded.params().map(|param| param.name.clone()).collect();
+    let measured = recorded.check_backward(|vb| forward(load(vb)?));
     let partly = match measured {
-        Ok(()) | Err(Error::NoGradient { .. }) => partly_cut(&load, &forward).expect("a forward"),
+        Ok(()) | Err(Error::NoGradient { .. }) => {
+            partly_cut(&recorded, &load, &forward).expect("a forward")
+        }
         Err(_) => Vec::new(),
     };
     Row { name, measured, parameters, partly, cuts }
@@ -133,18 +139,17 @@ fn row<M>(
 /// Finds parameters whose gradient is zero for elements on which the loss depends, as in a packed
 /// weight of queries, keys and values that loses the first two.
 fn partly_cut<M>(
+    recorded: &Recorded,
     load: impl Fn(VarBuilder<'static>) -> Result<M>,
     forward: impl Fn(M) -> Result<Tensor>,
 ) -> Result<Vec<String>> {
-    let vars = VarMap::new();
+    let vars = variables(recorded)?;
     let loss = || {
         let output = forward(load(VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?)?;
         // Each element counts, and none of them as much as another.
         let factors = noise(&mut ChaCha8Rng::seed_from_u64(1), output.shape(), 1.0)?;
         (output * factors)?.sum_all()
     };
-    // The first run makes the variables.
-    loss()?;
     let vars = vars.data().lock().expect("no panic").clone();
     let vars = BTreeMap::from_iter(vars);
     let mut random = ChaCha8Rng::seed_from_u64(44);
@@ -166,6 +171,29 @@ fn partly_cut<M>(
         var.set(&value)?;
     }
     Ok(partly)
+}
+
+/// Makes the variables of a model, with the same values in each run.
+fn variables(recorded: &Recorded) -> Result<VarMap> {
+    let (vars, init) = (VarMap::new(), recorded.init(43));
+    for param in recorded.params() {
+        let var = Var::from_vec(init(param), &param.shape[..], &Device::Cpu)?;
+        vars.data().lock().expect("no panic").insert(param.name.clone(), var);
+    }
+    Ok(vars)
+}
+
+#[test]
+fn variables_have_the_same_values_in_each_run() {
+    let recorded = record(|vb| candle_nn::linear(8, 4, vb)).expect("a layer");
+    let [one, other] = [(); 2].map(|()| {
+        let vars = variables(&recorded).expect("its variables");
+        let vars = BTreeMap::from_iter(vars.data().lock().expect("no panic").clone());
+        let values = |var: Var| var.flatten_all()?.to_vec1::<f32>();
+        vars.into_values().map(values).collect::<Result<Vec<_>>>().expect("values")
+    });
+    assert_eq!(one.len(), 2);
+    assert_eq!(one, other);
 }
 
 fn noise(random: &mut ChaCha8Rng, shape: &Shape, size: f32) -> Result<Tensor> {

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
+use hsdp_warnings::cut;
 
 use super::together::Problem;
 use super::{
@@ -11,6 +12,9 @@ use super::{
     SavedState, Spread, StateTensor, options,
 };
 use crate::engine::fabric::Fabric;
+
+/// Maximum number of characters of a setting's name or value in an error.
+const MOST_SHOWN: usize = 100;
 
 /// The parameters that a checkpoint has.
 pub(super) fn content_of(manifest: &Manifest) -> Content {
@@ -43,17 +47,22 @@ pub(super) fn check<'a, O: Checkpointed>(
     let options = options::agreed(manifest, &own, other_options, other_parameters);
     let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
     let fits = other_parameters == OtherParameters::TakeFitting;
-    let (wrong, fitting) = match other_optimizer(manifest, &own) {
-        Some(wrong) => (vec![wrong], None),
-        None if fits => (Vec::new(), Some(Fitting::of(&saved, &optimizer.expected(&saved)))),
-        None => (differences(&saved, optimizer), None),
-    };
+    let (mut wrong, mut fitting) = (Vec::new(), None);
+    if !fits {
+        wrong.push(other_settings(fabric, manifest));
+    }
+    match other_optimizer(manifest, &own) {
+        Some(other) => wrong.push(vec![other]),
+        None if fits => fitting = Some(Fitting::of(&saved, &optimizer.expected(&saved))),
+        None => wrong.extend(differences(&saved, optimizer)),
+    }
+    let wrong = listed_by_kind(&wrong);
     let options = match (wrong.is_empty(), options) {
         (true, Ok(options)) => options,
         (true, Err(others)) => return refused(format!("{path}: {others}")),
         (false, others) => {
             let others = others.err().map_or_else(String::new, |others| format!("; {others}"));
-            return refused(format!("{path} is of another model: {}{others}", wrong.join("; ")));
+            return refused(format!("{path} is of another model: {wrong}{others}"));
         }
     };
     check_frozen(saved, content)?;
@@ -75,10 +84,12 @@ pub(super) fn check_weights(
         return Ok(Some(fitting));
     }
     let names = saved.generation.manifest().tensors.keys();
-    let wrong = wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE)));
+    let mut wrong = vec![other_settings(saved.fabric, saved.generation.manifest())];
+    wrong.extend(wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE))));
+    let wrong = listed_by_kind(&wrong);
     if !wrong.is_empty() {
         let path = saved.generation.path().display();
-        let what = format!("{path} is of another model: {}", wrong.join("; "));
+        let what = format!("{path} is of another model: {wrong}");
         return Err(Problem::lasting(what));
     }
     check_frozen(saved, wanted)?;
@@ -97,7 +108,7 @@ fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> 
             "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the \
              model its frozen parameters, and open its \
              checkpoints with Content::Trainable",
-            frozen.join(", ")
+            listed(&frozen, ", ")
         );
         return Err(Problem::lasting(what));
     }
@@ -119,37 +130,66 @@ fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
     }
 }
 
-/// Returns all differences between a checkpoint and this model and optimizer.
-fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<String> {
+/// Joins the texts of differences, of each kind the first few.
+pub(super) fn listed_by_kind(kinds: &[Vec<String>]) -> String {
+    let kinds = kinds.iter().filter(|texts| !texts.is_empty());
+    kinds.map(|texts| listed(texts, "; ")).collect::<Vec<_>>().join("; ")
+}
+
+/// Compares the settings that a checkpoint states with those of the model. Returns a text for all
+/// that differ, with both values of each. An older checkpoint states none, and a setting that only
+/// the model states may be new in the program, so these alone make no other model.
+pub(super) fn other_settings(fabric: &Fabric, manifest: &Manifest) -> Vec<String> {
+    let own: BTreeMap<&str, &str> = fabric.plan.spec().settings().collect();
+    let saved: BTreeMap<&str, &str> =
+        manifest.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
+    if saved.iter().all(|(name, value)| own.get(name) == Some(value)) {
+        return Vec::new();
+    }
+    let names: BTreeSet<&str> = saved.keys().chain(own.keys()).copied().collect();
+    let shown = |value: Option<&&str>| cut(value.unwrap_or(&"missing"), MOST_SHOWN);
+    let others = names.into_iter().filter(|name| saved.get(name) != own.get(name)).map(|name| {
+        let [there, here] = [&saved, &own].map(|settings| shown(settings.get(name)));
+        format!("{} is {there} there, and {here} here", cut(name, MOST_SHOWN))
+    });
+    vec![format!("its settings are others: {}", others.collect::<Vec<_>>().join(", "))]
+}
+
+/// Returns all differences between a checkpoint and this model and optimizer, by kind.
+fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<Vec<String>> {
     let Expected { tensors, counted } = optimizer.expected(saved);
-    let mut wrong = missing_counts(saved, &counted);
+    let mut wrong = vec![missing_counts(saved, &counted)];
     wrong.extend(wrong_tensors(saved, &tensors, saved.generation.manifest().tensors.keys()));
     wrong
 }
 
 /// Compares the tensors of a checkpoint with those of the model and with `states`. Returns a text
-/// for each that is missing or has another shape, and for each of `names`, tensors of the
-/// checkpoint, that is left over.
+/// for each that has another shape or is missing, and for each of `names`, tensors of the
+/// checkpoint, that is left over: parameters before states.
 fn wrong_tensors<'a>(
     saved: &SavedState<'a>,
     states: &[StateTensor],
     names: impl Iterator<Item = &'a String>,
-) -> Vec<String> {
+) -> [Vec<String>; 3] {
     let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
-    let (mut wrong, mut expected) = (Vec::new(), BTreeSet::new());
-    for (name, shape) in named(fabric, content_of(manifest), states) {
+    let (mut reshaped, mut missing, mut expected) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let is_state = |name: &str| name.starts_with(STATE);
+    let mut named = named(fabric, content_of(manifest), states);
+    named.sort_by_key(|(name, _)| is_state(name));
+    for (name, shape) in named {
         match manifest.tensors.get(&name) {
-            None => wrong.push(format!("`{name}` is missing")),
+            None => missing.push(format!("`{name}` is missing")),
             Some(tensor) if tensor.shape != shape => {
-                wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
+                reshaped.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
             }
             Some(_) => {}
         }
         expected.insert(name);
     }
-    let left_over = names.filter(|name| !expected.contains(*name));
-    wrong.extend(left_over.map(|name| left_over_text(fabric, name)));
-    wrong
+    let mut left_over: Vec<_> = names.filter(|name| !expected.contains(*name)).collect();
+    left_over.sort_by_key(|name| is_state(name));
+    let left_over = left_over.into_iter().map(|name| left_over_text(fabric, name)).collect();
+    [reshaped, missing, left_over]
 }
 
 /// Returns the names and shapes of the tensors that a checkpoint should have: those of each
@@ -168,7 +208,7 @@ fn named(fabric: &Fabric, content: Content, tensors: &[StateTensor]) -> Vec<(Str
     named.collect()
 }
 
-/// The text of a tensor that the model does not read.
+/// Returns the text of a tensor that the model does not read.
 fn left_over_text(fabric: &Fabric, name: &str) -> String {
     let shown = name.escape_debug();
     if params(fabric).any(|param| param.name == name) {

@@ -3,17 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, state_tensor};
+use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::{Expected, SavedState, StateTensor};
+use super::{Expected, SavedState, StateTensor, differences};
 use crate::optimizer::Average;
 
 /// Rule of a load where the checkpoint has other parameters than the model, or other parameters
 /// are frozen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherParameters {
-    /// The load fails, and the error lists all differences.
+    /// The load fails, and the error lists the differences: all settings, and of the parameters and
+    /// tensors the first few of each kind.
     #[default]
     Refuse,
     /// The model takes each parameter that the checkpoint has under its name with its shape, and
@@ -21,6 +22,10 @@ pub enum OtherParameters {
     /// trained there and here, and begins anew with the others. [`Resumed`] lists new parameters,
     /// new states, and tensors of the checkpoint that are left over. This is for a new head, a head
     /// that is gone, or parameters that are frozen or trained anew.
+    ///
+    /// The settings that the model [states](hsdp_sharding::ModelSpec::setting) may be others than
+    /// those of the checkpoint: those of the model count, and a warning lists the differences. So a
+    /// run begins with other position embeddings, say.
     ///
     /// Where several optimizers make an update, the next one decides which of them gets a parameter
     /// without state. It is an error if a parameter whose state was taken goes to another
@@ -43,12 +48,13 @@ pub(crate) struct Fitting {
     pub(super) lists: Unmatched,
 }
 
-/// The names of parameters and tensors that do not fit.
+/// The names of parameters and tensors that do not fit, and the text of settings that differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unmatched {
     pub(super) new_parameters: Vec<String>,
     pub(super) new_states: Vec<String>,
     pub(super) left_over: Vec<String>,
+    pub(super) other_settings: Vec<String>,
 }
 
 impl Fitting {
@@ -99,6 +105,7 @@ impl Fitting {
         }
         let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
         fitting.lists.left_over = left_over.cloned().collect();
+        fitting.lists.other_settings = differences::other_settings(saved.fabric, manifest);
         fitting
     }
 
@@ -151,9 +158,10 @@ impl<'a> Stateful<'a> {
 }
 
 impl Unmatched {
-    /// Returns a text for a warning, if something does not fit.
+    /// Returns a text for a warning, if something does not fit. It names the first few tensors of
+    /// each list.
     pub(super) fn text(&self) -> Option<String> {
-        let Self { new_parameters, new_states, left_over } = self;
+        let Self { new_parameters, new_states, left_over, other_settings } = self;
         let lists = [
             ("parameters that keep the values of the model", new_parameters),
             ("parameters whose optimizer state begins anew", new_states),
@@ -162,9 +170,9 @@ impl Unmatched {
         let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
         let text = |(what, names): (&str, &Vec<String>)| {
             let names: Vec<String> = names.iter().map(|it| it.escape_debug().to_string()).collect();
-            format!("{what}: {}", names.join(", "))
+            format!("{what}: {}", listed(&names, ", "))
         };
-        let texts: Vec<String> = lists.map(text).collect();
+        let texts: Vec<String> = other_settings.iter().cloned().chain(lists.map(text)).collect();
         (!texts.is_empty()).then(|| {
             format!(
                 "the checkpoint is of another model, of which this one takes what fits; {}",

@@ -10,6 +10,7 @@ use hsdp_checkpoint::{Folder, LinkedDisk};
 use hsdp_comm::World;
 use hsdp_sharding::{ModelSpec, Param, UnitId};
 
+use super::differences;
 use super::load::shards_of;
 use super::portions::Portion;
 use super::together::{Kind, Opened, Problem, Together};
@@ -203,7 +204,8 @@ fn read(
 /// without a value in its place.
 fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
-    let (mut used, mut missing, mut wrong) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    let (mut used, mut missing) = (BTreeSet::new(), BTreeSet::new());
+    let (mut reshaped, mut required) = (Vec::new(), Vec::new());
     for param in fabric.plan.spec().units().iter().flat_map(|unit| &unit.params) {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
@@ -211,9 +213,9 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Foun
             None if import.init.is_some() => {
                 missing.insert(param.name.clone());
             }
-            None => wrong.push(format!("`{name}` is missing")),
+            None => required.push(format!("`{name}` is missing")),
             Some(found) if *found != shape => {
-                wrong.push(format!("`{name}` has shape {found:?}, not {shape:?}"));
+                reshaped.push(format!("`{name}` has shape {found:?}, not {shape:?}"));
             }
             Some(_) => {}
         }
@@ -221,11 +223,12 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Foun
     }
     let left_over = tensors.into_keys().filter(|name| !used.contains(*name));
     let left_over: Vec<String> = left_over.map(str::to_owned).collect();
-    if wrong.is_empty() {
+    if reshaped.is_empty() && required.is_empty() {
         return Ok(Found { left_over, missing });
     }
-    wrong.extend(left_over.iter().map(|name| format!("`{name}` is not in the model")));
+    let others = left_over.iter().map(|name| format!("`{name}` is not in the model")).collect();
     let folder = import.folder.display();
-    let what = format!("{folder} is of another model: {}", wrong.join("; "));
+    let wrong = differences::listed_by_kind(&[reshaped, required, others]);
+    let what = format!("{folder} is of another model: {wrong}");
     Err(Problem { kind: Kind::Lasting, what })
 }

@@ -63,10 +63,11 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, a newer version
-    /// of this program wrote the newest, it is of another model or optimizer (the error lists all
-    /// differences), it has no frozen parameters ([`Content::Trainable`]) and these checkpoints
-    /// have [`Content::All`] or the model has other ones, or an earlier save has failed and no call
-    /// has returned that failure. The model and the optimizer are then as they were.
+    /// of this program wrote the newest, it is of another model or optimizer (the error lists the
+    /// differences: all [settings](hsdp_sharding::ModelSpec::setting), and the first few tensors of
+    /// each kind), it has no frozen parameters ([`Content::Trainable`]) and these checkpoints have
+    /// [`Content::All`] or the model has other ones, or an earlier save has failed and no call has
+    /// returned that failure. The model and the optimizer are then as they were.
     /// [`Error::Misuse`] as for [`save`](Self::save); [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
         &mut self,
@@ -259,7 +260,7 @@ impl Checkpoints {
         }
         *optimizer = restored;
         take(model, parameters, Counts { step, applied }, training);
-        let Unmatched { new_parameters, new_states, left_over } =
+        let Unmatched { new_parameters, new_states, left_over, .. } =
             fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
         let (broken, later) = (Vec::new(), Vec::new());
         Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))

@@ -1,6 +1,7 @@
 //! Saving: each rank writes its part, and rank 0 makes a generation of the parts.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hsdp_checkpoint::{
@@ -8,7 +9,7 @@ use hsdp_checkpoint::{
     Slice, Store, Training, Writer, nonce,
 };
 use hsdp_kernels::Values;
-use hsdp_sharding::Rank;
+use hsdp_sharding::{ModelSpec, Rank};
 use serde_json::Value;
 
 use super::made::{Identity, Made};
@@ -234,8 +235,13 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
             optimizer: Some(self.of_optimizer.clone()),
             user: self.user.clone(),
             frozen_digest,
+            settings: settings_of(self.model.plan().spec()),
         }
     }
+}
+
+fn settings_of(spec: &ModelSpec) -> BTreeMap<String, String> {
+    spec.settings().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// Returns the checkpoint's directory. Work that failed after the commit is logged, and is not a

@@ -130,7 +130,7 @@ impl Checkpoints {
             if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
                 hsdp_warnings::warn!(step, "{note}");
             }
-            let Unmatched { new_parameters, new_states, left_over } = unmatched;
+            let Unmatched { new_parameters, new_states, left_over, .. } = unmatched;
             let (user, broken) = (generation.manifest().user.clone(), Vec::new());
             let later = Vec::new();
             Resumed { step, user, broken, later, new_parameters, new_states, left_over }

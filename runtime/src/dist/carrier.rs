@@ -81,7 +81,7 @@ pub enum Record {
 pub struct Applied<T> {
     /// This rank's output, if it has one.
     pub output: Option<T>,
-    /// The tensor that stands for the collective as a parent of the next one: the output, or a scalar where there is no
-    /// output. `None` if nothing was recorded.
+    /// The tensor that stands for the collective as a parent of the next one. `None` if nothing was
+    /// recorded.
     pub link: Option<T>,
 }

@@ -9,8 +9,10 @@ mod trace;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hsdp::World;
+use hsdp::checkpoint::format::{Disk, Store};
 use serde_json::Value;
 
 use crate::failure::Failure;
@@ -31,6 +33,10 @@ const PLOT: &str = "loss.svg";
 const SUMMARY: &str = "summary.json";
 const TRACE: &str = "trace.json";
 const WARNINGS: &str = "warnings.jsonl";
+
+/// Folders of checkpoints: the last ones, and the best ones.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+pub(crate) const BEST: &str = "best";
 
 /// Beginning and end of the name of the warnings of another process.
 const OF_RANK: &str = "warnings-rank-";
@@ -54,12 +60,25 @@ pub(crate) struct Files {
 
 impl Output {
     /// Makes the folder, locks it, and begins to trace. Files of an earlier run stay until this one
-    /// makes its first step.
-    pub(crate) fn create(folder: &Path, recorder: &Recorder) -> Result<Self, Failure> {
+    /// makes its first step. A folder with checkpoints is refused, unless the run goes on from them.
+    pub(crate) fn create(
+        folder: &Path,
+        options: &RunOptions,
+        recorder: &Recorder,
+    ) -> Result<Self, Failure> {
         let refuse =
             |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(refuse)?;
         let lock = FolderLock::take(folder)?;
+        let checkpoints = Store::new(&folder.join(CHECKPOINTS), Arc::new(Disk)).steps();
+        let newest = checkpoints.unwrap_or_default().into_iter().max();
+        if let Some(newest) = newest.filter(|_| !options.resume) {
+            return Err(Failure::Input(format!(
+                "{} has checkpoints of an earlier run, the newest of step {newest}: go on from it \
+                 with --resume, or choose another folder with --out",
+                folder.display()
+            )));
+        }
         let mut files = [METRICS, METRICS_NEW, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
         // A file that could not be written at the end of the run is found before it.
         files

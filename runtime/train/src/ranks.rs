@@ -3,6 +3,7 @@
 mod environment;
 mod signals;
 
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use crate::failure::Failure;
 use crate::folder::{Files, Output, Recorder};
 use crate::options::{Comm, RunOptions};
 use crate::run::{Ended, Report, Run, Training};
+use crate::stderr::tell;
 use crate::threads;
 use crate::warnings::Warnings;
 
@@ -206,7 +208,7 @@ impl Ranks {
     /// Prepares the folder of `--out` in the process of rank 0.
     fn output(&self) -> Result<Option<Output>, Failure> {
         let folder = self.options.out.as_deref().filter(|_| self.place().0 == 0);
-        folder.map(|folder| Output::create(folder, &self.recorder)).transpose()
+        folder.map(|folder| Output::create(folder, &self.options, &self.recorder)).transpose()
     }
 
     /// Returns the inputs of this process, after the ranks have compared the options of the run, and
@@ -319,7 +321,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the failure of an input that all ranks refuse, which rank 0 reports.
     #[must_use]
-    pub fn refused(&self, problem: impl std::fmt::Display) -> Failure {
+    pub fn refused(&self, problem: impl Display) -> Failure {
         refused(&self.world, problem.to_string())
     }
 
@@ -342,6 +344,13 @@ impl<'a> Setup<'a> {
     /// Returns whether this is rank 0, which shows progress and writes files.
     pub(crate) fn is_first(&self) -> bool {
         self.world.rank().index() == 0
+    }
+
+    /// Prints a line about the run to stderr, on rank 0.
+    pub(crate) fn tell(&self, line: impl Display) {
+        if self.is_first() {
+            tell(self.ranks.name, line);
+        }
     }
 
     pub(crate) fn warnings(&self) -> &'a Warnings {

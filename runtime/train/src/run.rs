@@ -156,6 +156,12 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
         }
         let first = model.committed_steps();
+        if options.resume {
+            match first {
+                0 => setup.tell("there is no checkpoint to resume from: the run begins at step 0"),
+                made => setup.tell(format_args!("resumes after step {made}")),
+            }
+        }
         let progress = setup.is_first().then(|| Progress::new(training.steps, &setup));
         let mut run = Self {
             model,

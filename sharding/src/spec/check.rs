@@ -80,6 +80,7 @@ impl ModelSpec {
     /// - [`Error::EmptyModel`] if the model has no unit, [`Error::EmptyUnit`] if a unit has no
     ///   parameter.
     /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
+    /// - [`Error::DuplicateSetting`] if a setting is stated twice, also with one value.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
     ///   for pieces of 0 rows, or for rows without having a dim, [`Error::InvalidBlocks`] if it asks for blocks of 0 elements.
     /// - [`Error::InvalidMatrices`] if a parameter is not the stack of matrices that it declares, [`Error::NoMatrices`] if it is
@@ -97,6 +98,7 @@ impl ModelSpec {
         }
         self.check_unit_names()?;
         self.check_param_names()?;
+        self.check_settings()?;
         self.units().iter().try_for_each(Unit::check)?;
         self.check_owned()?;
         self.check_ties()
@@ -119,6 +121,17 @@ impl ModelSpec {
             };
             let first = self.params().take_while(|(earlier, _)| *earlier != owner).count();
             return Err(duplicate("parameter", &param.name, first, second));
+        }
+        Ok(())
+    }
+
+    fn check_settings(&self) -> Result<(), Error> {
+        let mut stated = HashMap::new();
+        for (name, value) in self.settings() {
+            if let Some(first) = stated.insert(name, value) {
+                let values = [first, value].map(str::to_owned);
+                return Err(Error::DuplicateSetting { name: name.to_owned(), values });
+            }
         }
         Ok(())
     }

@@ -127,8 +127,9 @@ impl ModelSpec {
     }
 
     /// States a setting of the computation that no parameter shows, such as the number of heads, or
-    /// a number of a file that each rank reads. Ranks compare the settings when they make the model.
-    /// A plan depends on them by its fingerprint alone.
+    /// a number of a file that each rank reads. Each name is stated once. Ranks compare the
+    /// settings when they make the model, and checkpoints keep them. A plan depends on them by its
+    /// fingerprint alone.
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl fmt::Display) -> Self {
         self.settings.push((name.into(), value.to_string()));

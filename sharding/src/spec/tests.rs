@@ -91,6 +91,15 @@ fn names_are_unique_over_the_model() {
 }
 
 #[test]
+fn a_setting_is_stated_once() {
+    let spec = model([weight("w")]).setting("heads", 4).setting("eps", 1e-6);
+    assert_eq!(spec.validate(), Ok(()));
+    let [other, same] = [8, 4].map(|heads| refusal(&spec.clone().setting("heads", heads)));
+    assert_eq!(other, "setting `heads` is stated twice: 4 and 8");
+    assert_eq!(same, "setting `heads` is stated twice: 4 and 4");
+}
+
+#[test]
 fn parameters_without_elements_are_refused() {
     let spec = model([weight("a"), Param::new("b", [4, 0, 2])]);
     assert_eq!(refusal(&spec), "parameter `b` of shape [4, 0, 2]: dim 1 has size 0");

@@ -5,7 +5,8 @@
 //! `refused`, `half_updated`; `faulty` (a file system with a fault), `crashes` (of the files
 //! alone), `failing` (of whole saves, on each rank); `hooked` (a file system that keeps waiting, or calls a
 //! test's function), `background`, `reported` (a failed save, to the next call), `retried`;
-//! `options`, `fitting` (of other parameters), `importing`, `apart` (ranks whose folders differ),
+//! `options`, `settings`, `fitting` (of other parameters), `importing`,
+//! `apart` (ranks whose folders differ),
 //! `reading` (alone; and going back), `trainable` (checkpoints without frozen parameters).
 
 mod apart;
@@ -25,5 +26,6 @@ mod refused;
 mod reported;
 mod resuming;
 mod retried;
+mod settings;
 mod trainable;
 mod training;

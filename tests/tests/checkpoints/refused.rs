@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content};
 use hsdp::{
     AdamW, AdamWOptions, Error, Lion, LionOptions, ModelOptions, ModelSpec, Optimizer as _, Param,
     Sgd, SgdOptions, ShardedModel, StepOptions, Unit, WholeParameters, World,
@@ -19,7 +19,7 @@ fn options() -> ModelOptions {
 }
 
 #[test]
-fn row_42_all_that_differs_between_models_is_listed_at_once() {
+fn row_42_each_kind_of_difference_between_models_is_listed_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let spec = |params: [Param; 3]| {
         let [first, second, third] = params;
@@ -57,6 +57,51 @@ fn row_42_all_that_differs_between_models_is_listed_at_once() {
         error.to_string(),
         format!("loading at step 1, on rank 0: {path}/step-00000001 is of another model: {wrong}")
     );
+}
+
+/// As where a run with adapters is resumed with others.
+#[test]
+fn of_many_differences_the_first_are_named_and_the_others_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = |name: &str, frozen: usize| {
+        let adapters = (0..100).map(|layer| Param::new(format!("{name}.{layer:02}"), [4]));
+        let unit = adapters.fold(Unit::new("adapters"), Unit::param);
+        let base = (0..frozen).map(|layer| Param::new(format!("base.{layer:02}"), [4]).frozen());
+        ModelSpec::new().unit(base.fold(unit, Unit::param))
+    };
+    let save = |world| {
+        let mut model = ShardedModel::new(world, spec("q", 0), options(), springs::initial)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch(&mut step, 1.0)?;
+        let gradients = step.finish()?;
+        adamw.step(&mut model, gradients)?;
+        let options =
+            CheckpointOptions { content: Content::Trainable, ..CheckpointOptions::default() };
+        Checkpoints::open(&model, folder.path(), options)?.save(&model, &adamw, &json!(null))
+    };
+    on_ranks(2, save);
+    let refused = |name: &str, frozen: usize| {
+        let error = common_error(outcomes(2, |world| {
+            let spec = spec(name, frozen);
+            let mut model = ShardedModel::new(world, spec, options(), springs::initial)?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            let options = CheckpointOptions::default();
+            let mut checkpoints = Checkpoints::open(&model, folder.path(), options)?;
+            checkpoints.load_latest(&mut model, &mut adamw)
+        }));
+        error.to_string()
+    };
+    let told = refused("v", 0);
+    let expected = "is of another model: \
+                    `v.00` is missing; `v.01` is missing; `v.02` is missing; and 97 more; \
+                    `q.00` is a parameter that this model does not have; \
+                    `q.01` is a parameter that this model does not have; \
+                    `q.02` is a parameter that this model does not have; and 297 more";
+    assert!(told.ends_with(expected), "{told}");
+    let told = refused("q", 100);
+    let expected = "lacks the frozen ones: `base.00`, `base.01`, `base.02`, and 97 more; give";
+    assert!(told.contains(expected), "{told}");
 }
 
 #[test]

@@ -83,8 +83,12 @@ fn real<T: Real>(call: &Call<'_, Tensor>) -> Result<Applied<Tensor>, Error> {
     match output.zip(shape) {
         Some((output, shape)) => {
             let op = Recorded::new(call, backward, (output, shape));
-            let output = call.input.apply_op2(&after, op)?;
-            Ok(Applied { output: Some(output.clone()), link: Some(output) })
+            let view = op.view();
+            let link = call.input.apply_op2(&after, op)?;
+            // The link is a parent of the next collective, so it does not show whether it is used.
+            let output = Candle::alias(&link)?;
+            let _ = view.set(output.id());
+            Ok(Applied { output: Some(output), link: Some(link) })
         }
         None => nowhere(call, backward, &after),
     }

@@ -1,6 +1,8 @@
 //! The custom op that represents a collective in candle's graph.
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, TensorId, bail};
 use hsdp::Rank;
 use hsdp::collective::Backward;
 use hsdp::dist::Call;
@@ -8,17 +10,22 @@ use parking_lot::Mutex;
 
 use super::elements::{Real, elements_of, tensor_of};
 use crate::error::Error;
+use crate::zeros::{self, Applied};
 
-/// A collective that was applied, with two parents: its input, and the link of the collective before it.
+/// A collective that was applied, with two parents: its input, and the link of the collective before
+/// it.
 ///
-/// The second parent carries no value. It sets the order: candle runs the backward of an op before those of its parents, so
-/// of two collectives the later one's backward comes first, on all ranks.
+/// The second parent carries no value. It sets the order: candle runs the backward of an op before
+/// those of its parents, so the backward of the later one of two collectives comes first, on all
+/// ranks.
 pub(super) struct Recorded<T> {
     name: &'static str,
     rank: Rank,
     backward: Backward<T>,
     shape: Shape,
     output: Mutex<Option<Vec<T>>>,
+    /// View of the output that the program has.
+    view: Arc<OnceLock<TensorId>>,
 }
 
 impl<T: Real> Recorded<T> {
@@ -28,7 +35,13 @@ impl<T: Real> Recorded<T> {
         (output, shape): (Vec<T>, Shape),
     ) -> Self {
         let (name, rank) = (call.collective.name(), call.group.rank());
-        Self { name, rank, backward, shape, output: Mutex::new(Some(output)) }
+        let (output, view) = (Mutex::new(Some(output)), Arc::default());
+        Self { name, rank, backward, shape, output, view }
+    }
+
+    /// Returns the place for the view of the output that the program gets.
+    pub(super) fn view(&self) -> Arc<OnceLock<TensorId>> {
+        Arc::clone(&self.view)
     }
 
     fn forward(&self) -> Result<(CpuStorage, Shape)> {
@@ -36,7 +49,7 @@ impl<T: Real> Recorded<T> {
         Ok((T::to_cpu_storage_owned(output), self.shape.clone()))
     }
 
-    /// The gradients of both parents. The collective runs even if neither parent needs its gradient.
+    /// Runs the backward, even if neither parent needs its gradient. Returns the gradients of both.
     fn gradients(
         &self,
         [input, link]: [&Tensor; 2],
@@ -48,20 +61,14 @@ impl<T: Real> Recorded<T> {
         let cotangent = cotangent.map(elements_of).transpose()?;
         let gradient = self.backward.gradient(cotangent).map_err(Error::from)?;
         let wanted = input.track_op().then(|| tensor_of(gradient, input.shape().clone()));
-        Ok((wanted.transpose()?, zeros(link)?))
+        Ok((wanted.transpose()?, zeros::for_parent(link)?))
     }
 
     fn differentiated_twice(&self) -> hsdp::Error {
-        let what = "its gradient is to be differentiated, which candle cannot do for collectives: run one backward, \
-                    with CANDLE_GRAD_DO_NOT_DETACH unset";
+        let what = "its gradient is to be differentiated, which candle cannot do for collectives: run \
+                    one backward, with CANDLE_GRAD_DO_NOT_DETACH unset";
         hsdp::Error::Collective { operation: self.name, rank: self.rank, what: what.to_owned() }
     }
-}
-
-/// The gradient of a parent whose value was not used. candle panics if a parent that it tracks gets none.
-pub(super) fn zeros(parent: &Tensor) -> Result<Option<Tensor>> {
-    let zero = || Tensor::zeros((), parent.dtype(), parent.device())?.broadcast_as(parent.shape());
-    parent.track_op().then(zero).transpose()
 }
 
 impl<T: Real> CustomOp2 for Recorded<T> {
@@ -83,10 +90,14 @@ impl<T: Real> CustomOp2 for Recorded<T> {
         &self,
         input: &Tensor,
         link: &Tensor,
-        _output: &Tensor,
+        output: &Tensor,
         cotangent: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.gradients([input, link], Some(cotangent))
+        let gradients = self.gradients([input, link], Some(cotangent))?;
+        if let (Some(view), Some(gradient)) = (self.view.get(), &gradients.0) {
+            zeros::note_collective(&Applied { input, output, view: *view }, gradient)?;
+        }
+        Ok(gradients)
     }
 }
 

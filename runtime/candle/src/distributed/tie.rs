@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
-use super::recorded::zeros;
+use crate::zeros;
 
 /// The value of its first parent, a loss. The second parent is the last collective of a tape. So this collective and all
 /// those before it take part in the backward, whatever the loss depends on.
@@ -38,6 +38,6 @@ impl CustomOp2 for Tie {
         _tied: &Tensor,
         cotangent: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok((loss.track_op().then(|| cotangent.clone()), zeros(last)?))
+        Ok((loss.track_op().then(|| cotangent.clone()), zeros::for_parent(last)?))
     }
 }

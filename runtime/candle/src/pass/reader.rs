@@ -19,7 +19,6 @@ pub(super) struct Reader<'a> {
     pub(super) pass: &'a Pass<'a>,
     pub(super) own: &'a Arc<UnitState>,
     pub(super) usage: &'a Arc<Usage>,
-    pub(super) input: &'a Tensor,
 }
 
 impl Reader<'_> {
@@ -64,11 +63,9 @@ impl Reader<'_> {
         if unit.role(index) == Role::Frozen || self.pass.kind == Kind::Evaluation {
             return Ok(parameter.into_tensor(unit.shape(index))?);
         }
-        let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
-        let op = Unshard { unit, index, usage, parameter: Mutex::new(Some(parameter)) };
-        let tensor = self.pass.anchor.apply_op2(self.input, op)?;
-        self.usage.note_giver(&tensor);
-        Ok(tensor)
+        let unit = Arc::clone(unit);
+        let op = Unshard { unit, index, parameter: Mutex::new(Some(parameter)) };
+        Ok(self.pass.anchor.apply_op1(op)?)
     }
 }
 

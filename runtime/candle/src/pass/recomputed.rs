@@ -68,11 +68,11 @@ impl Pass<'_> {
         let own = self.find(name)?;
         let forward = self.with_cast(own, forward);
         let input = input.contiguous()?; // as the second run has it
-        let usage = Usage::of(own, &self.cuts);
+        let usage = Usage::of(own);
         own.gather()?;
-        let reader = Reader { pass: self, own, usage: &usage, input: &input };
+        let reader = Reader { pass: self, own, usage: &usage };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
-        let output = self.first_output(&first, forward);
+        let output = self.first_output(&first, &input, forward);
         let ended = first.end();
         let output = output?;
         ended?;
@@ -83,9 +83,10 @@ impl Pass<'_> {
     fn first_output(
         &self,
         first: &FirstRun<'_>,
+        input: &Tensor,
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
-        let Reader { own, usage, input, .. } = first.reader;
+        let Reader { own, usage, .. } = first.reader;
         // Variables, so that a tensor which leaves the forward beside its output is noticed.
         let leaf = match is_differentiated(input) {
             true => Var::from_tensor(&input.detach())?.into_inner(),
@@ -103,9 +104,9 @@ impl Pass<'_> {
         if let Some(what) = reached.described() {
             return Err(Error::History { unit: own.name().to_owned(), what });
         }
-        let cuts_input = self.seeks_cuts && is_differentiated(input) && !reached.has(leaf.id());
+        let depends_on_input = reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
-        if !is_differentiated(input) && !reads.iter().any(Read::is_trainable) {
+        if !depends_on_input && !reads.iter().any(Read::is_trainable) {
             return Ok(output.detach().copy()?);
         }
         await_gradients(usage, &reads);
@@ -116,10 +117,13 @@ impl Pass<'_> {
             reads,
             output: Mutex::new(Some(output.detach())),
         };
-        let output = self.anchor.apply_op2(input, op)?;
-        if cuts_input {
-            usage.note_giver(&output);
-            self.uses.note(own.name(), input, None, usage);
+        if depends_on_input {
+            return Ok(self.anchor.apply_op2(input, op)?);
+        }
+        // Tensors before the input are no parents of an output that does not depend on it.
+        let output = self.anchor.apply_op2(&input.detach(), op)?;
+        if is_differentiated(input) {
+            self.cuts.note(own.name(), &output);
         }
         Ok(output)
     }

@@ -16,7 +16,7 @@ fn make_newer(fixture: &Fixture, step: u64) {
 fn assert_newer(fixture: &Fixture, step: u64, error: &Error) {
     let path = fixture.manifest(step);
     let expected = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 3",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 4",
         path.display()
     );
     assert_eq!(error.to_string(), expected);
@@ -144,5 +144,51 @@ fn numbers_of_applied_steps_that_cannot_be_are_damage() {
         fixture.rewrite(10, change);
         let told = fixture.store().open(10).expect_err("it cannot be");
         assert!(told.is_damage() && told.to_string().ends_with(problem), "{told}");
+    }
+}
+
+/// Saves a step of a model with settings.
+fn save_stated(lease: &mut Lease, step: u64) {
+    let draft = lease.begin(step).expect("new");
+    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
+    draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
+    let head = Head::of_step(step);
+    let training = Training { applied_steps: Some(step), ..head.training };
+    let settings = [("heads", "4"), ("eps", "1e-6")];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    draft.commit(Head { training, settings, ..head }, 1).expect("whole");
+}
+
+#[test]
+fn only_a_checkpoint_with_settings_has_format_4() {
+    let fixture = Fixture::saved(&[1]);
+    let mut lease = fixture.store().lease("test").expect("free");
+    save_stated(&mut lease, 2);
+    let text = |step| std::fs::read_to_string(fixture.manifest(step)).expect("read");
+    assert!(!text(1).contains("settings"));
+    assert!(text(2).contains("\"format\":4,"));
+    let settings = |step| fixture.store().open(step).expect("read").manifest().settings.clone();
+    assert!(settings(1).is_empty());
+    assert_eq!(settings(2)["heads"], "4");
+    assert_eq!(settings(2).len(), 2);
+}
+
+#[test]
+fn settings_that_cannot_be_are_damage() {
+    let with = |from: &'static str, to: &'static str| move |value: &str| value.replace(from, to);
+    let all = "\"settings\":{\"eps\":\"1e-6\",\"heads\":\"4\"},";
+    for (change, problem) in [
+        (with("\"format\":4", "\"format\":3"), "its format is 3, and only format 4 has settings"),
+        (with(all, ""), "its format is 4, and settings are missing"),
+        (with(all, "\"settings\":{},"), "its format is 4, and settings are missing"),
+        (with(",\"applied_steps\":2", ""), "its format is 4, and applied_steps is missing"),
+        (with("\"eps\"", "\"heads\""), "`heads` is there twice at line 1"),
+    ] {
+        let fixture = Fixture::saved(&[1]);
+        let mut lease = fixture.store().lease("test").expect("free");
+        save_stated(&mut lease, 2);
+        fixture.rewrite(2, change);
+        let told = fixture.store().open(2).expect_err("it cannot be");
+        assert!(told.is_damage() && told.to_string().contains(problem), "{told}");
     }
 }

@@ -81,6 +81,8 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
         None => "with the others".to_owned(),
     });
     compare("frozen parameters", a.frozen_digest != b.frozen_digest, frozen);
+    let settings = [&a.settings, &b.settings].map(|settings| format!("{settings:?}"));
+    compare("settings", a.settings != b.settings, settings);
     compare("optimizer", a.optimizer != b.optimizer, optimizer);
     lines
 }

@@ -77,6 +77,7 @@ fn write(
 }
 
 fn head(manifest: &Manifest) -> Head {
-    let Manifest { step, mesh, training, optimizer, user, frozen_digest, .. } = manifest.clone();
-    Head { step, mesh, training, optimizer, user, frozen_digest }
+    let Manifest { step, mesh, training, optimizer, user, frozen_digest, settings, .. } =
+        manifest.clone();
+    Head { step, mesh, training, optimizer, user, frozen_digest, settings }
 }

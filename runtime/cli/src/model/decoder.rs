@@ -39,6 +39,7 @@ pub(super) fn read(text: &str, adapters: Option<Adapters>) -> Result<Model, Stri
         scores: layer.window.map_or(Scores::Fused, Scores::Window),
     });
     let mut model = Model::by_names(spec, attentions);
+    model.most_tokens = Some(config.max_position_embeddings);
     if config.tie_word_embeddings {
         // The head reads the embedding, the only lookup.
         model.again = model.lookups.iter().cloned().collect();

@@ -5,9 +5,10 @@ use hsdp_kernels::EIGHT_BIT_BLOCK;
 use hsdp_sharding::{ModelSpec, Param, State};
 
 /// The optimizer, which determines the state of each trained parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Optimizer {
     /// Two f32 of state for each trained element.
+    #[default]
     Adamw,
     /// No state.
     Sgd,
@@ -27,8 +28,8 @@ pub(crate) enum Optimizer {
 const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
 
 impl Optimizer {
-    /// Its name on a command line.
-    pub(super) fn name(self) -> String {
+    /// Returns its name on a command line.
+    pub(crate) fn name(self) -> String {
         let value = self.to_possible_value().expect("no optimizer is hidden");
         value.get_name().to_owned()
     }

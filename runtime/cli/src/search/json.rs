@@ -25,17 +25,17 @@ pub(super) fn of(searched: &Searched<'_>) -> Value {
         "error": search.error.relative,
         "fastest": search.fastest,
         "unfit": unfit.collect::<Map<_, _>>(),
-        "best": search.best.iter().map(|it| found(it, search.fastest)).collect::<Vec<_>>(),
+        "best": search.best.iter().map(|it| found(searched, it)).collect::<Vec<_>>(),
         "meshes": cells.collect::<Vec<_>>(),
     })
 }
 
-fn found(found: &Found, fastest: f64) -> Value {
-    let Found { candidate, prediction, .. } = found;
+fn found(searched: &Searched<'_>, found: &Found) -> Value {
+    let prediction = &found.prediction;
     json!({
         "ties": found.band == 0,
-        "behind": distance(found, fastest),
-        "options": candidate.to_string(),
+        "behind": distance(found, searched.search.fastest),
+        "options": searched.options_of(found),
         "tokens_per_second": prediction.tokens_per_second(),
         "tokens": prediction.tokens,
         "seconds": prediction.timing.step.seconds(),

@@ -81,7 +81,7 @@ fn summary(searched: &Searched<'_>) -> String {
         prediction.timing.step,
         100.0 * prediction.flops_utilisation(),
         memory_of(best),
-        escape::text(&best.candidate.to_string()),
+        escape::text(&searched.options_of(best)),
         escape::text(&ties(searched)),
         escape::text(&counts(search)),
     )
@@ -100,7 +100,7 @@ fn list(searched: &Searched<'_>) -> String {
             prediction.tokens_per_second(),
             prediction.tokens,
             prediction.timing.step,
-            escape::text(&found.candidate.to_string()),
+            escape::text(&searched.options_of(found)),
         );
     }
     format!(

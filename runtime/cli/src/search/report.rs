@@ -24,7 +24,7 @@ pub(super) fn text(searched: &Searched<'_>) -> String {
     }
     let _ = write!(text, "\n{}", ties(searched));
     for (index, found) in search.best.iter().enumerate() {
-        let _ = write!(text, "\n{}. {}", index + 1, line(found, search.fastest));
+        let _ = write!(text, "\n{}. {}", index + 1, line(searched, found));
     }
     text
 }
@@ -87,16 +87,17 @@ pub(super) fn memory(found: &Found) -> String {
     }
 }
 
-fn line(found: &Found, fastest: f64) -> String {
-    let Found { candidate, prediction, .. } = found;
+fn line(searched: &Searched<'_>, found: &Found) -> String {
+    let prediction = &found.prediction;
     format!(
-        "{}: memory {}, {:.0} tokens/s, utilisation {:.1} %, a step of {} tokens {}\n   {candidate}",
-        behind(found, fastest),
+        "{}: memory {}, {:.0} tokens/s, utilisation {:.1} %, a step of {} tokens {}\n   {}",
+        behind(found, searched.search.fastest),
         memory(found),
         prediction.tokens_per_second(),
         100.0 * prediction.flops_utilisation(),
         prediction.tokens,
         prediction.timing.step,
+        searched.options_of(found),
     )
 }
 

@@ -63,7 +63,7 @@ impl Export {
             return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
         let json = |value| serde_json::to_vec_pretty(&value).map_err(Failure::training);
-        let mut files = vec![(CONFIG, json(config.to_json())?)];
+        let mut files = vec![(CONFIG, json(config.to_json().map_err(|error| refuse(&error))?)?)];
         if let Some(lora) = config.lora {
             fs::create_dir_all(to.join(peft::FOLDER)).map_err(|error| refuse(&error))?;
             let base = to.canonicalize().map_err(|error| refuse(&error))?;

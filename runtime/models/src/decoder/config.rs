@@ -211,6 +211,12 @@ pub enum ConfigError {
         /// The values that are allowed.
         must: String,
     },
+    /// Fields that were changed after the model was read, to values that no key states.
+    #[error("no config.json of this family has the changed {}", .fields.join(", "))]
+    Changed {
+        /// The fields.
+        fields: Vec<&'static str>,
+    },
 }
 
 /// Returns a name or a value of a file as an error shows it.
@@ -232,7 +238,10 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError`]
     pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
-        let mut json = keys::object(text)?;
+        Self::of(keys::object(text)?)
+    }
+
+    fn of(mut json: Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = Keys::of("", &json);
         let family = Family::of(keys.optional("model_type")?)?;
         keys.check(&[family.keys, &[COMMON, GENERAL]].concat())?;
@@ -375,9 +384,28 @@ impl DecoderConfig {
     /// that the model was read from, with the current `tie_word_embeddings`, but no `auto_map`,
     /// which names files of code that are not beside an export. Theta and the scaling of
     /// wavelengths are also at their old places, the only ones that stock candle and old versions
-    /// of transformers read.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    /// of transformers read. If fields were changed, it has the present sizes and position
+    /// embeddings in place of those of the text.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the fields make no model, or one that these keys do not describe, such as
+    /// one with other windows than those of the text.
+    pub fn to_json(&self) -> Result<Value, ConfigError> {
+        let own = Self { lora: None, ..self.clone() };
+        let mut json = self.of_text();
+        let is_unchanged = ConfigFile::of(json.clone()).is_ok_and(|file| file.config == own);
+        if !is_unchanged {
+            self.write_fields(&mut json);
+            let fields = own.differing(&ConfigFile::of(json.clone())?.config);
+            if !fields.is_empty() {
+                return Err(ConfigError::Changed { fields });
+            }
+        }
+        Ok(Value::Object(json))
+    }
+
+    /// Returns the keys of the text that the model was read from, as an export has them.
+    fn of_text(&self) -> Map<String, Value> {
         let mut json = self.json.0.clone();
         for key in ["torch_dtype", "auto_map"] {
             json.remove(key);
@@ -385,7 +413,69 @@ impl DecoderConfig {
         json.insert("dtype".to_owned(), json!("float32"));
         json.insert("tie_word_embeddings".to_owned(), json!(self.tie_word_embeddings));
         self.rope.write_old(&mut json);
-        Value::Object(json)
+        json
+    }
+
+    /// Replaces the sizes and the position embeddings, which have the same keys in all families.
+    fn write_fields(&self, json: &mut Map<String, Value>) {
+        for (key, value) in [
+            ("vocab_size", json!(self.vocab_size)),
+            ("hidden_size", json!(self.hidden_size)),
+            ("intermediate_size", json!(self.intermediate_size)),
+            ("num_hidden_layers", json!(self.num_hidden_layers)),
+            ("num_attention_heads", json!(self.num_attention_heads)),
+            ("num_key_value_heads", json!(self.num_key_value_heads)),
+            ("head_dim", json!(self.head_dim)),
+            ("rms_norm_eps", json!(self.rms_norm_eps)),
+            ("max_position_embeddings", json!(self.max_position_embeddings)),
+            ("pad_token_id", json!(self.pad_token_id)),
+            ("initializer_range", json!(self.initializer_range)),
+        ] {
+            json.insert(key.to_owned(), value);
+        }
+        for key in ["rope_parameters", "rope_scaling"] {
+            json.remove(key);
+        }
+        self.rope.write_old(json);
+    }
+
+    /// Returns the names of the fields that another model has otherwise.
+    fn differing(&self, other: &Self) -> Vec<&'static str> {
+        macro_rules! differing {
+            ($($field:ident),*) => {{
+                // All fields are named, so that one that is added later is not forgotten here.
+                let Self { $($field,)* json: _ } = self;
+                let fields = [$((stringify!($field), *$field != other.$field)),*];
+                fields.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+            }};
+        }
+        differing!(
+            vocab_size,
+            hidden_size,
+            intermediate_size,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rms_norm_eps,
+            rope,
+            max_position_embeddings,
+            tie_word_embeddings,
+            pad_token_id,
+            initializer_range,
+            layers,
+            block_norms,
+            qk_norm,
+            norm_scale,
+            biases,
+            packing,
+            activation,
+            embedding_scale,
+            attention_scale,
+            attention_cap,
+            logit_cap,
+            lora
+        )
     }
 
     /// Reads the keys that all families have. The parts are those of a Llama.
@@ -649,7 +739,7 @@ mod tests {
             }));
             let config = config.expect("a model");
             assert_eq!((config.rope.rotated, config.rope.pairs()), (rotated, pairs));
-            let written = config.to_json();
+            let written = config.to_json().expect("its keys");
             assert_eq!(written["partial_rotary_factor"], json!(part));
             assert_eq!(DecoderConfig::from_json(&written.to_string()).expect("a model"), config);
         }
@@ -670,7 +760,11 @@ mod tests {
         ] {
             assert_eq!(read(new.clone()).expect("a model"), old, "{new}");
         }
-        assert_eq!(DecoderConfig::from_json(&old.to_json().to_string()).expect("a model"), old);
+        assert_eq!(
+            DecoderConfig::from_json(&old.to_json().expect("its keys").to_string())
+                .expect("a model"),
+            old
+        );
     }
 
     #[test]
@@ -686,7 +780,8 @@ mod tests {
             assert_eq!(read(other.clone()).expect("a model"), linear, "{other}");
         }
         assert_eq!(
-            DecoderConfig::from_json(&linear.to_json().to_string()).expect("a model"),
+            DecoderConfig::from_json(&linear.to_json().expect("its keys").to_string())
+                .expect("a model"),
             linear
         );
     }
@@ -703,7 +798,8 @@ mod tests {
             let config = read(json!({ "pad_token_id": token })).expect("a model");
             assert_eq!(config.pad_token_id, row);
             assert_eq!(
-                DecoderConfig::from_json(&config.to_json().to_string()).expect("a model"),
+                DecoderConfig::from_json(&config.to_json().expect("its keys").to_string())
+                    .expect("a model"),
                 config
             );
         }
@@ -733,6 +829,73 @@ mod tests {
         assert_eq!(config.expect("a model"), read(json!({})).expect("a model"));
     }
 
+    /// A model of another size or other position embeddings than those of the text.
+    #[test]
+    fn an_export_has_the_fields_that_were_changed() {
+        let change = |config: &mut DecoderConfig| {
+            config.vocab_size = 128;
+            config.intermediate_size = 96;
+            config.num_key_value_heads = 2;
+            config.rms_norm_eps = 0.1 + 0.2;
+            config.rope.theta = 5e5;
+            config.max_position_embeddings = 4096;
+            config.pad_token_id = None;
+            config.initializer_range = 0.5;
+        };
+        let nested = json!({ "rope_type": "default", "rope_theta": 1e4 });
+        for (family, rope) in [
+            ("llama", json!({})),
+            ("llama", json!({ "rope_type": "linear", "factor": 2 })),
+            ("qwen2", nested.clone()),
+            ("gemma2", nested.clone()),
+            ("smollm3", nested),
+            ("phi3", json!({ "rope_theta": 1e4, "partial_rotary_factor": 0.5 })),
+        ] {
+            let text = json!({
+                "model_type": family, "num_key_value_heads": 4, "pad_token_id": 0,
+                "rope_parameters": rope
+            });
+            let read = read(text).expect("a model");
+            let before = read.to_json().expect("its keys");
+            let mut changed = read.clone();
+            change(&mut changed);
+            if family != "phi3" {
+                changed.rope.scaling = RopeScaling::Linear(4.0);
+            }
+            let written = changed.to_json().expect("its keys");
+            assert_eq!(ConfigFile::of(object(&written)).expect("a model").config, changed);
+            assert_eq!(written["max_position_embeddings"], 4096);
+            changed.rope.scaling = RopeScaling::Default;
+            let written = changed.to_json().expect("its keys");
+            assert_eq!(ConfigFile::of(object(&written)).expect("a model").config, changed);
+            assert_eq!(ConfigFile::of(object(&before)).expect("a model").config, read);
+            assert_eq!(before.get("head_dim"), None, "a key that nothing needs");
+        }
+    }
+
+    fn object(json: &Value) -> Map<String, Value> {
+        json.as_object().expect("an object").clone()
+    }
+
+    #[test]
+    fn an_export_refuses_fields_that_its_keys_do_not_describe() {
+        let config = read(json!({})).expect("a model");
+        let refused = |change: fn(&mut DecoderConfig)| {
+            let mut changed = config.clone();
+            change(&mut changed);
+            changed.to_json().expect_err("another model").to_string()
+        };
+        let told = refused(|config| {
+            config.layers[1].window = Some(8);
+            config.activation = Activation::GeluTanh;
+            config.max_position_embeddings = 4096;
+        });
+        assert_eq!(told, "no config.json of this family has the changed layers, activation");
+        let told = refused(|config| config.num_key_value_heads = 3);
+        assert_eq!(told, "num_key_value_heads is 3: it must be a divisor of 4 heads");
+        assert!(refused(|config| config.rms_norm_eps = f64::NAN).starts_with("rms_norm_eps: "));
+    }
+
     /// The code that `auto_map` names is not beside an export.
     #[test]
     fn an_export_names_no_code() {
@@ -740,7 +903,7 @@ mod tests {
         let phi3 = json!({
             "model_type": "phi3", "pad_token_id": 0, "auto_map": map, "torch_dtype": "bfloat16"
         });
-        let written = read(phi3).expect("a model").to_json();
+        let written = read(phi3).expect("a model").to_json().expect("its keys");
         assert_eq!((written.get("auto_map"), written.get("torch_dtype")), (None, None));
         assert_eq!(written["dtype"], "float32");
     }

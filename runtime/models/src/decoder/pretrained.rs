@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hsdp::DType;
-use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk};
+use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk, listed};
 use hsdp::checkpoint::{Folder, Import};
 
 use super::config::{ConfigError, ConfigFile, DecoderConfig, keys, padding_row, shown};
@@ -138,13 +138,8 @@ impl Pretrained {
         }
         let names = folder.tensors().map(|(name, _)| name);
         unused.extend(names.filter(|name| name.ends_with(COMPUTED)).map(str::to_owned));
-        compare(&folder, &config, embedding, &unused).map_err(|problems| {
-            let more = match problems.len() {
-                0 | 1 => String::new(),
-                count => format!(" (and {} more)", count - 1),
-            };
-            contradiction(format!("{}{more}", problems.first().map_or("", String::as_str)))
-        })?;
+        compare(&folder, &config, embedding, &unused)
+            .map_err(|problems| contradiction(listed(&problems, "; ")))?;
         check_dtypes(&folder, dtype, &unused).map_err(contradiction)?;
         Ok(Self { path: path.to_owned(), config, embedding, unused, warnings })
     }

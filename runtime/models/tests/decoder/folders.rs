@@ -79,7 +79,7 @@ fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
                 differ: they are not tied";
     assert_eq!(differing.warnings(), [told]);
     // The export has both, and its config.json says so.
-    let exported = differing.config().to_json();
+    let exported = differing.config().to_json().expect("its keys");
     assert_eq!(
         (&exported["tie_word_embeddings"], &exported["dtype"]),
         (&json!(false), &json!("float32"))
@@ -134,8 +134,8 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
     reconfigure(folder.path(), "config.json", &json!({ "num_hidden_layers": 1 }));
     let refused = refused(folder.path());
     let told = "tensor model.layers.1.input_layernorm.weight is not of the model that config.json \
-                describes (and 8 more)";
-    assert!(refused.ends_with(told), "{refused}");
+                describes; ";
+    assert!(refused.contains(told) && refused.ends_with("; and 6 more"), "{refused}");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn an_export_has_the_scaling_of_wavelengths_at_both_places() {
     reconfigure(folder.path(), "config.json", &changes);
     let opened = Pretrained::open(folder.path()).expect("a model");
     assert_eq!(opened.config(), before.config());
-    let exported = opened.config().to_json();
+    let exported = opened.config().to_json().expect("its keys");
     assert_eq!(exported["rope_parameters"], new);
     assert_eq!(exported["rope_scaling"], json!({ "type": "linear", "factor": factor }));
     let text = exported.to_string();

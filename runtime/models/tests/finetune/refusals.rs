@@ -129,7 +129,7 @@ fn bad_models_are_one_line() {
         (
             "num_hidden_layers",
             json!(1),
-            "is not of the model that config.json describes (and 8 more)",
+            "is not of the model that config.json describes; and 6 more",
         ),
         ("hidden_size", json!("64"), "invalid type: string"),
         ("hidden_size", json!(32), "has shape [96, 64], not [96, 32]"),

@@ -25,6 +25,8 @@ if (tuned / "peft").exists():
 
     model = peft.PeftModel.from_pretrained(model, tuned / "peft").eval()
 held_out = load_file(batches)
+if "eval_input_ids" not in held_out:
+    sys.exit(f"{batches} has no sequences that are held out: eval_input_ids and eval_labels")
 tokens, labels = held_out["eval_input_ids"].long(), held_out["eval_labels"]
 with torch.no_grad():
     logits = model(input_ids=tokens).logits

@@ -9,12 +9,9 @@ use serde_json::{Value, json};
 use super::Training;
 use super::evaluation::{Evaluations, Past};
 use crate::failure::Failure;
+use crate::folder::{BEST, CHECKPOINTS};
 use crate::options::RunOptions;
 use crate::ranks::refused;
-
-/// Folders of checkpoints, in that of `--out`: the last ones, and the best ones.
-const LAST: &str = "checkpoints";
-const BEST: &str = "best";
 
 /// Name of the evaluations so far, in the user's part of a checkpoint.
 const EVALUATIONS: &str = "evaluations";
@@ -49,7 +46,7 @@ impl Saving {
             Checkpoints::open(model, folder, with)
         };
         Ok(Some(Self {
-            checkpoints: open(&out.join(LAST), options.keep)?,
+            checkpoints: open(&out.join(CHECKPOINTS), options.keep)?,
             best: saves_best.then(|| open(&out.join(BEST), 2)).transpose()?,
             every: options.save_every.map_or(u64::MAX, |every| every as u64),
             batches: training.batches.clone(),

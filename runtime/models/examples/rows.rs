@@ -1,0 +1,89 @@
+//! The program of docs/guide.md: a model of its own with all the surroundings of a run.
+
+use std::process::ExitCode;
+
+use candle_core::{Device, Tensor};
+use clap::Parser;
+use hsdp::LearningRate;
+use hsdp::prelude::*;
+use hsdp_candle::{Error, Pass, Units};
+use hsdp_train::{EvaluationOptions, Failure, Ranks, RunOptions, Training};
+
+/// Trains a model to sum the numbers of a row
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    run: RunOptions,
+    #[command(flatten)]
+    evaluation: EvaluationOptions,
+    /// Number of steps
+    #[arg(long, default_value_t = 100)]
+    steps: usize,
+}
+
+#[global_allocator]
+static ALLOCATOR: hsdp_train::Allocator = hsdp_train::allocator();
+
+fn main() -> ExitCode {
+    hsdp_train::main("rows", |options: &Options| &options.run, train)
+}
+
+fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
+    let rate = LearningRate::warmup_cosine(0.02, 0.001, 5, options.steps as u64);
+    let read = || Ok(batch(0)?); // inputs of this process, read once: here the held-out rows
+    ranks.run(read, |setup, held_out| {
+        let model = ShardedModel::new(setup.world(), spec(), setup.model_options(), initial)?;
+        let adamw = AdamW::new(&model, AdamWOptions::default());
+        let evaluation = options.evaluation.clone();
+        let training = Training { evaluation, ..Training::of_steps(options.steps) };
+        let mut run = setup.start(model, adamw, training)?; // with --resume from a checkpoint
+        while run.next_step()?.is_some() {
+            let gradients = run.gradients(|pass, place| -> Result<(), Error> {
+                let key = [place.step, place.microbatch as u64, place.rank.get().into()];
+                let batch = batch(1 + key.iter().fold(0, |key, part| key * 1000 + part))?;
+                let pass = Pass::new(pass)?;
+                let mean = loss(&pass, &batch)?;
+                pass.backward(&mean, 16).map(drop) // a mean of 16 items
+            })?;
+            run.update(|model, adamw| {
+                adamw.set_learning_rate(rate.at(model.applied_steps()));
+                adamw.step(model, gradients.clip(1.0))
+            })?;
+            run.evaluate(|model, _| -> Result<f64, Error> {
+                let mut evaluation = model.evaluation()?;
+                let pass = Pass::new(evaluation.batch()?)?;
+                let mean = loss(&pass, held_out)?.to_scalar::<f32>()?;
+                pass.finish()?;
+                Ok(evaluation.mean(16.0 * f64::from(mean), 16)?)
+            })?;
+        }
+        run.finish()
+    })
+}
+
+fn spec() -> ModelSpec {
+    let hidden = Unit::new("hidden").param(Param::new("w1", [32, 4])).param(Param::new("b1", [32]));
+    ModelSpec::new().unit(hidden).unit(Unit::new("output").param(Param::new("w2", [1, 32])))
+}
+
+fn loss(units: &dyn Units, (x, target): &(Tensor, Tensor)) -> candle_core::Result<Tensor> {
+    let x = units.unit("hidden", x, &mut |p, x| {
+        x.matmul(&p.get("w1")?.t()?)?.broadcast_add(&p.get("b1")?)?.relu()
+    })?;
+    let y = units.unit("output", &x, &mut |p, x| x.matmul(&p.get("w2")?.t()?))?;
+    (units.output(&y)? - target)?.sqr()?.mean_all()
+}
+
+/// The initial values of a parameter, row-major.
+fn initial(param: &Param) -> Vec<f32> {
+    let seed = param.name.bytes().map(usize::from).sum::<usize>();
+    (0..param.numel()).map(|at| ((at * 7 + seed) as f32).sin() * 0.3).collect()
+}
+
+/// Sixteen rows of four numbers, and the sum of each row as its target.
+fn batch(number: u64) -> candle_core::Result<(Tensor, Tensor)> {
+    let x = (0..64).map(|at| ((number * 64 + at) as f64 * 12.9898).sin() as f32).collect();
+    let x = Tensor::from_vec(x, (16, 4), &Device::Cpu)?;
+    let target = x.sum_keepdim(1)?;
+    Ok((x, target))
+}

@@ -1,0 +1,174 @@
+//! The program of the guide: it is the one on the page, and it trains, is killed, resumes, keeps its
+//! best checkpoint and ends early.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use common::example;
+use common::place::{Running, ended_well, numbers, saved};
+
+/// A folder for runs of the program.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a folder"))
+    }
+
+    fn out(&self) -> PathBuf {
+        self.0.path().join("run")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = example("rows");
+        command.arg("--out").arg(self.out()).args(arguments);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program starts")
+    }
+
+    /// Returns the lines of the metrics, without the time that steps took.
+    fn metrics(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
+        let without_time = |line: &str| {
+            let mut line: Value = serde_json::from_str(line).ok()?;
+            line.as_object_mut()?.remove("seconds");
+            Some(line)
+        };
+        text.lines().filter_map(without_time).collect()
+    }
+
+    fn summary(&self) -> Value {
+        let text = fs::read(self.out().join("summary.json")).expect("a file");
+        serde_json::from_slice(&text).expect("JSON")
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Returns the names of the checkpoints in a folder of a run.
+fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let names = entries.map(|it| it.expect("there").file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_page_has_this_program() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path| fs::read_to_string(root.join(path)).expect("a file");
+    let program = read("examples/rows.rs");
+    let (_, program) = program.split_once("\n\n").expect("a heading");
+    assert!(read("../../docs/guide.md").contains(program), "docs/guide.md lacks examples/rows.rs");
+}
+
+#[test]
+fn it_is_killed_and_resumes_as_if_it_had_not_been() {
+    let recipe = ["--steps", "400", "--save-every", "20", "--evaluate-every", "30"];
+    let undisturbed = Place::new();
+    ended_well(&undisturbed.run(&recipe));
+    let place = Place::new();
+    let resumed = [&recipe[..], &["--resume"]].concat();
+    for (turn, at) in [25, 130, 250].into_iter().enumerate() {
+        let mut run = Running::of(place.command(if turn == 0 { &recipe } else { &resumed }));
+        run.until("a step", || place.metrics().len() > at);
+        run.send(Signal::SIGKILL);
+        run.ended();
+    }
+    ended_well(&place.run(&resumed));
+    let steps = place.metrics();
+    assert_eq!(numbers(&steps), (0..400).collect::<Vec<_>>());
+    assert_eq!(steps, undisturbed.metrics());
+    let evaluated = steps.iter().filter(|step| step["evaluation"].is_number());
+    let evaluated: Vec<_> = evaluated.map(|step| step["step"].as_u64().expect("a step")).collect();
+    let every: Vec<_> = (29..400).step_by(30).chain([399]).collect();
+    assert_eq!(evaluated, every, "after every 30 steps and after the last");
+    let best = |place: &Place| place.summary()["best_evaluation"].clone();
+    assert_eq!(best(&place), best(&undisturbed));
+}
+
+#[test]
+fn the_last_checkpoints_and_the_best_one_are_kept() {
+    let place = Place::new();
+    let keeping = ["--save-every", "5", "--keep", "3", "--evaluate-every", "5", "--save-best"];
+    ended_well(&place.run(&[&["--steps", "40"], &keeping[..]].concat()));
+    let last: Vec<String> = [30, 35, 40].map(|step| format!("step-{step:08}")).into();
+    assert_eq!(saved(&place.out()), last);
+    let metrics = place.metrics();
+    let evaluations = metrics
+        .iter()
+        .filter_map(|step| Some((step["evaluation"].as_f64()?, step["step"].as_u64()? + 1)));
+    let (_, best) = evaluations.min_by(|one, other| one.0.total_cmp(&other.0)).expect("some");
+    let kept = checkpoints(&place.out().join("best"));
+    assert_eq!(kept.last(), Some(&format!("step-{best:08}")), "{kept:?}");
+}
+
+#[test]
+fn a_run_that_no_longer_improves_ends_and_stays_ended() {
+    let place = Place::new();
+    let patient = ["--steps", "4000", "--save-every", "100", "--evaluate-every", "5"];
+    let patient = [&patient[..], &["--patience", "2"]].concat();
+    ended_well(&place.run(&patient));
+    let metrics = place.metrics();
+    let evaluations: Vec<f64> =
+        metrics.iter().filter_map(|step| step["evaluation"].as_f64()).collect();
+    let best = evaluations.iter().copied().fold(f64::INFINITY, f64::min);
+    let at = evaluations.iter().position(|it| *it == best).expect("the best");
+    assert!(metrics.len() < 4000, "it ends early");
+    assert_eq!(at + 3, evaluations.len(), "two in a row are not better: {evaluations:?}");
+    let files = fs::read(place.out().join("metrics.jsonl")).expect("a file");
+    let again = place.run(&[&patient[..], &["--resume"]].concat());
+    ended_well(&again);
+    assert_eq!(fs::read(place.out().join("metrics.jsonl")).expect("a file"), files);
+}
+
+#[test]
+fn a_folder_with_checkpoints_is_not_begun_anew() {
+    let place = Place::new();
+    ended_well(&place.run(&["--steps", "4", "--save-every", "2"]));
+    let before = place.metrics();
+    for arguments in [&["--steps", "6"][..], &["--steps", "6", "--save-every", "2"]] {
+        let refused = place.run(arguments);
+        let told = format!(
+            "rows: {} has checkpoints of an earlier run, the newest of step 4: go on from it with \
+             --resume, or choose another folder with --out\n",
+            place.out().display()
+        );
+        assert_eq!((refused.status.code(), stderr(&refused)), (Some(2), told));
+        assert_eq!(place.metrics(), before);
+    }
+    let resumed = place.run(&["--steps", "6", "--resume"]);
+    assert_eq!(stderr(&resumed), "rows: resumes after step 4\n");
+    assert_eq!(numbers(&place.metrics()), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn options_that_would_have_no_effect_are_refused() {
+    for (arguments, needed) in [
+        (&["--patience", "2"][..], "--evaluate-every"),
+        (&["--save-best"], "--evaluate-every"),
+        (&["--keep", "1"], "--keep"),
+    ] {
+        let refused = Place::new().run(arguments);
+        let told = stderr(&refused);
+        assert_eq!((refused.status.code(), told.lines().count()), (Some(2), 1), "{told}");
+        assert!(told.contains(needed), "{told}");
+    }
+    let refused = example("rows").args(["--save-every", "2"]).output().expect("it starts");
+    assert!(stderr(&refused).contains("--out"), "{}", stderr(&refused));
+}
