@@ -110,7 +110,7 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
                 let (temperature, seed) = (SAMPLE_TEMPERATURE, options.seed);
                 let draw = Draw { count: SAMPLE_LENGTH, temperature, seed };
                 let prompt = text.first_line(options.context);
-                let sample = gpt::sample(gpt, &plain, &prompt, draw)?;
+                let sample = gpt::sample(gpt, &plain, prompt, draw)?;
                 report.text(&format!("sample:\n{}", text.decode(&sample)));
             }
             Ok(report)

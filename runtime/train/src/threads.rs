@@ -39,12 +39,14 @@ pub fn run<T: Send>(
 
 /// The result of a rank. A failure comes with the operations before it, which explain more than the
 /// error.
-type Recorded<T> = Result<T, (Failure, FlightRecord)>;
+type Recorded<T> = (Result<T, Failure>, Option<FlightRecord>);
 
 /// Runs one rank.
 pub(crate) fn recorded<T>(world: World, rank: impl Fn(World) -> Result<T, Failure>) -> Recorded<T> {
     let flight = world.clone();
-    rank(world).map_err(|failure| (failure, flight.flight_record()))
+    let result = rank(world);
+    let record = result.is_err().then(|| flight.flight_record());
+    (result, record)
 }
 
 /// Returns the results of all ranks of this process, or the failure from which the others follow.
@@ -54,10 +56,10 @@ pub(crate) fn results<T>(
     let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
     for outcome in outcomes {
         match outcome {
-            Ok(Ok(output)) => done.push(output),
-            Ok(Err((failure, record))) => {
+            Ok((Ok(output), _)) => done.push(output),
+            Ok((Err(failure), record)) => {
                 failures.push(failure.in_training());
-                records.push(record);
+                records.extend(record);
             }
             Err(panicked) => failures.push(Failure::work(panicked).in_training()),
         }
