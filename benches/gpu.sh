@@ -106,7 +106,7 @@ run() {
     part conformance "$unpacked/conformance" --device cuda "$root"/tests/cases/*/
     most=60 part conformance-nccl "$unpacked/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
     for mesh in 1x1 1x2 2x2; do
-        most=60 part "verified-$mesh" "$unpacked/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
+        most=60 part "verified-$mesh" "$unpacked/verify" gpt --device cuda --steps 20 --mesh "$mesh"
     done
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds train_gpt and finetune with candle on CUDA, on a machine without a GPU and without a toolkit: benches/gpu/candle.sh FOLDER
+# Builds train_gpt, finetune and verify with candle on CUDA, on a machine without a GPU and without a toolkit: benches/gpu/candle.sh FOLDER
 #
 # The toolkit is NVIDIA's, from PyPI, for the architecture $CUDA_COMPUTE_CAP (90 where it is not set). To compile candle's kernels takes some
 # ten minutes on two cores, once. runtime/candle/CUDA.md says what the steps are for.
@@ -29,9 +29,13 @@ done
 export CUDA_HOME="$toolkit" CUDA_PATH="$toolkit" CUDA_ROOT="$toolkit" CUDA_TOOLKIT_ROOT_DIR="$toolkit"
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-90}" PATH="$toolkit/bin:$PATH"
 cd "$root"
-for example in train_gpt finetune; do
-    cargo rustc --release --locked -p hsdp-models --features candle-cuda --example "$example" --target-dir "$target/candle-cuda" -- \
+# Builds a program and copies it: build PACKAGE KIND NAME FOLDER
+build() {
+    cargo rustc --release --locked -p "$1" --features candle-cuda "$2" "$3" --target-dir "$target/candle-cuda" -- \
         -L "$links" -C link-arg=-Wl,--unresolved-symbols=ignore-all -C link-arg=-Wl,--no-as-needed \
         -C link-arg=-lcuda -C link-arg=-lcublas -C link-arg=-lcublasLt
-    strip -o "$folder/$example" "$target/candle-cuda/release/examples/$example"
-done
+    strip -o "$folder/$3" "$target/candle-cuda/release/$4$3"
+}
+build hsdp-models --example train_gpt examples/
+build hsdp-models --example finetune examples/
+build hsdp-tests --bin verify ""

@@ -37,8 +37,6 @@ fn numbers_of_64_bits_are_refused_with_their_bound() {
         ("contrastive", "--width", "from 1 to 16777216"),
         ("contrastive", "--steps", "from 1 to 1000000000"),
         ("contrastive", "--ranks", "at most 64 run as threads"),
-        ("runtime_cost", "--rounds", "from 1 to 1000"),
-        ("runtime_cost", "--steps", "from 2 to 1000000"),
     ] {
         let error = refused(program, &[option, MOST]);
         assert!(error.contains(most), "{program} {option}: {error}");
@@ -60,23 +58,6 @@ fn sizes_that_memory_does_not_hold_are_refused_with_the_largest_part() {
             "at most 9007199254740992 tokens",
         ),
         ("train_gpt", &["--steps", "1000000000"], "for a record of each step"),
-        (
-            "train_gpt",
-            &[
-                "--mesh",
-                "1x1",
-                "--width",
-                "1024",
-                "--layers",
-                "8",
-                "--batch",
-                "1",
-                "--context",
-                "8",
-                "--verify",
-            ],
-            "for the unsharded twin",
-        ),
         ("finetune", &["--lora", huge], "for the sharded model"),
         ("finetune", &["--steps", "1000000000"], "for a record of each step"),
         ("contrastive", &["--width", huge], "for the parameters of each rank"),
@@ -88,7 +69,7 @@ fn sizes_that_memory_does_not_hold_are_refused_with_the_largest_part() {
     }
     let error = refused("train_gpt", &["--layers", "10000"]);
     assert!(error.ends_with("; this process may have (ulimit -v) 4.0 GiB\n"), "{error}");
-    let error = refused("runtime_cost", &["--mesh", "60000x60000"]);
+    let error = refused("train_gpt", &["--mesh", "60000x60000"]);
     assert!(error.contains("3600000000 ranks: at most 64 run as threads"), "{error}");
 }
 
@@ -162,7 +143,6 @@ fn a_full_disk_is_one_line_and_no_success() {
     for (program, arguments) in [
         ("train_gpt", &trained[..]),
         ("contrastive", &["--steps", "2"]),
-        ("runtime_cost", &["--mesh", "1x1", "--rounds", "1", "--steps", "2"]),
         ("train_gpt", &["--help"]),
         ("contrastive", &["--version"]),
     ] {

@@ -124,50 +124,6 @@ fn help_is_no_failure() {
     assert!(stdout(&run(&["--help"])).contains("--mesh <RxS>"));
 }
 
-const MESHES: [&str; 5] = ["1x1", "1x4", "2x2", "4x1", "2x3"];
-const EXACTLY: &str = "losses, gradients and parameters bit-identical";
-
-/// Runs three steps beside the unsharded twin. Asserts the text of the verification, and that parameters were updated.
-fn verify(arguments: &[&str], phrase: &str) {
-    let place = Workplace::new();
-    let out = place.path("out").display().to_string();
-    let said =
-        stdout(&place.train(&[&["--steps", "3", "--verify", "--out", &out], arguments].concat()));
-    assert!(said.contains(phrase), "{arguments:?}:\n{said}");
-    assert!(said.contains("exactly as planned"), "{arguments:?}:\n{said}");
-    let text = fs::read_to_string(Path::new(&out).join("summary.json")).expect("a summary");
-    let summary: Value = serde_json::from_str(&text).expect("JSON");
-    assert!(summary["applied"].as_u64() > Some(0), "{arguments:?}: {text}");
-}
-
-#[test]
-fn a_sharded_run_equals_its_unsharded_twin() {
-    MESHES.iter().for_each(|mesh| verify(&["--mesh", mesh], EXACTLY));
-}
-
-#[test]
-fn so_it_does_with_parameters_of_16_bits() {
-    MESHES.iter().for_each(|mesh| verify(&["--mesh", mesh, "--param-dtype", "bf16"], EXACTLY));
-    verify(&["--param-dtype", "f16"], "gradients of 3 steps within");
-}
-
-#[test]
-fn so_it_does_with_a_wire_of_16_bits() {
-    for mesh in MESHES {
-        verify(&["--mesh", mesh, "--reduce-dtype", "f16"], "gradients of 3 steps within");
-    }
-    verify(&["--reduce-dtype", "bf16"], "gradients of 3 steps within");
-}
-
-#[test]
-fn so_it_does_in_every_mode_of_accumulation() {
-    for mode in ["every", "local"] {
-        let several = ["--accumulation", mode, "--microbatches", "3"];
-        verify(&several, EXACTLY);
-        verify(&[&several[..], &["--param-dtype", "f16"]].concat(), "gradients of 3 steps within");
-    }
-}
-
 #[test]
 fn a_run_leaves_its_files_and_the_same_numbers_each_time() {
     let place = Workplace::new();

@@ -54,10 +54,3 @@ fn contrastive_counts_them_in_its_report() {
     let counts: Vec<u64> = count.map(|count| count.trim().parse().expect("a number")).collect();
     assert!(matches!(*counts, [1..=u64::MAX]), "{report}");
 }
-
-#[test]
-fn runtime_cost_shows_them() {
-    // It would run for days; it is killed as soon as it has shown one.
-    let long = ["--only", "sharded", "--mesh", "1x4", "--rounds", "1", "--steps", "1000000"];
-    interrupted("runtime_cost", &long);
-}

@@ -30,6 +30,8 @@ pub enum Failure {
     Work(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
+    /// Results differ from those of a computation beside it, or from the plan. Exit code 1.
+    Disagreement(String),
     /// A signal has ended the run. Exit code 128 plus the number of the signal, or plus that of
     /// SIGTERM if the signal came to another process.
     Stopped {
@@ -64,7 +66,7 @@ impl Failure {
             Self::Elsewhere => ExitCode::SUCCESS,
             Self::Explained(failure, _) => failure.exit_code(),
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
-            Self::Work(_) | Self::Peer(_) => ExitCode::FAILURE,
+            Self::Work(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
         }
     }
 
@@ -115,6 +117,7 @@ impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) | Self::Work(what) | Self::Peer(what) => write!(f, "{what}"),
+            Self::Disagreement(what) => write!(f, "verification failed: {what}"),
             Self::Elsewhere => f.write_str("rank 0 reports the failure"),
             Self::Stopped { signal: Some(signal), steps } => {
                 write!(f, "stopped by signal {signal} after step {steps}")

@@ -81,6 +81,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub deadline: f64,
 
+    /// Time that a rank waits for others before it warns. The command line has no option for it.
+    #[arg(skip = WorldOptions::default().late)]
+    pub late: Duration,
+
     /// Fault to inject, such as "rank 1, step 3, unit 2, reduce: freeze"; repeat the option for
     /// more; none by default
     #[arg(long = "fault", value_name = "FAULT")]
@@ -212,7 +216,8 @@ impl RunOptions {
     pub fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
         let flight_dir = self.out.as_ref().map(|out| out.join("flight"));
-        WorldOptions { deadline, faults: self.faults.clone(), flight_dir, ..Default::default() }
+        let (late, faults) = (self.late, self.faults.clone());
+        WorldOptions { deadline, late, faults, flight_dir, ..Default::default() }
     }
 
     /// Returns how the model is sharded and reduced. If a dtype is f16, the loss is scaled.

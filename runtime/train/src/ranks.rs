@@ -24,6 +24,7 @@ use crate::folder::{Files, Output, Recorder};
 use crate::options::{Comm, RunOptions};
 use crate::run::{Ended, Report, Run, Training};
 use crate::stderr::tell;
+use crate::threads;
 use crate::warnings::Warnings;
 
 use self::signals::Signals;
@@ -176,8 +177,9 @@ impl Ranks {
     /// # Errors
     /// The failure of `read`, or the first failure of a rank that does not only follow from that of
     /// another rank, with an explanation from the last operations of the ranks. [`Failure::Stopped`]
-    /// if a signal has ended the run; [`Failure::Work`] if the last checkpoint was not saved, the
-    /// report cannot be written, or calls and bytes were not as planned.
+    /// if a signal has ended the run; [`Failure::Work`] if the last checkpoint was not saved or
+    /// the report cannot be written; [`Failure::Disagreement`] if calls and bytes were not as
+    /// planned.
     pub fn run<I: Sync>(
         &self,
         read: impl FnOnce() -> Result<I, Failure>,
@@ -258,27 +260,7 @@ impl Ranks {
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        let outcomes = self.launch(|world| {
-            let flight = world.clone();
-            // The record has the operations before the failure, which explain more than the error.
-            rank(world).map_err(|failure| Box::new((failure, flight.flight_record())))
-        })?;
-        let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
-        for outcome in outcomes {
-            match outcome.map_err(|panicked| Failure::work(panicked).in_training())? {
-                Ok(output) => done.push(output),
-                Err(failed) => {
-                    let (failure, record) = *failed;
-                    failures.push(failure.in_training());
-                    records.push(record);
-                }
-            }
-        }
-        failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
-        match failures.into_iter().next() {
-            Some(first) => Err(first.explained(&records)),
-            None => Ok(done),
-        }
+        threads::results(self.launch(|world| threads::recorded(world, &rank))?)
     }
 
     /// Runs the ranks of this process.
@@ -464,4 +446,69 @@ fn connect_devices(world: &World, device: Placement) -> Result<(), Failure> {
 #[cfg(not(feature = "nccl"))]
 fn connect_devices(_: &World, device: Placement) -> Result<(), Failure> {
     Err(Failure::input(format!("--device {device} in processes: build with --features nccl")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    /// Ranks of a process, of which there is one.
+    static RANKS: LazyLock<Ranks> = LazyLock::new(|| {
+        Ranks::join("test", RunOptions::default()).expect("threads are always there")
+    });
+
+    /// Returns the failures of two ranks: rank 0 reports one, and rank 1 is silent.
+    fn failures(rank: impl Fn(&World) -> Result<(), Failure> + Sync) -> [Option<String>; 2] {
+        let ends = hsdp::world(2, |world| match (rank(&world), world.rank().index()) {
+            (Ok(()), _) => None,
+            (Err(Failure::Input(what)), 0) => Some(what),
+            (Err(Failure::Elsewhere), 1) => Some(String::new()),
+            (Err(failure), rank) => panic!("rank {rank}: {failure}"),
+        });
+        ends.try_into().expect("two ranks")
+    }
+
+    #[test]
+    fn ranks_with_different_inputs_do_not_train() {
+        let texts = ["she sells", "she smells"];
+        let differ = |world: &World| compare(world, "text", texts[world.rank().index()]);
+        let [first, second] = failures(differ);
+        let said = first.expect("they differ");
+        assert!(said.starts_with("ranks 0 and 1 differ in their text: she sells"), "{said}");
+        assert!(said.contains("she smells"), "{said}");
+        assert_eq!(second.as_deref(), Some(""));
+        assert_eq!(failures(|world| compare(world, "text", texts[0])), [None, None]);
+    }
+
+    #[test]
+    fn the_ranks_learn_the_problem_of_one_that_has_no_inputs() {
+        let problem = Failure::input("cannot read x");
+        for (inputs, expected) in [
+            ([Ok(&()), Err(&problem)], "rank 1: cannot read x"),
+            ([Err(&problem), Ok(&())], "rank 0: cannot read x"),
+            // All have it, so it is no matter of one rank.
+            ([Err(&problem), Err(&problem)], "cannot read x"),
+        ] {
+            let learned = failures(|world| {
+                RANKS.compare_inputs(world, inputs[world.rank().index()]).copied()
+            });
+            assert_eq!(learned, [Some(expected.to_owned()), Some(String::new())]);
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_early_fails_in_the_process_of_rank_0_alone() {
+        for (was_stopped, unsaved) in [(true, None), (false, Some("full")), (true, Some("full"))] {
+            let unsaved = unsaved.map(str::to_owned);
+            let ended = Ended { steps: 3, was_stopped, unsaved };
+            let first = RANKS.outcome(ended.clone(), true);
+            assert!(matches!(first, Err(Failure::Stopped { .. } | Failure::Work(_))), "{first:?}");
+            let other = RANKS.outcome(ended, false);
+            assert!(matches!(other, Err(Failure::Elsewhere)), "{other:?}");
+        }
+        let ended = Ended { steps: 3, was_stopped: false, unsaved: None };
+        assert!(RANKS.outcome(ended, false).is_ok());
+    }
 }

@@ -1,4 +1,8 @@
-//! The most ranks that are threads of one process. Each takes memory, and turns on the cores.
+//! Ranks that are threads of one process. Each takes memory, and turns on the cores.
+
+use hsdp::{FlightRecord, RankFailure, World, WorldOptions};
+
+use crate::failure::Failure;
 
 /// In the examples, which train.
 pub const IN_EXAMPLES: usize = 64;
@@ -20,9 +24,70 @@ pub fn check(ranks: usize, most: usize) -> Result<(), String> {
     }
 }
 
+/// Runs each rank as a thread, and returns their results in the order of the ranks.
+///
+/// # Errors
+/// The first failure of a rank that does not only follow from that of another rank, with an
+/// explanation from the last operations of the ranks.
+pub fn run<T: Send>(
+    ranks: usize,
+    options: WorldOptions,
+    rank: impl Fn(World) -> Result<T, Failure> + Sync,
+) -> Result<Vec<T>, Failure> {
+    results(hsdp::launch(ranks, options, |world| recorded(world, &rank)))
+}
+
+/// The result of a rank. A failure comes with the operations before it, which explain more than the
+/// error.
+type Recorded<T> = (Result<T, Failure>, Option<FlightRecord>);
+
+/// Runs one rank.
+pub(crate) fn recorded<T>(world: World, rank: impl Fn(World) -> Result<T, Failure>) -> Recorded<T> {
+    let flight = world.clone();
+    let result = rank(world);
+    let record = result.is_err().then(|| flight.flight_record());
+    (result, record)
+}
+
+/// Returns the results of all ranks of this process, or the failure from which the others follow.
+pub(crate) fn results<T>(
+    outcomes: Vec<Result<Recorded<T>, RankFailure>>,
+) -> Result<Vec<T>, Failure> {
+    let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
+    for outcome in outcomes {
+        match outcome {
+            Ok((Ok(output), _)) => done.push(output),
+            Ok((Err(failure), record)) => {
+                failures.push(failure.in_training());
+                records.extend(record);
+            }
+            Err(panicked) => failures.push(Failure::work(panicked).in_training()),
+        }
+    }
+    failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
+    match failures.into_iter().next() {
+        Some(first) => Err(first.explained(&records)),
+        None => Ok(done),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::check;
+    use hsdp::{Channel, Tag, WorldOptions};
+
+    use super::{check, run};
+    use crate::failure::Failure;
+
+    #[test]
+    fn the_original_failure_comes_before_those_that_follow_from_it() {
+        let failed = run(3, WorldOptions::default(), |world| match world.rank().index() {
+            2 => Err(Failure::work("no more batches")),
+            _ => Ok(world.world_group(Channel::User).barrier(Tag::default())?.wait()?),
+        });
+        let failure = failed.expect_err("rank 2 failed");
+        assert_eq!(failure.to_string(), "training failed: no more batches");
+        assert!(matches!(failure, Failure::Explained(..)), "{failure:?}");
+    }
 
     #[test]
     fn the_most_ranks_are_allowed() {

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use hsdp_train::file::{lines, read, read_text};
+use hsdp_train::file::{lines, read, read_text, read_texts};
 use tempfile::TempDir;
 
 /// No file takes longer, on a slow machine.
@@ -85,4 +85,25 @@ fn a_file_of_any_length_is_read_line_by_line() {
     assert!(long.ends_with("/file: line 1 has more than 1000 bytes"), "{long}");
     let folder = lines(folder.path(), 1000).expect_err("no file").to_string();
     assert!(folder.ends_with(": it is a directory; a regular file is needed"), "{folder}");
+}
+
+#[test]
+fn texts_are_those_of_regular_files_with_a_bound_on_their_sum() {
+    let folder = TempDir::new().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    for folder in ["b", "target", ".hidden", "folder.md"] {
+        fs::create_dir(path(folder)).expect("a folder");
+    }
+    for name in ["c.md", "b/a.md", "a.md", "a.txt", "target/a.md", ".hidden/a.md", "folder.md/d.md"]
+    {
+        fs::write(path(name), name).expect("written");
+    }
+    // A read of one of these would not be of this text, or never end.
+    std::os::unix::fs::symlink("/dev/zero", path("zero.md")).expect("a link");
+    assert!(Command::new("mkfifo").arg(path("fifo.md")).status().expect("it starts").success());
+    let text = "a.md\nb/a.md\nc.md\nfolder.md/d.md";
+    let most = text.len() as u64;
+    assert_eq!(read_texts(folder.path(), "md", most).expect("a text"), text);
+    let refused = read_texts(folder.path(), "md", most - 1).expect_err("too long").to_string();
+    assert!(refused.ends_with(&format!("it has more than {} bytes", most - 1)), "{refused}");
 }

@@ -77,10 +77,10 @@ fn verifies() -> Result<(), String> {
     let mut command = mpirun();
     command
         .args(["-n", "4"])
-        .arg(train_gpt())
+        .args([env!("CARGO_BIN_EXE_verify"), "gpt"])
         .args(ON_TEXT)
         .args(STEPS)
-        .args(["--comm", "mpi", "--verify"]);
+        .args(["--comm", "mpi"]);
     let ended = run(command)?;
     has(&ended.out, &["verified"])?;
     if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }

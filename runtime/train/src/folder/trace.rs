@@ -104,3 +104,17 @@ impl Write for Unfailing {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::keep;
+
+    #[test]
+    fn a_trace_that_is_gone_is_named() {
+        let folder = TempDir::new().expect("a folder");
+        let lost = keep(&folder.path().join("trace.json")).expect_err("there is none");
+        assert!(lost.to_string().contains("trace.json: No such file"), "{lost}");
+    }
+}

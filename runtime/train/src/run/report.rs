@@ -231,8 +231,8 @@ impl Report {
             // Each other process compares its own.
             0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
             0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
-            _ => Err(Failure::work(format!(
-                "verification failed: calls and bytes are not as planned on {differ} of {ranks} ranks"
+            _ => Err(Failure::Disagreement(format!(
+                "calls and bytes are not as planned on {differ} of {ranks} ranks"
             ))),
         }
     }
@@ -289,4 +289,25 @@ pub(crate) fn table<const COLUMNS: usize>(
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use hsdp::Flow;
+
+    use super::*;
+
+    #[test]
+    fn traffic_that_is_not_as_planned_is_found() {
+        let costs = |bytes: u64| {
+            let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
+            let compared = Compared { planned: flow(4096), measured: flow(bytes) };
+            Costs { traffic: vec![("all_gather", compared)], memory: Vec::new() }
+        };
+        let check = |costs| Report { ended: Ended::default(), costs, first: None }.check_traffic();
+        assert!(check(vec![costs(4096), costs(4096)]).is_ok());
+        let differs = check(vec![costs(4096), costs(4095)]).expect_err("a byte is missing");
+        let expected = "verification failed: calls and bytes are not as planned on 1 of 2 ranks";
+        assert_eq!(differs.to_string(), expected);
+    }
 }

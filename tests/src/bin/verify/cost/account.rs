@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hsdp_train::Warnings;
+use hsdp_train::{Switch, Warnings};
 use parking_lot::Mutex;
 use tracing::span::Id;
 use tracing::subscriber::SetGlobalDefaultError;
@@ -17,8 +17,6 @@ use tracing::{Span, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
-
-use crate::switch::Switch;
 
 /// The span of a step that is counted. All other spans are inside it.
 const STEP: &str = "step";
@@ -38,14 +36,14 @@ const PARTS: [(&str, &str); 11] = [
     (STEP, "the rest"),
 ];
 
-/// The span of a step; none for the first, which is not counted.
-pub(crate) fn counted(step: usize) -> Span {
+/// Returns the span of a step; none for the first, which is not counted.
+pub(super) fn counted(step: u64) -> Span {
     if step > 0 { info_span!("step") } else { Span::none() }
 }
 
 /// The sums of spans. There is one for the whole program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Account {
+pub(super) struct Account {
     charged: Arc<Mutex<BTreeMap<&'static str, Duration>>>,
     switch: Switch,
 }
@@ -56,8 +54,9 @@ thread_local! {
 }
 
 impl Account {
-    /// Makes the subscriber of the process: warnings are shown from now on, and spans are charged from [`open`](Self::open) on.
-    pub(crate) fn listen(warnings: &Warnings) -> Result<Self, SetGlobalDefaultError> {
+    /// Makes the subscriber of the process: warnings are shown from now on, and spans are charged from
+    /// [`open`](Self::open) on.
+    pub(super) fn listen(warnings: &Warnings) -> Result<Self, SetGlobalDefaultError> {
         let account = Self::default();
         let charged = Registry::default().with(account.clone().with_filter(account.switch.clone()));
         tracing::subscriber::set_global_default(charged.with(warnings.layer()))?;
@@ -65,18 +64,18 @@ impl Account {
     }
 
     /// Starts to charge the spans of all threads.
-    pub(crate) fn open(&self) {
+    pub(super) fn open(&self) {
         self.switch.turn_on();
     }
 
     /// Charges no span that begins from now on.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         self.switch.turn_off();
     }
 
     /// Returns the sums, a line for each part, as means of `steps` steps of all ranks together. Then
     /// all sums are 0.
-    pub(crate) fn take(&self, steps: usize) -> String {
+    pub(super) fn take(&self, steps: usize) -> String {
         let charged = std::mem::take(&mut *self.charged.lock());
         let total: Duration = charged.values().sum();
         let mut lines = String::new();

@@ -5,45 +5,42 @@
 //! model once, into the variables that a thread keeps, and its gradients once, into a buffer that the
 //! others read. That is as little as a data-parallel step can do.
 
-mod parts;
-
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fmt::Display;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::Barrier;
 use std::thread;
-use std::time::Instant;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, Storage, Tensor};
-use hsdp::Precision;
+use candle_core::{CpuStorage, Device, Storage, Tensor};
+use hsdp::{Precision, Rank};
 use hsdp_candle::Plain;
 use hsdp_models::gpt;
+use hsdp_train::{Failure, Place};
 use parking_lot::{Mutex, RwLock};
 use tracing::info_span;
 
-use self::parts::Parts;
-use crate::data::{TOKENS, batch};
-use crate::size::MICROBATCHES;
-use crate::update::adamw_step;
-use crate::{Times, Work, account};
+use super::parts::Parts;
+use super::{Times, Work, timed};
+use crate::NAME;
+use crate::gpt::unsharded::adamw_step;
+use crate::train_gpt;
 
 /// The state that the threads share.
 struct Shared {
     barrier: Barrier,
     /// All parameters, one after the other, by name.
     parameters: Parts,
-    /// By rank: its gradients, in the same order.
+    /// Gradients of each rank, in the same order.
     gradients: Vec<RwLock<Vec<f32>>>,
-    /// By rank: the squared norm of its part of the sum.
+    /// Squared norm of each rank's part of the sum.
     squared_norms: Vec<Mutex<f64>>,
 }
 
 /// Trains on one thread a rank, and times the steps.
-pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
+pub(super) fn run(work: &Work) -> Result<Times, Failure> {
     let ranks = work.mesh.world_size();
     let initial = initial(work);
     let flat: Vec<f32> = initial.values().flatten().copied().collect();
@@ -56,19 +53,20 @@ pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
     let times = thread::scope(|scope| {
         let start = |rank| {
             let (shared, initial) = (&shared, &initial);
-            scope.spawn(move || or_give_up(|| Rank::new(work, shared, initial, rank)?.train()))
+            scope.spawn(move || or_give_up(|| Thread::new(work, shared, initial, rank)?.train()))
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
         threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
     });
-    Ok(times.into_iter().next().ok_or("a mesh has a rank")?.map_err(|_| "rank 0 panicked")?)
+    let first = times.into_iter().next().and_then(Result::ok);
+    first.ok_or_else(|| Failure::work("rank 0 panicked"))
 }
 
 /// Runs `rank`, and returns its times. A failure ends the process, because the others would wait at the
 /// barrier forever.
-fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
+fn or_give_up(rank: impl FnOnce() -> Result<Times, Failure>) -> Times {
     let give_up = |what: &dyn Display| -> ! {
-        hsdp_train::tell("runtime_cost", format_args!("a rank of the plain side failed: {what}"));
+        hsdp_train::tell(NAME, format_args!("a rank of the plain side failed: {what}"));
         process::exit(1)
     };
     match catch_unwind(AssertUnwindSafe(rank)) {
@@ -79,12 +77,12 @@ fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
 }
 
 fn initial(work: &Work) -> BTreeMap<String, Vec<f32>> {
-    let spec = work.gpt.config().spec();
-    spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, 0))).collect()
+    let (spec, seed) = (work.inputs.gpt.config().spec(), work.options.seed);
+    spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, seed))).collect()
 }
 
 /// The state of one thread.
-struct Rank<'a> {
+struct Thread<'a> {
     work: &'a Work,
     shared: &'a Shared,
     rank: usize,
@@ -97,37 +95,33 @@ struct Rank<'a> {
     second_moment: Vec<f32>,
 }
 
-impl<'a> Rank<'a> {
+impl<'a> Thread<'a> {
     fn new(
         work: &'a Work,
         shared: &'a Shared,
         initial: &BTreeMap<String, Vec<f32>>,
         rank: usize,
     ) -> candle_core::Result<Self> {
-        let model = Plain::new(work.gpt.config().spec(), initial, Precision::default())?;
+        let model = Plain::new(work.inputs.gpt.config().spec(), initial, Precision::default())?;
         let part = shared.parameters.range(rank);
         let zeros = vec![0.0; part.len()];
         let (sum, first_moment, second_moment) = (zeros.clone(), zeros.clone(), zeros);
         Ok(Self { work, shared, rank, model, part, sum, first_moment, second_moment })
     }
 
-    fn train(mut self) -> candle_core::Result<Times> {
-        let mut times = Times::new();
-        for step in 0..self.work.steps {
-            let start = Instant::now();
-            account::counted(step).in_scope(|| self.step(step))?;
-            times.push(start.elapsed());
-        }
-        Ok(times.split_off(1.min(times.len())))
+    fn train(mut self) -> Result<Times, Failure> {
+        let work = self.work;
+        timed(work, |step| Ok(self.step(step)?))
     }
 
-    fn step(&mut self, step: usize) -> candle_core::Result<()> {
-        let own = (0..MICROBATCHES).map(|microbatch| self.microbatch(step, microbatch));
+    fn step(&mut self, step: u64) -> candle_core::Result<()> {
+        let microbatches = 0..self.work.options.run.microbatches;
+        let own = microbatches.map(|microbatch| self.microbatch(step, microbatch));
         self.collect(&own.collect::<candle_core::Result<Vec<_>>>()?)?;
         self.meet();
         info_span!("exchange").in_scope(|| self.add_up());
         self.meet();
-        info_span!("optimizer").in_scope(|| self.update(step as u64 + 1));
+        info_span!("optimizer").in_scope(|| self.update(step + 1));
         self.meet();
         info_span!("copy").in_scope(|| self.refresh())
     }
@@ -137,12 +131,14 @@ impl<'a> Rank<'a> {
         info_span!("meet").in_scope(|| self.shared.barrier.wait());
     }
 
-    /// Forward and backward.
-    fn microbatch(&self, step: usize, microbatch: usize) -> candle_core::Result<GradStore> {
-        let (inputs, targets) = batch(step, microbatch, self.rank)?;
-        let forward = || self.work.gpt.loss(&self.model, &inputs, &targets);
+    /// Computes the gradients of a microbatch.
+    fn microbatch(&self, step: u64, microbatch: usize) -> candle_core::Result<GradStore> {
+        let Work { options, inputs, .. } = self.work;
+        let place = Place { step, microbatch, rank: Rank::new(self.rank) };
+        let [tokens, targets] = train_gpt::batch(options, &inputs.text, place, &Device::Cpu)?;
+        let forward = || inputs.gpt.loss(&self.model, &tokens, &targets);
         let loss = info_span!("forward").in_scope(forward)?;
-        info_span!("backward").in_scope(|| (loss * TOKENS as f64)?.backward())
+        info_span!("backward").in_scope(|| (loss * options.tokens() as f64)?.backward())
     }
 
     /// Adds up this thread's gradients, in the buffer that all threads read.
@@ -175,7 +171,8 @@ impl<'a> Rank<'a> {
                 _ => self.sum.iter_mut().zip(part).for_each(|(total, value)| *total += value),
             }
         }
-        let weight = TOKENS * (MICROBATCHES * self.work.mesh.world_size()) as u64;
+        let Work { options, mesh, .. } = self.work;
+        let weight = options.tokens() * (options.run.microbatches * mesh.world_size()) as u64;
         hsdp::kernels::divide_in_place(&mut self.sum, weight as f64);
         *self.shared.squared_norms[self.rank].lock() = hsdp::kernels::squared_norm(&self.sum);
     }
@@ -183,7 +180,9 @@ impl<'a> Rank<'a> {
     /// Clips by the norm of all parts, and updates this thread's part.
     fn update(&mut self, step: u64) {
         let squares = self.shared.squared_norms.iter().map(|squared| *squared.lock());
-        let step = adamw_step(&self.work.adamw, step, squares.sum::<f64>().sqrt());
+        let mut adamw = train_gpt::recipe(&self.work.options);
+        adamw.learning_rate = train_gpt::rate(&self.work.options).at(step - 1);
+        let step = adamw_step(&adamw, step, squares.sum::<f64>().sqrt());
         hsdp::kernels::adamw(
             &step,
             &mut self.shared.parameters.of(self.rank),
