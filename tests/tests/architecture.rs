@@ -10,12 +10,12 @@ use hsdp_tests::support::sources::{self, Source};
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
 const LAYERS: [&[&str]; 10] = [
     &["hsdp-warnings"],
-    &["hsdp-sharding", "hsdp-checkpoint", "hsdp-train", "nccl-sys"],
+    &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-flight"],
     &["hsdp-comm", "hsdp-simulator"],
     &["hsdp"],
-    &["hsdp-candle"],
+    &["hsdp-train", "hsdp-candle"],
     &["hsdp-models"],
     &["hsdp-cli"],
     &["hsdp-tests", "hsdp-benches"],
@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 10] = [
 
 /// Crates that only some others may depend on, and those others.
 const HOMES: [(&str, &[&str]); 5] = [
-    ("hsdp-train", &["hsdp", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+    ("hsdp-train", &["hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
     ("nccl-sys", &["hsdp-comm"]),
     ("shuttle", &["hsdp-comm", "hsdp-flight"]),
     ("candle-core", &["hsdp-candle", "hsdp-models", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
