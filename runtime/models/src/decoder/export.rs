@@ -101,7 +101,7 @@ pub enum ExportError {
     /// A file that is copied cannot be read.
     #[error(transparent)]
     Read(FileError),
-    /// A file cannot be written. It is as it was before.
+    /// A file or the folder of PEFT cannot be written. It is as it was before.
     #[error("cannot write {0}")]
     Write(#[source] FileError),
     /// A parameter is missing, or has another number of elements.
@@ -166,8 +166,9 @@ impl Export {
     /// [`ExportError`]. Files that were written before it stay.
     pub fn write(&self, parameters: &BTreeMap<String, Vec<f32>>) -> Result<(), ExportError> {
         if !self.adapters.is_empty() {
-            let folder = self.folder.join(PEFT);
-            fs::create_dir_all(&folder).map_err(|source| ExportError::Folder { folder, source })?;
+            let path = self.folder.join(PEFT);
+            fs::create_dir_all(&path)
+                .map_err(|source| ExportError::Write(FileError::Io { path, source }))?;
         }
         for (name, bytes) in &self.files {
             let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
