@@ -263,13 +263,14 @@ impl Ranks {
         })?;
         let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for outcome in outcomes {
-            match outcome.map_err(|panicked| Failure::work(panicked).in_training())? {
-                Ok(output) => done.push(output),
-                Err(failed) => {
+            match outcome {
+                Ok(Ok(output)) => done.push(output),
+                Ok(Err(failed)) => {
                     let (failure, record) = *failed;
                     failures.push(failure.in_training());
                     records.push(record);
                 }
+                Err(panicked) => failures.push(Failure::work(panicked).in_training()),
             }
         }
         failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
