@@ -44,8 +44,8 @@ const MAX_COPIED: u64 = 256 << 20;
 
 /// A folder to write a trained model to, which transformers and candle read: `config.json`,
 /// `model.safetensors` in f32, and the other files of the folder that the model came from. With
-/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder `peft`
-/// as PEFT reads them.
+/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder
+/// `peft` as PEFT reads them.
 ///
 /// ```no_run
 /// # use hsdp::ShardedModel;
