@@ -98,8 +98,8 @@ struct Options {
     #[arg(long, value_name = "RATE", value_parser = learning_rate)]
     lr: Option<f64>,
 
-    /// Keep a moving average of the weights, of which each step keeps this fraction; it is evaluated
-    /// at the end, and exported in place of the weights; off by default
+    /// Keep a moving average of the weights, of which each step keeps this fraction; it is
+    /// evaluated at the end, and exported in place of the weights; off by default
     #[arg(long, value_name = "DECAY", value_parser = fraction)]
     ema: Option<f64>,
 
@@ -131,9 +131,9 @@ struct Options {
     seed: u64,
 
     /// Folder for the trained model, which transformers and candle read: config.json,
-    /// model.safetensors in f32, and the other files of --model; with --lora the model as it was (on
-    /// the CPU rounded to --param-dtype, if that has 16 bits), adapters.safetensors, and the folder
-    /// peft with the adapters as PEFT reads them; files of these names are replaced
+    /// model.safetensors in f32, and the other files of --model; with --lora the model as it was
+    /// (on the CPU rounded to --param-dtype, if that has 16 bits), adapters.safetensors, and the
+    /// folder peft with the adapters as PEFT reads them; files of these names are replaced
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
 }
@@ -210,8 +210,8 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
     )
 }
 
-/// Trains by the optimizer that `make` returns, and keeps an average of the weights beside it if the
-/// options ask for one.
+/// Trains by the optimizer that `make` returns, and keeps an average of the weights beside it if
+/// the options ask for one.
 fn finetune<O: Checkpointed>(
     setup: Setup<'_>,
     inputs: &Inputs<'_>,
@@ -414,8 +414,8 @@ impl<'a> Inputs<'a> {
         });
         if let Some(rank) = options.lora {
             decoder = decoder.with_lora(Lora::of_rank(rank));
-            // The frozen model is then kept in 16 bits alone. An export has the rounded values, with
-            // which its adapters were trained.
+            // The frozen model is then kept in 16 bits alone. An export has the rounded values,
+            // with which its adapters were trained.
             if run.param_dtype != DType::F32 && run.device == Placement::Host {
                 decoder = decoder.storing_frozen_in(run.param_dtype);
             }

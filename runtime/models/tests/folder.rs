@@ -180,6 +180,7 @@ fn warnings_of_an_earlier_run_stay_until_another_begins() {
     }
     ended_well(&place.run(&["--steps", "3", "--save-every", "1", "--resume"]));
     assert_eq!(there(), [true; 3], "a run that goes on keeps them");
+    fs::remove_dir_all(place.out().join("checkpoints")).expect("a folder");
     ended_well(&place.run(&["--steps", "2"]));
     assert_eq!(there(), [false; 3]);
     assert!(place.files().contains_key(other), "it is no file of a run");

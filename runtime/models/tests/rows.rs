@@ -161,7 +161,8 @@ fn a_folder_with_checkpoints_is_not_begun_anew() {
 fn options_that_would_have_no_effect_are_refused() {
     for (arguments, needed) in [
         (&["--patience", "2"][..], "--evaluate-every"),
-        (&["--save-best"], "--evaluate-every"),
+        (&["--save-best", "--save-every", "2"], "--evaluate-every"),
+        (&["--save-best", "--evaluate-every", "2"], "--save-every"),
         (&["--keep", "1"], "--keep"),
     ] {
         let refused = Place::new().run(arguments);

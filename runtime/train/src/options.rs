@@ -153,7 +153,7 @@ pub struct EvaluationOptions {
     pub patience: Option<usize>,
 
     /// Save a checkpoint in DIR/best whenever an evaluation is the best one; off by default
-    #[arg(long, requires = "evaluate_every", requires = "out")]
+    #[arg(long, requires = "evaluate_every", requires = "save_every")]
     pub save_best: bool,
 }
 
@@ -176,12 +176,22 @@ impl Default for EvaluationOptions {
 }
 
 impl RunOptions {
-    /// Checks the mesh, and chooses the device of this process: the processes of one machine get
-    /// its devices in turn.
+    /// Checks options that a program may have made in code, and the mesh. Chooses the device of this
+    /// process: the processes of one machine get its devices in turn.
     ///
     /// # Errors
     /// [`Failure::Input`]
     pub(crate) fn of_process(&self) -> Result<Self, Failure> {
+        let into_folder = [
+            ("--save-every", self.save_every.is_some()),
+            ("--norms-every", self.norms_every.is_some()),
+            ("--resume", self.resume),
+        ];
+        if let Some((option, _)) = into_folder.iter().find(|(_, is_set)| *is_set)
+            && self.out.is_none()
+        {
+            return Err(Failure::input(format!("{option} needs --out")));
+        }
         let device = self.device.offloading(self.offload);
         let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
         if self.comm == Comm::Threads {

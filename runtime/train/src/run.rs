@@ -153,17 +153,14 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ) -> Result<Self, Failure> {
         let options = setup.options();
         let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
+        if !training.batches.is_object() {
+            return Err(Failure::work("Training::batches is no object"));
+        }
         let mut saving = Saving::open(&model, options, &training)?;
         if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
         }
         let first = model.committed_steps();
-        if options.resume {
-            match first {
-                0 => setup.tell("there is no checkpoint to resume from: the run begins at step 0"),
-                made => setup.tell(format_args!("resumes after step {made}")),
-            }
-        }
         let progress = setup.is_first().then(|| Progress::new(training.steps, &setup));
         let mut run = Self {
             model,
@@ -184,6 +181,11 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             keep_warnings(run.model.world(), options, run.setup.warnings())?;
             if let Some(progress) = &mut run.progress {
                 progress.start(first)?;
+            }
+            match first {
+                _ if !options.resume => {}
+                0 => run.setup.tell("there is no checkpoint: the run begins at step 0"),
+                made => run.setup.tell(format_args!("resumes after step {made}")),
             }
         }
         Ok(run)

@@ -44,8 +44,8 @@ const MAX_COPIED: u64 = 256 << 20;
 
 /// A folder to write a trained model to, which transformers and candle read: `config.json`,
 /// `model.safetensors` in f32, and the other files of the folder that the model came from. With
-/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder `peft`
-/// as PEFT reads them.
+/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder
+/// `peft` as PEFT reads them.
 ///
 /// ```no_run
 /// # use hsdp::ShardedModel;
@@ -104,7 +104,7 @@ pub enum ExportError {
     /// A file that is copied cannot be read.
     #[error(transparent)]
     Read(FileError),
-    /// A file cannot be written. It is as it was before.
+    /// A file or the folder of PEFT cannot be written. It is as it was before.
     #[error("cannot write {0}")]
     Write(#[source] FileError),
     /// A parameter is missing, or has another number of elements.
@@ -169,8 +169,9 @@ impl Export {
     /// [`ExportError`]. Files that were written before it stay.
     pub fn write(&self, parameters: &BTreeMap<String, Vec<f32>>) -> Result<(), ExportError> {
         if !self.adapters.is_empty() {
-            let folder = self.folder.join(PEFT);
-            fs::create_dir_all(&folder).map_err(|source| ExportError::Folder { folder, source })?;
+            let path = self.folder.join(PEFT);
+            fs::create_dir_all(&path)
+                .map_err(|source| ExportError::Write(FileError::Io { path, source }))?;
         }
         for (name, bytes) in &self.files {
             let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));

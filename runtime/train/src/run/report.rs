@@ -51,10 +51,7 @@ struct First {
 
 impl Report {
     /// Ends the run on all ranks. Collective.
-    pub(super) fn of<O: Checkpointed>(
-        run: &mut Run<'_, O>,
-        costs: Costs,
-    ) -> Result<Self, Failure> {
+    pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>, costs: Costs) -> Result<Self, Failure> {
         let warnings = run.count_warnings()?;
         let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;

@@ -37,10 +37,13 @@ impl Saving {
         training: &Training,
     ) -> Result<Option<Self>, Failure> {
         let saves_best = training.evaluation.save_best;
-        let Some(out) = &options.out else { return Ok(None) };
-        if options.save_every.is_none() && !options.resume && !saves_best {
-            return Ok(None);
+        let saves = options.save_every.is_some();
+        if saves_best && !saves {
+            return Err(Failure::input("--save-best needs --save-every"));
         }
+        let Some(out) = options.out.as_ref().filter(|_| saves || options.resume) else {
+            return Ok(None);
+        };
         let open = |folder: &Path, keep| {
             let with = CheckpointOptions { keep, content: training.content, ..Default::default() };
             Checkpoints::open(model, folder, with)
@@ -84,8 +87,7 @@ impl Saving {
                 return Err(refused(&world, problem));
             }
         }
-        let past: Option<Past> =
-            serde_json::from_value(resumed.user[EVALUATIONS].clone()).unwrap_or_default();
+        let past: Option<Past> = serde_json::from_value(resumed.user[EVALUATIONS].clone())?;
         evaluations.resume(past.unwrap_or_default());
         // Better ones may come again, of steps that this run makes once more.
         if let Some(best) = &mut self.best {
