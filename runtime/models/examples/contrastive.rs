@@ -56,7 +56,10 @@ const COPIES: usize = 6;
 #[command(name = "contrastive", version)]
 pub(crate) struct Options {
     /// Number of ranks, at most 64; each has its own part of a batch
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = count::<1, { usize::MAX }>)]
+    #[arg(
+        long, value_name = "COUNT", default_value_t = 4,
+        value_parser = count::<1, { usize::MAX }>
+    )]
     pub(crate) ranks: usize,
 
     /// Number of steps, at most 1000000000; each step updates the parameters once

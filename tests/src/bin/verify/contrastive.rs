@@ -1,5 +1,5 @@
-//! `verify contrastive`: the ranks of `contrastive`, and one rank that has the whole batch, in plain
-//! candle.
+//! `verify contrastive`: the ranks of `contrastive`, and one rank that has the whole batch, in
+//! plain candle.
 //!
 //! After each step the twin takes over the ranks' parameters. So differences do not grow from step
 //! to step, except for those that the momentum keeps: a tenth of a gradient's at most, at this
@@ -28,8 +28,8 @@ use crate::NAME;
 
 pub(crate) use self::example::Options;
 
-/// Number of consecutive sums in a gradient: two matmuls, a norm and a softmax, in the forward and in
-/// the backward.
+/// Number of consecutive sums in a gradient: two matmuls, a norm and a softmax, in the forward and
+/// in the backward.
 const SUMS: f64 = 8.0;
 
 /// Trains, compares each step, and prints the result.
@@ -140,8 +140,8 @@ impl<'a> Twin<'a> {
             return format!("{what} bit-identical to plain candle's");
         }
         format!(
-            "{what} within {apart:.1e} of plain candle's with the whole batch; rounding explains up \
-             to {bound:.1e}"
+            "{what} within {apart:.1e} of plain candle's with the whole batch; rounding explains \
+             up to {bound:.1e}"
         )
     }
 }

@@ -3,8 +3,8 @@
 //! Both sides have the same threads, batches, model code, and kernel of AdamW, at the sizes of
 //! `train_gpt`. The plain side ([`plain`]) has no collectives: ranks add up one another's gradients
 //! in shared memory, each a part. The two alternate, and take turns to be the first, so that other
-//! load on the machine affects both alike. One more run of each, which is not compared, measures the
-//! parts of a step ([`account`]).
+//! load on the machine affects both alike. One more run of each, which is not compared, measures
+//! the parts of a step ([`account`]).
 
 mod account;
 mod parts;
@@ -36,8 +36,8 @@ pub(crate) struct Options {
     /// Number of steps in a run, at most 1000000; the first is not counted
     #[arg(long, default_value_t = 20, value_parser = count::<2, 1_000_000>)]
     steps: usize,
-    /// Fail if the median sharded step takes more than RATIO times the median plain one; no limit by
-    /// default
+    /// Fail if the median sharded step takes more than RATIO times the median plain one; no limit
+    /// by default
     #[arg(long, value_name = "RATIO")]
     at_most: Option<f64>,
     /// Run one side only, for a profiler, and print nothing; by default both sides run and are

@@ -1,6 +1,8 @@
-//! `verify gpt`: the sharded run of `train_gpt`, and beside it on rank 0 the same model without shards.
+//! `verify gpt`: the sharded run of `train_gpt`, and beside it on rank 0 the same model without
+//! shards.
 //!
-//! In reading order: `twin` (what is compared, and the bounds), `unsharded` (the model without shards).
+//! In reading order: `twin` (what is compared, and the bounds), `unsharded` (the model without
+//! shards).
 
 #[cfg(test)]
 mod tests;

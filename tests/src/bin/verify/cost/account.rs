@@ -1,7 +1,7 @@
 //! The parts of a step's time: the sums of the spans of its rank threads.
 //!
-//! A span is charged its duration, without that of the listed spans inside it. Durations are of wall
-//! time, so they include the time that a thread waits for a core.
+//! A span is charged its duration, without that of the listed spans inside it. Durations are of
+//! wall time, so they include the time that a thread waits for a core.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -50,12 +50,13 @@ pub(super) struct Account {
 
 thread_local! {
     /// The spans that this thread is in: the name, the start, and the time of listed spans inside.
-    static OPEN: RefCell<Vec<(&'static str, Instant, Duration)>> = const { RefCell::new(Vec::new()) };
+    static OPEN: RefCell<Vec<(&'static str, Instant, Duration)>> =
+        const { RefCell::new(Vec::new()) };
 }
 
 impl Account {
-    /// Makes the subscriber of the process: warnings are shown from now on, and spans are charged from
-    /// [`open`](Self::open) on.
+    /// Makes the subscriber of the process: warnings are shown from now on, and spans are charged
+    /// from [`open`](Self::open) on.
     pub(super) fn listen(warnings: &Warnings) -> Result<Self, SetGlobalDefaultError> {
         let account = Self::default();
         let charged = Registry::default().with(account.clone().with_filter(account.switch.clone()));
@@ -73,8 +74,8 @@ impl Account {
         self.switch.turn_off();
     }
 
-    /// Returns the sums, a line for each part, as means of `steps` steps of all ranks together. Then
-    /// all sums are 0.
+    /// Returns the sums, a line for each part, as means of `steps` steps of all ranks together.
+    /// Then all sums are 0.
     pub(super) fn take(&self, steps: usize) -> String {
         let charged = std::mem::take(&mut *self.charged.lock());
         let total: Duration = charged.values().sum();

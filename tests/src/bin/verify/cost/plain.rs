@@ -1,9 +1,9 @@
 //! The plain side: every thread has the whole model, and gradients are added up in shared memory.
 //!
 //! Each thread adds up and updates one part of the flat parameters, so no result is computed twice,
-//! and threads communicate only by reading memory that another thread has written. A step copies the
-//! model once, into the variables that a thread keeps, and its gradients once, into a buffer that the
-//! others read. That is as little as a data-parallel step can do.
+//! and threads communicate only by reading memory that another thread has written. A step copies
+//! the model once, into the variables that a thread keeps, and its gradients once, into a buffer
+//! that the others read. That is as little as a data-parallel step can do.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -62,8 +62,8 @@ pub(super) fn run(work: &Work) -> Result<Times, Failure> {
     first.ok_or_else(|| Failure::work("rank 0 panicked"))
 }
 
-/// Runs `rank`, and returns its times. A failure ends the process, because the others would wait at the
-/// barrier forever.
+/// Runs `rank`, and returns its times. A failure ends the process, because the others would wait at
+/// the barrier forever.
 fn or_give_up(rank: impl FnOnce() -> Result<Times, Failure>) -> Times {
     let give_up = |what: &dyn Display| -> ! {
         hsdp_train::tell(NAME, format_args!("a rank of the plain side failed: {what}"));

@@ -26,7 +26,8 @@ fn faultless(job: &Job<'_>) -> Summed {
     Unsharded::new(job).gradients(job, 0).expect("a step of the model")
 }
 
-/// Returns the twin after it has checked a first step whose loss and gradients `tamper` has changed.
+/// Returns the twin after it has checked a first step whose loss and gradients `tamper` has
+/// changed.
 fn check<'a>(
     job: &Job<'a>,
     verdict: &Verdict,

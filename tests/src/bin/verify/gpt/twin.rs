@@ -9,11 +9,11 @@
 //!   own.
 //! - Otherwise contributions are rounded on the wire, and two trainings would drift apart. So the
 //!   twin takes over the sharded run's parameters after each step. Losses must still be
-//!   bit-identical, and each parameter's gradient may differ by at most [`bound`] times its absolute
-//!   contributions, both as 2-norms.
+//!   bit-identical, and each parameter's gradient may differ by at most [`bound`] times its
+//!   absolute contributions, both as 2-norms.
 //!
-//! A step that all ranks skip, because a gradient overflowed, has no gradients to compare. A run that
-//! has only such steps has verified nothing, and fails.
+//! A step that all ranks skip, because a gradient overflowed, has no gradients to compare. A run
+//! that has only such steps has verified nothing, and fails.
 
 use std::fmt;
 
@@ -24,8 +24,8 @@ use super::Job;
 use super::unsharded::{Summed, Tensors, Unsharded, norm};
 use crate::train_gpt::{self, Options};
 
-/// Returns how far a gradient may be off, relative to the norm of the absolute contributions; `None`
-/// where it must be exact.
+/// Returns how far a gradient may be off, relative to the norm of the absolute contributions;
+/// `None` where it must be exact.
 ///
 /// A contribution is rounded to the wire dtype at most twice: once on each axis. f16 parameters
 /// round the whole backward, whose order of magnitude depends on the loss scale.
@@ -85,8 +85,8 @@ impl fmt::Display for Verified {
             ),
             Self::Within { steps, worst } => write!(
                 f,
-                "losses bit-identical to unsharded, gradients of {steps} steps within {worst:.2} of \
-                 bound"
+                "losses bit-identical to unsharded, gradients of {steps} steps within {worst:.2} \
+                 of bound"
             ),
         }
     }
@@ -108,7 +108,7 @@ impl<'a> Twin<'a> {
         match self.bound {
             None => {
                 self.compare_bits("gradient", sharded.gradients, &own.gradients())?;
-                // The same numbers, added up in another order.
+                // The sharded norm adds up its numbers in another order.
                 self.compare_numbers("gradient norm", [sharded.norm, own.norm()], 1e-12)?;
             }
             Some(bound) => self.compare_norms(sharded.gradients, &own, bound)?,
