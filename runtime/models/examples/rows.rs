@@ -82,8 +82,8 @@ fn initial(param: &Param) -> Vec<f32> {
 
 /// Sixteen rows of four numbers, and the sum of each row as its target.
 fn batch(number: u64) -> candle_core::Result<(Tensor, Tensor)> {
-    let x = (0..64).map(|at| ((number * 64 + at) as f64 * 12.9898).sin() as f32).collect();
-    let x = Tensor::from_vec(x, (16, 4), &Device::Cpu)?;
+    let x: Vec<f64> = (0..64).map(|at| ((number * 64 + at) as f64 * 12.9898).sin()).collect();
+    let x = Tensor::from_vec(x, (16, 4), &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
     let target = x.sum_keepdim(1)?;
     Ok((x, target))
 }
