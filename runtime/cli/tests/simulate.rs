@@ -411,7 +411,7 @@ fn bad_input_is_one_line() {
 fn steps_beyond_all_measure_are_refused() {
     let folder = TempDir::new().expect("a folder");
     let large = ["--batch", "1048576", "--context", "16777216"];
-    let step = ["simulate", "llama3-8b", "--mesh", "1x8", "--machine", "h100-cluster"];
+    let step = ["simulate", "gpt2-small", "--mesh", "1x8", "--machine", "h100-cluster"];
     let message = refused(&folder, &[&step[..], &large, &["--microbatches", "1048576"]].concat());
     assert_eq!(message, "hsdp: the step takes 213 days or longer: it is not simulated");
     let search = ["search", "gpt2-small", "--ranks", "8", "--machine", "a100-node"];

@@ -54,7 +54,7 @@ fn an_export_that_fails_leaves_the_report() {
 #[test]
 fn evaluations_keep_the_best_weights_and_end_a_run() {
     let place = Place::new();
-    let run = format!("{TUNE} --evaluate-every 2 --patience 1 --save-best");
+    let run = format!("{TUNE} --evaluate-every 2 --patience 1 --save-best --save-every 2");
     let said = place.trained(&format!("{run} --steps 5 --out {{out}}"));
     assert!(said.contains("best evaluation"), "{said}");
     let text = fs::read_to_string(place.path("out/metrics.jsonl")).expect("metrics");
