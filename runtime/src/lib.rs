@@ -54,9 +54,10 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! [`prelude`] has the names of a training loop, [`testing`] the faults and delays that a test injects. A program depends on this
-//! crate alone: the daily names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`]
-//! and [`checkpoint::format`].
+//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`] the
+//! faults and delays that a test injects. A program depends on this crate alone: the daily names of the
+//! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
+//! [`checkpoint::format`].
 //!
 //! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the
 //! types that a user holds); `objective`, [`divide`], `precision`, `placement`, `options`; `engine`

@@ -23,13 +23,12 @@
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | layers and models | `torch.nn.functional`, `torchtitan`, `transformers` | the crate `hsdp-models` |
 //!
-//! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
-//! the microbatch:
+//! [`prelude`] has the names of a training loop, those of [`hsdp::prelude`] among them. A linear model on
+//! two ranks that are threads: the runtime begins and ends the step, and candle runs the microbatch.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
-//! use hsdp::prelude::*;
-//! use hsdp_candle::Pass;
+//! use hsdp_candle::prelude::*;
 //!
 //! let losses = hsdp::world(2, |world| -> Result<f64, hsdp_candle::Error> {
 //!     let (weight, bias) = (Param::new("weight", [1, 3]), Param::new("bias", [1]));
@@ -66,8 +65,7 @@
 //! ```
 //! use candle_core::{Device, Tensor};
 //! use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
-//! use hsdp::prelude::*;
-//! use hsdp_candle::{Pass, Units, record, var_builder};
+//! use hsdp_candle::prelude::*;
 //! use std::sync::Arc;
 //!
 //! // The model: candle code, as it is.
@@ -102,7 +100,7 @@
 //!         embedding(10, 4, var_builder(p).pp("embed"))?.forward(tokens)
 //!     })?;
 //!     for name in ["h.0", "h.1"] {
-//!         let block = move |p: &dyn hsdp_candle::Parameters, x: &Tensor| {
+//!         let block = move |p: &dyn Parameters, x: &Tensor| {
 //!             Block::load(var_builder(p).pp(name))?.forward(x)
 //!         };
 //!         x = units.recomputed(name, &x, Arc::new(block))?;
@@ -150,6 +148,7 @@ mod model;
 mod ops;
 mod pass;
 mod plain;
+pub mod prelude;
 mod recompute;
 mod recorded;
 mod storage;
