@@ -8,15 +8,14 @@
 //! The model has the shapes of the layers of a transformer. Only the update is timed: gradients are there before it.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
 use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, GradientValues, Gradients, Lion,
-    LionOptions, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
-    Param, Plan, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
+    Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Plan, Sgd,
+    SgdOptions, ShardedModel, State, StepOptions, Unit, UnitGradients, World,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -209,8 +208,8 @@ fn gradients(model: &mut ShardedModel) -> Result<Gradients, Error> {
     let _ = pass.loss(LossSum::new(1.0, 1))?;
     for unit in spec.unit_ids().rev() {
         drop(pass.unshard(unit)?);
-        let of = |param: &Param| Some(Arc::new(values(param.numel())) as Arc<dyn GradientValues>);
-        pass.reduce(unit, spec[unit].params.iter().map(of).collect::<Vec<_>>())?;
+        let gradients = spec[unit].params.iter().map(|param| values(param.numel()));
+        pass.reduce(unit, UnitGradients::of(gradients))?;
     }
     pass.finish()?;
     step.finish()

@@ -4,7 +4,6 @@
 
 use hsdp::prelude::*;
 use std::io::Write as _;
-use std::sync::Arc;
 
 const INPUTS: usize = 4;
 const HIDDEN: usize = 16;
@@ -67,11 +66,11 @@ fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), h
     // 6. Backward, last unit first: hand over each unit's gradients as soon as they are complete.
     let w2 = pass.unshard(output)?;
     let back: Vec<f32> = miss.iter().map(|miss| 2.0 * miss * seed).collect();
-    pass.reduce(output, vec![Some(Arc::new(outer(&back, 1, &active, HIDDEN)))])?;
+    pass.reduce(output, UnitGradients::of([outer(&back, 1, &active, HIDDEN)]))?;
     let spread = back.iter().flat_map(|back| rows(&w2, 1).map(move |w| back * w[0]));
     let gate = |(spread, act): (f32, &f32)| if *act > 0.0 { spread } else { 0.0 };
     let back: Vec<f32> = spread.zip(&active).map(gate).collect();
-    pass.reduce(hidden, vec![Some(Arc::new(outer(&back, HIDDEN, &x, INPUTS)))])?;
+    pass.reduce(hidden, UnitGradients::of([outer(&back, HIDDEN, &x, INPUTS)]))?;
     pass.finish()
 }
 

@@ -22,7 +22,6 @@
 //! One step of a linear model, on two ranks that are threads:
 //!
 //! ```
-//! use std::sync::Arc;
 //! use hsdp::prelude::*;
 //!
 //! let losses = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
@@ -41,7 +40,7 @@
 //!     let loss: f32 = w.iter().zip(x).map(|(w, x)| w * x).sum();
 //!     let seed = pass.loss(LossSum::new(f64::from(loss), 1))?.value() as f32;
 //!     let gradient: Vec<f32> = x.iter().map(|x| x * seed).collect();
-//!     pass.reduce(linear, vec![Some(Arc::new(gradient))])?;
+//!     pass.reduce(linear, UnitGradients::of([gradient]))?;
 //!     pass.finish()?;
 //!     let gradients = step.finish()?;
 //!     let loss = gradients.loss();
@@ -97,13 +96,13 @@ mod samples;
 mod step;
 pub mod testing;
 mod uneven;
+mod unit_gradients;
 mod unit_use;
 mod updated;
 
 pub use clipping::Norm;
 pub use ema::Ema;
 pub use engine::events::Event;
-pub use engine::reductions::UnitGradients;
 pub use error::Error;
 pub use evaluation::Evaluation;
 pub use full::Full;
@@ -125,6 +124,7 @@ pub use precision::{DynamicScale, LossScaling, Precision};
 pub use samples::Samples;
 pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
+pub use unit_gradients::UnitGradients;
 
 // The names of the crates below that users write down; the whole crates follow.
 /// The error of a collective, inside [`Error::Comm`].

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use hsdp::testing::SlowChannel;
 use hsdp::{
-    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, StepOptions, UnitId,
-    World, WorldOptions,
+    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, StepOptions,
+    UnitGradients, UnitId, World, WorldOptions,
 };
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
 
@@ -75,8 +74,8 @@ impl Timed {
         for unit in units.iter().rev() {
             let full = pass.unshard(*unit)?;
             compute(backward);
-            let gradient = |param| lend(vec![1.0; full.values(param).len()]);
-            let gradients = (0..full.len()).map(gradient).collect();
+            let gradient = |param| vec![1.0_f32; full.values(param).len()];
+            let gradients = UnitGradients::of((0..full.len()).map(gradient));
             drop(full);
             pass.reduce(*unit, gradients)?;
         }

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, Rank, ShardedModel, Step, StepOptions,
-    World, WorldOptions,
+    UnitGradients, World, WorldOptions,
 };
 use hsdp_comm::{AbortReason, Fault, FaultKind, Stage, StepFailure};
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
@@ -64,7 +63,7 @@ fn the_others_are_told_why_a_step_failed() {
         let mut pass = step.microbatch()?;
         let _ = pass.loss(LossSum::new(0.0, 1))?;
         let elements = if rank == 1 { 92 } else { 93 };
-        pass.reduce(unit(2), vec![lend(vec![0.0; elements]), None])?;
+        pass.reduce(unit(2), UnitGradients::new().with(vec![0.0_f32; elements]).without())?;
         pass.finish()?;
         step.finish().map(drop)
     });
@@ -90,7 +89,7 @@ fn a_step_that_is_abandoned_tells_the_others_why_and_the_next_one_begins() {
 fn an_error_of_the_step_comes_before_the_reason_that_its_owner_gives() {
     let heard = heard_by_rank_1(|mut step| {
         let mut pass = step.microbatch().expect("a microbatch");
-        pass.reduce(unit(9), Vec::new()).expect_err("there is no such unit");
+        pass.reduce(unit(9), UnitGradients::new()).expect_err("there is no such unit");
         drop(pass);
         step.abandon("something came of it");
     });
