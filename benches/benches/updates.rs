@@ -15,7 +15,7 @@ use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
     Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Plan, Sgd,
-    SgdOptions, ShardedModel, State, StepOptions, Unit, UnitGradients, World,
+    SgdOptions, ShardedModel, State, StepOptions, Unit, UnitGradients, World, WorldOptions,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -162,7 +162,8 @@ fn measure(options: &Options) -> Result<(), Failure> {
 }
 
 fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
-    let ranks = hsdp::world(options.mesh.world_size(), |world| seconds(world, options, kind));
+    let rank = |world| seconds(world, options, kind);
+    let ranks = hsdp::launch(options.mesh.world_size(), WorldOptions::default(), rank);
     let ranks: Vec<f64> = ranks.into_iter().collect::<Result<_, _>>().map_err(Failure::work)?;
     let with = ModelOptions::on(options.mesh).plan_options();
     let plan = Plan::new(options.spec(kind), options.mesh, with).map_err(Failure::input)?;

@@ -10,7 +10,8 @@ const HIDDEN: usize = 16;
 const UNITS: [UnitId; 2] = [UnitId::new(0), UnitId::new(1)]; // in declared order
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let ranks = hsdp::world(4, train).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let ranks = hsdp::launch(4, WorldOptions::default(), train);
+    let ranks = ranks.into_iter().collect::<Result<Vec<_>, _>>()?;
     let losses = &ranks[0];
     assert!(ranks.iter().all(|others| others == losses), "all ranks see the same losses");
     for (number, loss) in losses.iter().enumerate().step_by(50) {

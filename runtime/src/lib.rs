@@ -24,7 +24,7 @@
 //! ```
 //! use hsdp::prelude::*;
 //!
-//! let losses = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
+//! let losses = hsdp::launch(2, WorldOptions::default(), |world| -> Result<f64, hsdp::Error> {
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
 //!     let options = ModelOptions::on(Mesh::new(1, 2)?);
 //!     let rank = world.rank().index();
@@ -134,7 +134,7 @@ pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
     Lent, ModelLabel, ModelName, Op, Pending, RankFailure, Reduction, Rendezvous, Stage,
-    StepFailure, Tag, Workers, World, WorldOptions, explain, launch, run, world,
+    StepFailure, Tag, Workers, World, WorldOptions, explain, launch,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};

@@ -254,7 +254,7 @@ fn evaluated_with(fault: Fault) -> usize {
         assert_eq!(mean, 1.5);
         Ok(first + then)
     });
-    let failed = failed.into_iter().map(|end| end.expect("no panic").expect("they recover"));
+    let failed = failed.into_iter().map(|end| end.expect("they recover"));
     common(failed.collect())
 }
 

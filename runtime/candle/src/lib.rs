@@ -30,7 +30,7 @@
 //! use candle_core::{Device, Tensor};
 //! use hsdp_candle::prelude::*;
 //!
-//! let losses = hsdp::world(2, |world| -> Result<f64, hsdp_candle::Error> {
+//! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
 //!     let (weight, bias) = (Param::new("weight", [1, 3]), Param::new("bias", [1]));
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(weight).param(bias));
 //!     let halves = |param: &Param| vec![0.5; param.numel()];
@@ -49,8 +49,8 @@
 //!     let loss = gradients.loss();
 //!     adamw.step(&mut model, gradients.clip(1.0))?;
 //!     Ok(loss)
-//! });
-//! for loss in losses {
+//! };
+//! for loss in hsdp::launch(2, WorldOptions::default(), train) {
 //!     assert_eq!(loss?, 38.125); // the mean of the squares of 3.5 and 8
 //! }
 //! # Ok::<(), hsdp_candle::Error>(())
@@ -111,7 +111,7 @@
 //! let recorded = record(Model::load)?;
 //! let spec = recorded.spec(&["embed", "h.*"])?;
 //! assert_eq!(spec.units()[1].name, "h.0");
-//! let norms = hsdp::world(4, |world| -> Result<f64, hsdp_candle::Error> {
+//! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
 //!     let options = ModelOptions::on(Mesh::new(2, 2)?);
 //!     let mut model = ShardedModel::new(world, spec.clone(), options, recorded.init(42))?;
 //!     let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -120,8 +120,8 @@
 //!     let loss = forward(&pass, &tokens)?.sqr()?.mean_all()?;
 //!     pass.backward(&loss, 4)?;
 //!     Ok(step.finish()?.norm())
-//! });
-//! for norm in norms {
+//! };
+//! for norm in hsdp::launch(4, WorldOptions::default(), train) {
 //!     assert!(norm? > 0.0);
 //! }
 //! # Ok::<(), hsdp_candle::Error>(())

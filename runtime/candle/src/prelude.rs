@@ -1,7 +1,8 @@
 //! The names of a training loop with candle: `use hsdp_candle::prelude::*;`.
 //!
-//! The module has all names of [`hsdp::prelude`], so that a program imports this one alone. Only `Pass`
-//! differs: it is the one of this crate, on which a forward runs, and is made from an [`hsdp::Pass`].
+//! The module has all names of [`hsdp::prelude`], so that a program imports this one alone. Only
+//! `Pass` differs: it is the one of this crate, on which a forward runs, and is made from an
+//! [`hsdp::Pass`].
 
 pub use hsdp::prelude::*;
 

@@ -254,7 +254,7 @@ impl Ranks {
         let outcomes = self.launch(|world| {
             let flight = world.clone();
             // The record has the operations before the failure, which explain more than the error.
-            rank(world).map_err(|failure| (failure, flight.flight_record()))
+            rank(world).map_err(|failure| (failure, Box::new(flight.flight_record())))
         })?;
         let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for outcome in outcomes {
@@ -262,7 +262,7 @@ impl Ranks {
                 Ok(output) => done.push(output),
                 Err((failure, record)) => {
                     failures.push(failure.in_training());
-                    records.push(record);
+                    records.push(*record);
                 }
             }
         }
@@ -273,12 +273,14 @@ impl Ranks {
         }
     }
 
-    /// Runs the ranks of this process.
+    /// Runs the ranks of this process. Failures are results here, and do not end the world: ranks
+    /// that refuse the same input must not get each other's text in its place.
     fn launch<T: Send>(
         &self,
         rank: impl Fn(World) -> T + Sync,
     ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
         let (size, world) = (self.options.mesh.world_size(), self.world.clone());
+        let rank = |world| Ok(rank(world));
         match &self.joined {
             Joined::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]

@@ -39,7 +39,7 @@ impl Timed {
         let options = WorldOptions { slow: slow.collect(), ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
         let ran = hsdp::launch(ranks, options, |world| self.run(world));
-        let least = ran.into_iter().map(|rank| rank.expect("no panic").expect("it trains"));
+        let least = ran.into_iter().map(|rank| rank.expect("it trains"));
         least.max().expect("there is a rank").as_secs_f64() / TICK.as_secs_f64()
     }
 

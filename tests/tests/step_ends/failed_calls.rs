@@ -9,7 +9,7 @@ use hsdp::{
 };
 use hsdp_comm::{Fault, FaultKind, Stage};
 use hsdp_tests::support::models::unit;
-use hsdp_tests::support::worlds::mesh;
+use hsdp_tests::support::worlds::{launched, mesh};
 
 use crate::model;
 
@@ -22,7 +22,7 @@ fn finished(
     reduce: impl Fn(&mut Step<'_>, (usize, usize)) -> Result<(), Error> + Sync,
 ) -> Vec<String> {
     let world = WorldOptions { faults, ..WorldOptions::default() };
-    let ended = hsdp::launch(2, world, |world| {
+    let ended = launched(2, world, |world| {
         let rank = world.rank().index();
         let mut model = model(world, options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
