@@ -8,15 +8,14 @@
 //! The model has the shapes of the layers of a transformer. Only the update is timed: gradients are there before it.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
 use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, GradientValues, Gradients, Lion,
-    LionOptions, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
-    Param, Plan, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
+    Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Plan, Sgd,
+    SgdOptions, ShardedModel, State, StepOptions, Unit, UnitGradients, World, WorldOptions,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -163,7 +162,8 @@ fn measure(options: &Options) -> Result<(), Failure> {
 }
 
 fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
-    let ranks = hsdp::world(options.mesh.world_size(), |world| seconds(world, options, kind));
+    let rank = |world| seconds(world, options, kind);
+    let ranks = hsdp::launch(options.mesh.world_size(), WorldOptions::default(), rank);
     let ranks: Vec<f64> = ranks.into_iter().collect::<Result<_, _>>().map_err(Failure::work)?;
     let with = ModelOptions::on(options.mesh).plan_options();
     let plan = Plan::new(options.spec(kind), options.mesh, with).map_err(Failure::input)?;
@@ -209,8 +209,8 @@ fn gradients(model: &mut ShardedModel) -> Result<Gradients, Error> {
     let _ = pass.loss(LossSum::new(1.0, 1))?;
     for unit in spec.unit_ids().rev() {
         drop(pass.unshard(unit)?);
-        let of = |param: &Param| Some(Arc::new(values(param.numel())) as Arc<dyn GradientValues>);
-        pass.reduce(unit, spec[unit].params.iter().map(of).collect::<Vec<_>>())?;
+        let gradients = spec[unit].params.iter().map(|param| values(param.numel()));
+        pass.reduce(unit, UnitGradients::of(gradients))?;
     }
     pass.finish()?;
     step.finish()

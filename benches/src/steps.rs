@@ -194,7 +194,7 @@ fn microbatch(
     for (unit, gradient) in units.iter().zip(gradients).rev() {
         drop(pass.unshard(*unit)?);
         watch.lap(Part::Backward);
-        pass.reduce(*unit, vec![Some(Arc::clone(gradient))])?;
+        pass.reduce(*unit, [Some(Arc::clone(gradient))].into_iter().collect())?;
         watch.lap(Part::Reduce);
     }
     pass.finish()?;

@@ -21,13 +21,16 @@ impl World {
     /// errors of any collective.
     ///
     /// ```
-    /// use hsdp_comm::world;
+    /// use hsdp_comm::{WorldOptions, launch};
     ///
-    /// let seeds = world(3, |world| {
+    /// let ends = launch(3, WorldOptions::default(), |world| {
     ///     let seed = if world.rank().index() == 2 { 7 } else { 1 };
-    ///     world.compare("seed", &format!("{seed}")).map_err(|error| error.to_string())
+    ///     world.compare("seed", &format!("{seed}"))
     /// });
-    /// assert!(seeds.iter().all(|it| *it == Err("ranks 0 and 2 differ in their seed: 1, 7".to_owned())));
+    /// for end in ends {
+    ///     let error = end.expect_err("rank 2 has another seed").to_string();
+    ///     assert_eq!(error, "ranks 0 and 2 differ in their seed: 1, 7");
+    /// }
     /// ```
     pub fn compare(&self, what: &'static str, said: &str) -> Result<(), Error> {
         let group = self.world_group(Channel::Control);
@@ -89,16 +92,21 @@ fn text(words: &[u64], len: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world;
+    use crate::{WorldOptions, launch};
 
     #[test]
     fn long_texts_that_differ_at_their_ends_are_told_apart() {
         let said = |rank: usize| format!("{}{rank}", "é".repeat(MOST_BYTES));
-        let ends = world(2, |world| world.compare("options", &said(world.rank().index())));
+        let compare = |size, said: &(dyn Fn(usize) -> String + Sync)| {
+            launch(size, WorldOptions::default(), |world| {
+                world.compare("options", &said(world.rank().index()))
+            })
+        };
+        let ends = compare(2, &said);
         assert!(ends.iter().all(|end| *end == ends[0]));
         let error = ends[0].as_ref().expect_err("they differ").to_string();
         assert!(error.contains("(8193 bytes, hash "), "{error}");
-        assert_eq!(world(2, |world| world.compare("options", &said(3))), [Ok(()), Ok(())]);
+        assert_eq!(compare(2, &|_| said(3)), [Ok(()), Ok(())]);
     }
 
     #[test]
@@ -114,7 +122,9 @@ mod tests {
 
     #[test]
     fn one_rank_and_texts_of_no_length_agree() {
-        assert_eq!(world(1, |world| world.compare("nothing", "")), [Ok(())]);
-        assert_eq!(world(3, |world| world.compare("nothing", "")), [Ok(()), Ok(()), Ok(())]);
+        for size in [1, 3] {
+            let ends = launch(size, WorldOptions::default(), |world| world.compare("nothing", ""));
+            assert_eq!(ends, vec![Ok(()); size]);
+        }
     }
 }

@@ -256,6 +256,9 @@ pub enum Error {
         /// The problem with it.
         problem: String,
     },
+    /// This rank panicked, or could not be started.
+    #[error(transparent)]
+    RankFailed(#[from] RankFailure),
     /// The environment contradicts itself, or asks for a world that this build cannot make.
     #[error("{variable}={value}: {problem}")]
     Environment {
@@ -266,6 +269,16 @@ pub enum Error {
         /// The reason for the refusal.
         problem: String,
     },
+}
+
+/// A rank of [`launch`](crate::launch) whose closure did not return.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}: {message}")]
+pub struct RankFailure {
+    /// The rank.
+    pub rank: Rank,
+    /// The message of its panic, or the reason why it could not be started.
+    pub message: Arc<str>,
 }
 
 /// A conversion that cannot fail has no error.

@@ -13,73 +13,103 @@ use parking_lot::Mutex;
 use crate::engine::panic_message;
 use crate::flight::Dump;
 use crate::world::{MOST_RANKS, check_size};
-use crate::{AbortReason, World, WorldOptions};
+use crate::{AbortReason, RankFailure, World, WorldOptions};
 
 /// The stack of a rank's thread: an autograd recurses.
 const STACK_BYTES: usize = 16 << 20;
 
-/// A rank whose closure did not return.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {rank}: {message}")]
-pub struct RankFailure {
-    /// The rank.
-    pub rank: Rank,
-    /// The panic's message, or the reason why its thread could not be started.
-    pub message: Arc<str>,
-}
-
-/// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., waits until all have ended, and returns the outcome of each,
-/// in rank order.
+/// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., waits until all have ended, and
+/// returns the result of each, in rank order. Each of them calls `rank` once, with its own world.
 ///
-/// A rank that panics ends the world: as soon as the panic's hook has run, the others get
-/// [`Error::WorldAborted`](crate::Error::WorldAborted) with its message. They get no separate error for the step that the panic aborts. A rank that
-/// returns while others wait for it has left, and ends the world, too.
+/// The error of a rank ends the world. The other ranks get its text from the operation for which they
+/// wait, in [`Error::WorldAborted`](crate::Error::WorldAborted), and do not wait for the rank. A panic
+/// of a rank does the same with its message, as soon as the panic's hook has run, and the result of
+/// the rank is a [`RankFailure`] as an `E`. The others get no separate error for the step that the
+/// panic aborts. A rank that returns a value while others wait for it has left, which ends the world,
+/// too.
 ///
-/// If the world ended early and [`WorldOptions::flight_dir`] is set, each rank writes its flight record there, when its
-/// closure has ended or when all closures have.
+/// Ranks that cannot fail return `Ok::<_, RankFailure>(..)`.
 ///
-/// Memory is counted for each of the first [`memory::MAX_RANKS`] ranks separately. As in [`World::local`], there are at most 4096 ranks. If
-/// `size` is more, the result is one failure, of the first rank beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options: each fails with that error.
+/// If the world ended early and [`WorldOptions::flight_dir`] is set, each rank writes its flight
+/// record there, when its closure has ended or when all closures have.
+///
+/// Memory is counted for each of the first [`memory::MAX_RANKS`] ranks separately. As in
+/// [`World::local`], there are at most 4096 ranks. If `size` is more, the result is one failure, of
+/// the first rank beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the
+/// options: each fails with that error. A rank whose thread cannot be started fails, too.
 ///
 /// ```
-/// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
+/// use hsdp_comm::{Channel, Error, Reduction, Tag, World, WorldOptions, launch};
 ///
-/// let sums = launch(4, WorldOptions::default(), |world| {
+/// fn sum(world: World) -> Result<Vec<u64>, Error> {
 ///     let group = world.world_group(Channel::User);
 ///     let mine = vec![world.rank().index() as u64];
 ///     group.all_reduce(Tag::default(), Reduction::Sum, mine)?.wait()
-/// });
-/// assert!(sums.into_iter().all(|sum| sum == Ok(Ok(vec![0 + 1 + 2 + 3]))));
+/// }
+///
+/// for sum in launch(4, WorldOptions::default(), sum) {
+///     assert_eq!(sum?, [0 + 1 + 2 + 3]);
+/// }
+/// # Ok::<(), Error>(())
 /// ```
-pub fn launch<T: Send>(
+///
+/// ```
+/// use hsdp_comm::{Channel, Tag, World, WorldOptions, launch};
+///
+/// fn read(world: World) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     if world.rank().index() == 1 {
+///         return Err("the tokens cannot be read".into());
+///     }
+///     Ok(world.world_group(Channel::User).barrier(Tag::default())?.wait()?)
+/// }
+///
+/// let ends = launch(2, WorldOptions::default(), read);
+/// let told = ends[0].as_ref().expect_err("rank 1 has failed").to_string();
+/// assert!(told.contains("rank 1") && told.contains("the tokens cannot be read"), "{told}");
+/// ```
+pub fn launch<T, E>(
     size: usize,
     options: WorldOptions,
-    rank: impl Fn(World) -> T + Sync,
-) -> Vec<Result<T, RankFailure>> {
-    let outputs = Mutex::new(Vec::new());
+    rank: impl Fn(World) -> Result<T, E> + Sync,
+) -> Vec<Result<T, E>>
+where
+    T: Send,
+    E: Display + From<RankFailure> + Send,
+{
+    let results = Mutex::new(Vec::new());
     let ends = launch_all(size, options, &|world: World| {
         let index = world.rank().index();
-        let output = rank(world);
-        put(&mut outputs.lock(), index, output);
+        let result = run_told(world, &rank);
+        put(&mut results.lock(), index, result);
     });
-    let mut outputs = outputs.into_inner().into_iter();
+    let mut results = results.into_inner().into_iter();
     let mut returned = Vec::with_capacity(ends.len());
     for end in ends {
-        let output = outputs.next().flatten();
-        returned.push(end.map(|()| output.expect("a rank that has returned has an output")));
+        let result = results.next().flatten();
+        returned.push(match end {
+            Ok(()) => result.expect("a rank that has returned has a result"),
+            Err(failure) => Err(failure.into()),
+        });
     }
     returned
 }
 
-/// Puts a rank's output where it belongs, whichever rank returns first.
-fn put<T>(outputs: &mut Vec<Option<T>>, index: usize, output: T) {
-    while outputs.len() <= index {
-        outputs.push(None);
-    }
-    outputs[index] = Some(output);
+/// Runs a rank. Its error ends the world with its text.
+fn run_told<T, E: Display>(world: World, rank: impl FnOnce(World) -> Result<T, E>) -> Result<T, E> {
+    let telling = world.clone();
+    rank(world).inspect_err(|error| telling.abort(&error.to_string()))
 }
 
-/// The part of [`launch`] that does not depend on the type of an output: it is compiled once, not for each caller.
+/// Puts the result of a rank at its index, whichever rank returns first.
+fn put<T>(results: &mut Vec<Option<T>>, index: usize, result: T) {
+    while results.len() <= index {
+        results.push(None);
+    }
+    results[index] = Some(result);
+}
+
+/// The part of [`launch`] that does not depend on the types of a result. It is compiled once, not for
+/// each caller.
 fn launch_all(
     size: usize,
     options: WorldOptions,
@@ -110,72 +140,17 @@ fn launch_all(
     ends
 }
 
-/// Runs `size` ranks as threads with the default options, and returns their results in rank order.
-///
-/// ```
-/// use hsdp_comm::{Channel, Tag, world};
-///
-/// let gathered = world(3, |world| {
-///     let group = world.world_group(Channel::User);
-///     let pending = group.all_gather(Tag::default(), vec![world.rank().get()]);
-///     pending.and_then(|pending| pending.wait()).expect("all gather")
-/// });
-/// assert_eq!(gathered, vec![vec![0, 1, 2]; 3]);
-/// ```
-///
-/// # Panics
-/// If a rank panicked. The message lists all ranks that did, each with its own message.
-pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
-    let (mut outputs, mut failures) = (Vec::new(), Vec::new());
-    for outcome in launch(size, WorldOptions::default(), rank) {
-        match outcome {
-            Ok(output) => outputs.push(output),
-            Err(failure) => failures.push(failure.to_string()),
-        }
-    }
-    let (failed, list) = (failures.len(), failures.join("\n"));
-    assert!(failures.is_empty(), "{failed} of {size} ranks failed:\n{list}");
-    outputs
-}
-
-/// As [`world`], for ranks that may fail: the error of a rank ends the world, so that all other ranks get its text from the operation for
-/// which they wait, and do not wait for it.
-///
-/// ```
-/// use hsdp_comm::{Channel, Tag, run};
-///
-/// let ends = run(2, |world| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-///     if world.rank().index() == 1 {
-///         return Err("the tokens cannot be read".into());
-///     }
-///     Ok(world.world_group(Channel::User).barrier(Tag::default())?.wait()?)
-/// });
-/// let told = ends[0].as_ref().expect_err("rank 1 has failed").to_string();
-/// assert!(told.contains("rank 1") && told.contains("the tokens cannot be read"), "{told}");
-/// ```
-///
-/// # Panics
-/// As [`world`].
-pub fn run<T: Send, E: Display + Send>(
-    size: usize,
-    rank: impl Fn(World) -> Result<T, E> + Sync,
-) -> Vec<Result<T, E>> {
-    world(size, |world| {
-        let telling = world.clone();
-        rank(world).inspect_err(|error| telling.abort(&error.to_string()))
-    })
-}
-
 /// Runs one rank on this thread, as [`launch`] does on one of its own: the others are elsewhere.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-pub(crate) fn run_one<T>(
+pub(crate) fn run_one<T, E: Display + From<RankFailure>>(
     world: World,
     options: &WorldOptions,
-    rank: impl FnOnce(World) -> T,
-) -> Result<T, RankFailure> {
+    rank: impl FnOnce(World) -> Result<T, E>,
+) -> Result<T, E> {
     let own = world.rank();
     let dump = Dump::of(world.handle(), options.flight_dir.as_deref().map(Arc::from));
-    run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
+    run_caught(world, &dump, |world| run_told(world, rank))
+        .unwrap_or_else(|message| Err(RankFailure { rank: own, message }.into()))
 }
 
 type Started<'scope> = io::Result<ScopedJoinHandle<'scope, Result<(), Arc<str>>>>;

@@ -96,7 +96,7 @@ impl Default for WorldOptions {
 ///     world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
 ///     Ok::<_, hsdp_comm::Error>(started.elapsed())
 /// });
-/// assert!(ends.into_iter().all(|took| took.unwrap().unwrap() >= latency));
+/// assert!(ends.into_iter().all(|took| took.unwrap() >= latency));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowChannel {

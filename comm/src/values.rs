@@ -22,7 +22,10 @@ impl World {
     /// The sum of the values of all ranks, added in rank order in f64: the same bits on all ranks. Collective.
     ///
     /// ```
-    /// let sums = hsdp_comm::world(3, |world| world.sum(world.rank().index() as f64));
+    /// use hsdp_comm::{World, WorldOptions, launch};
+    ///
+    /// let sum = |world: World| world.sum(world.rank().index() as f64);
+    /// let sums = launch(3, WorldOptions::default(), sum);
     /// assert!(sums.into_iter().all(|sum| sum == Ok(3.0)));
     /// ```
     ///
@@ -37,7 +40,10 @@ impl World {
     /// The mean of the values of all ranks: their [sum](Self::sum) over the number of ranks. Collective.
     ///
     /// ```
-    /// let means = hsdp_comm::world(4, |world| world.mean(world.rank().index() as f64));
+    /// use hsdp_comm::{World, WorldOptions, launch};
+    ///
+    /// let mean = |world: World| world.mean(world.rank().index() as f64);
+    /// let means = launch(4, WorldOptions::default(), mean);
     /// assert!(means.into_iter().all(|mean| mean == Ok(1.5)));
     /// ```
     ///
@@ -52,9 +58,10 @@ impl World {
     /// format, at most 1 MiB. Collective.
     ///
     /// ```
+    /// use hsdp_comm::{WorldOptions, launch};
     /// use hsdp_sharding::Rank;
     ///
-    /// let seeds = hsdp_comm::world(3, |world| {
+    /// let seeds = launch(3, WorldOptions::default(), |world| {
     ///     let read = (world.rank() == Rank::new(1)).then(|| "seed 7".to_owned()); // on rank 1 alone
     ///     world.broadcast(read, Rank::new(1))
     /// });

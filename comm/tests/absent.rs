@@ -1,9 +1,13 @@
 //! Ranks without data: barriers take place among the others, everything else of users is refused by name.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Group, Op, Pending, Reduction, Tag, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Group, Op, Pending, Reduction, Tag, World, WorldOptions};
 use hsdp_sharding::Rank;
+
+use crate::common::outcomes;
 
 const ABSENT: Rank = Rank::new(1);
 
@@ -21,7 +25,7 @@ fn barrier(world: &World) -> Result<(), Error> {
 
 /// Runs four ranks, who all know that rank 1 is absent; all of them return what is expected.
 fn with_one_absent(rank: impl Fn(&World) -> Result<(), Error> + Sync) {
-    let ends = launch(4, WorldOptions::default(), |world| {
+    let ends = outcomes(4, WorldOptions::default(), |world| {
         world.set_absent(&[ABSENT]);
         rank(&world)?;
         // The world goes on, and all of it: other channels are not concerned.
@@ -79,7 +83,7 @@ fn a_barrier_of_those_that_have_data_never_pairs_with_one_of_their_own_group() {
 
 #[test]
 fn a_barrier_that_one_rank_is_left_in_is_over_at_once() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         world.set_absent(&[0, 2].map(Rank::new));
         let before = world.ledger();
         let end = if world.rank() == Rank::new(1) { barrier(&world) } else { Ok(()) };
@@ -185,7 +189,7 @@ fn other_channels_are_not_concerned() {
 
 #[test]
 fn ranks_that_were_told_different_things_do_not_wait_for_ever() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let told: &[Rank] = if world.rank().index() == 0 { &[] } else { &[Rank::new(0)] };
         world.set_absent(told);
         barrier(&world)?;

@@ -2,6 +2,8 @@
 //!
 //! `comm/tests/apart.sh` runs the other tests of this crate in the same way.
 
+mod common;
+
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,17 +11,19 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use hsdp_comm::{
     Accumulator, Between, Channel, Contribution, Error, Group, LedgerSnapshot, Lent, Reduction,
-    Scaling, StepFailure, Tag, World, WorldOptions, launch,
+    Scaling, StepFailure, Tag, World, WorldOptions,
 };
 use hsdp_kernels::{Divisor, Element, Fold, GradientValues, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitLayout};
+
+use crate::common::outcomes;
 
 const SIZES: [usize; 4] = [2, 3, 5, 7];
 
 fn run<T: Send>(size: usize, between: Between, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     let deadline = Duration::from_secs(20);
     let options = WorldOptions { between, deadline, ..WorldOptions::default() };
-    launch(size, options, rank).into_iter().map(|it| it.expect("no rank panics")).collect()
+    outcomes(size, options, rank).into_iter().map(|it| it.expect("no rank panics")).collect()
 }
 
 /// The results of ranks are the same both ways, and so are their counts.
@@ -236,7 +240,7 @@ fn a_rank_that_is_missing_is_named_by_the_deadline() {
     };
     // The deadline does not include the start of the threads, which a busy machine delays.
     let (started, issued) = (Instant::now(), Barrier::new(2));
-    let ends = launch(3, options, |world| {
+    let ends = outcomes(3, options, |world| {
         let group = world.world_group(Channel::User);
         let is_missing = world.rank().index() == 1;
         while is_missing && world.end().is_none() {
@@ -291,7 +295,7 @@ fn a_rank_that_leaves_before_an_exchange_is_complete_says_so() {
             ..WorldOptions::default()
         },
     );
-    let ends = launch(3, options, |world| {
+    let ends = outcomes(3, options, |world| {
         if world.rank().index() == 0 {
             let control = world.world_group(Channel::Control);
             return control.all_gather(Tag::default(), vec![1_u64]).map(drop);
@@ -315,7 +319,7 @@ fn an_exchange_completes_though_rank_0_has_left() {
         deadline: Duration::from_secs(20),
         ..WorldOptions::default()
     };
-    let gathered = launch(3, options, |world| {
+    let gathered = outcomes(3, options, |world| {
         let rank = world.rank().index();
         // Rank 0 contributes and goes; the others come later, apart from each other.
         thread::park_timeout(Duration::from_millis(200 * rank as u64));
@@ -329,7 +333,7 @@ fn an_exchange_completes_though_rank_0_has_left() {
 
 /// The errors of two ranks that wait for each other, while a third computes.
 fn circle_of_two(options: WorldOptions, third: impl Fn(World) + Sync, rank: usize) -> Vec<Error> {
-    let ends = launch(3, options, |world| {
+    let ends = outcomes(3, options, |world| {
         if world.rank().index() == rank {
             third(world);
             return None;
@@ -365,7 +369,7 @@ fn few_messages_are_sent_while_ranks_wait_and_none_while_operations_complete() {
         late: Duration::from_millis(100),
         ..WorldOptions::default()
     };
-    let background = launch(3, options(grace), |world| {
+    let background = outcomes(3, options(grace), |world| {
         let began = Instant::now();
         if world.rank().index() == 1 {
             thread::park_timeout(Duration::from_secs(3));
@@ -379,12 +383,13 @@ fn few_messages_are_sent_while_ranks_wait_and_none_while_operations_complete() {
         let most = if rank == 0 { 3 } else { 1 } * 10 * (seconds + 1);
         assert!((1..=most).contains(&background), "rank {rank}: {background} in {seconds} s");
     }
-    let quiet = launch(3, WorldOptions { late: grace * 1000, ..options(grace * 1000) }, |world| {
-        let group = world.world_group(Channel::User);
-        for _ in 0..100 {
-            group.all_reduce(Tag::default(), Reduction::Sum, vec![1_f32])?.wait()?;
-        }
-        Ok::<_, Error>(world.messages().background)
-    });
+    let quiet =
+        outcomes(3, WorldOptions { late: grace * 1000, ..options(grace * 1000) }, |world| {
+            let group = world.world_group(Channel::User);
+            for _ in 0..100 {
+                group.all_reduce(Tag::default(), Reduction::Sum, vec![1_f32])?.wait()?;
+            }
+            Ok::<_, Error>(world.messages().background)
+        });
     assert_eq!(quiet, [(); 3].map(|()| Ok(Ok(0))));
 }

@@ -1,13 +1,15 @@
 //! Ranks that wait for each other in different operations: found long before the deadline, and never by mistake.
 
+mod common;
+
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{
-    Channel, Error, Pending, Reduction, Stage, Tag, Wanted, World, WorldOptions, launch,
-};
+use hsdp_comm::{Channel, Error, Pending, Reduction, Stage, Tag, Wanted, World, WorldOptions};
 use hsdp_sharding::Rank;
+
+use crate::common::outcomes;
 
 /// The grace of 200 ms, twice, and what a busy machine adds. The deadline is 120 s.
 const PROMPTLY: Duration = Duration::from_secs(2);
@@ -30,7 +32,7 @@ const CONTROL: &str = "all_gather u64 8 elements, header, step 8, microbatch 0 (
 /// Runs `size` ranks that end in a circle, promptly, and gives the lines of the table that all get.
 fn circle(size: usize, rank: impl Fn(&World) -> Result<(), Error> + Sync) -> Vec<String> {
     let started = Instant::now();
-    let ends = launch(size, WorldOptions::default(), |world| {
+    let ends = outcomes(size, WorldOptions::default(), |world| {
         let end = rank(&world).expect_err("none of them goes on");
         assert_eq!(world.end().as_ref(), Some(&end));
         end
@@ -96,7 +98,7 @@ fn pairs_around_a_ring() {
 fn a_rank_that_waits_for_a_circle_is_listed_where_it_finds_it() {
     // Rank 2 waits for rank 0, and nobody for rank 2.
     let gate = Barrier::new(3);
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let rank = world.rank().index();
         let pairs = |other, channel| world.group(&[0, other].map(Rank::new), channel);
         gate.wait();
@@ -140,7 +142,7 @@ fn compute(time: Duration) {
 
 #[test]
 fn a_late_rank_is_not_reported() {
-    let ends = launch(3, short_grace(), |world| {
+    let ends = outcomes(3, short_grace(), |world| {
         if world.rank().index() == 1 {
             compute(LONG);
             // It waits for one of the others while these wait for it: not a circle, since it has issued both.
@@ -157,7 +159,7 @@ fn a_late_rank_is_not_reported() {
 
 #[test]
 fn a_rank_whose_other_thread_issues_later_is_not_reported() {
-    let ends = launch(2, short_grace(), |world| {
+    let ends = outcomes(2, short_grace(), |world| {
         if world.rank().index() == 1 {
             settled(user(&world))?;
             settled(control(&world))?;
@@ -185,7 +187,7 @@ fn a_rank_whose_other_thread_issues_later_is_not_reported() {
 #[test]
 fn a_rank_that_has_another_thread_wait_is_not_reported() {
     // The thread that issues computes; another waits for what it has issued.
-    let ends = launch(2, short_grace(), |world| {
+    let ends = outcomes(2, short_grace(), |world| {
         if world.rank().index() == 1 {
             settled(control(&world))?;
             return settled(user(&world));
@@ -204,7 +206,7 @@ fn a_rank_that_has_another_thread_wait_is_not_reported() {
 #[test]
 fn ranks_that_wait_in_different_orders_are_never_reported_however_often_they_look() {
     let options = WorldOptions { circle_grace: Duration::ZERO, ..WorldOptions::default() };
-    let ends = launch(4, options, |world| {
+    let ends = outcomes(4, options, |world| {
         let rank = world.rank().index();
         let pair = world.group(&[rank & !1, rank | 1].map(Rank::new), Channel::Reduce)?;
         for round in 0..300 {
@@ -229,7 +231,7 @@ fn ranks_that_wait_in_different_orders_are_never_reported_however_often_they_loo
 fn circles_may_be_left_to_the_deadline() {
     let deadline = Duration::from_millis(300);
     let options = WorldOptions { deadline, circle_grace: Duration::MAX, ..WorldOptions::default() };
-    let ends = launch(2, options, |world| match world.rank().index() {
+    let ends = outcomes(2, options, |world| match world.rank().index() {
         0 => settled(user(&world)),
         _ => settled(control(&world)).map(drop),
     });

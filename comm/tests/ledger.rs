@@ -1,16 +1,20 @@
 //! Bytes of patterns, against closed formulas, the plan, and the counting backend.
 
+mod common;
+
 use std::sync::Arc;
 
 use half::bf16;
 use hsdp_comm::{
     Accumulator, Channel, Contribution, Error, Group, LedgerSnapshot, Op, Pending, Reduction,
-    Scaling, Tag, World, world,
+    Scaling, Tag, World,
 };
 use hsdp_kernels::{Fold, GradientValues, HostBuffer, Wire};
 use hsdp_sharding::{
     Axis, ByteCount, DType, Flow, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit, balanced,
 };
+
+use crate::common::results;
 
 const SIZES: [usize; 4] = [2, 3, 4, 8];
 const LEN: usize = 1003;
@@ -64,7 +68,7 @@ fn formula(op: Op, size: usize, index: usize) -> usize {
 #[test]
 fn every_collective_counts_what_comes_from_other_ranks() {
     for size in SIZES {
-        let ledgers = world(size, |world| {
+        let ledgers = results(size, |world| {
             every_collective(&world.world_group(Channel::User));
             world.ledger()
         });
@@ -89,7 +93,7 @@ fn every_collective_counts_what_comes_from_other_ranks() {
 #[test]
 fn the_counting_backend_counts_what_the_local_one_measures() {
     for size in SIZES {
-        let measured = world(size, |world| {
+        let measured = results(size, |world| {
             every_collective(&world.world_group(Channel::Control));
             world.ledger()
         });
@@ -123,7 +127,7 @@ fn a_group_of_one_counts_nothing() {
 
 #[test]
 fn snapshots_subtract() {
-    let ledgers = world(2, |world| {
+    let ledgers = results(2, |world| {
         let group = world.world_group(Channel::User);
         wait(group.all_gather(tag(), vec![1_u32; 10]));
         let before = world.ledger();
@@ -205,7 +209,7 @@ fn matches_plan(world: &World, plan: &Plan, microbatches: u64) {
 fn the_calls_on_units_count_what_the_plan_says() {
     for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)] {
         let plan = plan(Mesh::new(replicate, shard).expect("a mesh"));
-        world(replicate * shard, |world| {
+        results(replicate * shard, |world| {
             step(&world, &plan, 3).expect("a step");
             matches_plan(&world, &plan, 3);
         });

@@ -1,13 +1,17 @@
 //! Ranks that disagree all get the same table of who wanted what, and the world is over.
 
+mod common;
+
 use std::sync::Arc;
 
 use hsdp_comm::{
     Accumulator, Channel, Contribution, Error, Group, ModelLabel, Pending, Reduction, Scaling,
-    Stage, Tag, Wanted, WorldOptions, launch,
+    Stage, Tag, Wanted, WorldOptions,
 };
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitId, UnitLayout};
+
+use crate::common::outcomes;
 
 fn tag() -> Tag {
     Tag::new(Stage::Reduce).unit(UnitId::new(3)).step(7)
@@ -20,7 +24,7 @@ fn settled<T>(issued: Result<Pending<T>, Error>) -> Result<(), Error> {
 /// Runs a world of three in which each rank calls `call` with its index, and checks that all get one error, the table,
 /// whose lines are `expected`.
 fn all_get(expected: &[&str], call: impl Fn(&Group, usize) -> Result<(), Error> + Sync) {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         let end = call(&group, world.rank().index()).expect_err("the ranks disagree");
         // The world is over, for calls that would have been right, too.
@@ -204,7 +208,7 @@ fn what_is_sent_and_what_is_expected() {
 
 #[test]
 fn the_table_says_where_a_missing_rank_was_last() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         let _ = settled(group.all_gather(tag(), vec![0_f32; 5]));
         match world.rank().index() {

@@ -1,16 +1,19 @@
 //! Operations go on without their owners, and give the same bits whoever does the work when.
 
+mod common;
+
 use std::hint;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
-    Channel, Error, Group, Pending, Reduction, Scaling, Tag, Workers, World, WorldOptions, launch,
-    world,
+    Channel, Error, Group, Pending, Reduction, Scaling, Tag, Workers, World, WorldOptions,
 };
 use hsdp_kernels::{Divisor, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitLayout};
+
+use crate::common::{outcomes, results};
 
 fn tag() -> Tag {
     Tag::default()
@@ -71,7 +74,7 @@ fn pending_outlives_the_handles_of_its_world() {
 
 #[test]
 fn dropping_a_pending_cancels_nothing() {
-    let sums = launch(3, WorldOptions::default(), |world| {
+    let sums = outcomes(3, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         for round in 0..50 {
             let pending = group.all_reduce(tag(), Reduction::Sum, vec![1_f32; 20_000])?;
@@ -88,7 +91,7 @@ fn dropping_a_pending_cancels_nothing() {
 
 #[test]
 fn members_may_wait_in_different_orders() {
-    world(4, |world| {
+    results(4, |world| {
         let group = world.world_group(Channel::User);
         let issue = |place: u32| {
             let values = vec![world.rank().get() + place; 30_000];
@@ -167,7 +170,7 @@ fn issue(group: &Group, round: usize) -> Result<Pending<Vec<f32>>, Error> {
 fn results_do_not_depend_on_timing_or_on_who_does_the_work() {
     let run = |workers, seed| {
         let options = WorldOptions { workers, ..WorldOptions::default() };
-        let outputs = launch(4, options, |world| wander(&world, seed));
+        let outputs = outcomes(4, options, |world| wander(&world, seed));
         outputs.into_iter().map(|it| it.expect("no panic").expect("no error")).collect::<Vec<_>>()
     };
     let expected = run(Workers::Count(0), 1);
@@ -185,7 +188,7 @@ fn layout(size: usize, len: usize) -> Arc<UnitLayout> {
 // CO-1: the work is taken apart, and what was lent is dropped, before anybody gets an output.
 #[test]
 fn a_shard_is_free_to_be_written_when_its_gather_is_complete() {
-    world(3, |world| {
+    results(3, |world| {
         let group = world.world_group(Channel::Gather);
         let layout = layout(3, 300_000);
         let mut shard = Arc::new(vec![world.rank().index() as f32; layout.shard_len()]);

@@ -1,11 +1,15 @@
 //! Threads that come by themselves: who is missing, who comes twice, and who was told something else.
 
+mod common;
+
 use std::panic::catch_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Reduction, Rendezvous, Tag, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Reduction, Rendezvous, Tag, World, WorldOptions};
 use hsdp_sharding::Rank;
+
+use crate::common::outcomes;
 
 fn rendezvous(size: usize, deadline: Duration) -> Rendezvous {
     Rendezvous::new(size, WorldOptions { deadline, ..WorldOptions::default() })
@@ -117,7 +121,7 @@ fn more_ranks_than_a_process_can_have_are_refused_with_their_number() {
         let refused = rendezvous(size, Duration::from_secs(30)).join(Rank::new(0), size);
         assert_eq!(refused.map(drop).expect_err("no world").to_string(), expected);
 
-        let ended = launch(size, WorldOptions::default(), |_| ());
+        let ended = outcomes(size, WorldOptions::default(), |_| ());
         let [Err(failure)] = &ended[..] else { panic!("{ended:?}") };
         assert_eq!(failure.to_string(), format!("rank 4096: {expected}"));
 

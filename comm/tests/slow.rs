@@ -1,13 +1,17 @@
 //! Channels that are slow on purpose: an operation takes longer, and nobody sleeps for it but who waits.
 
+mod common;
+
 use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
     AbortReason, Channel, Error, FlightState, Group, Op, Pending, Reduction, SlowChannel, Tag,
-    Workers, World, WorldOptions, launch,
+    Workers, World, WorldOptions,
 };
+
+use crate::common::outcomes;
 
 /// How long an operation is on its link. Nothing else here takes a tenth of it, unless the machine is busy.
 const LATENCY: Duration = Duration::from_millis(100);
@@ -23,7 +27,7 @@ fn on_two<T: Send>(
 ) -> Vec<Result<T, Error>> {
     let options =
         WorldOptions { slow: slow.to_vec(), workers: Workers::Count(1), ..WorldOptions::default() };
-    launch(2, options, run).into_iter().map(|rank| rank.expect("no rank panics")).collect()
+    outcomes(2, options, run).into_iter().map(|rank| rank.expect("no rank panics")).collect()
 }
 
 fn sum(group: &Group, len: usize) -> Result<Pending<Vec<f32>>, Error> {
@@ -131,7 +135,7 @@ fn the_deadline_ends_what_takes_too_long() {
     let slow = SlowChannel { latency: Duration::from_secs(3600), ..slow(Channel::User) };
     let deadline = Duration::from_millis(100);
     let options = WorldOptions { slow: vec![slow], deadline, ..WorldOptions::default() };
-    let ends = launch(2, options, |world| sum(&world.world_group(Channel::User), 1)?.wait());
+    let ends = outcomes(2, options, |world| sum(&world.world_group(Channel::User), 1)?.wait());
     for end in ends {
         let error = end.expect("no panic").expect_err("an hour is too long");
         let is_late = matches!(

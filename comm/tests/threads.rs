@@ -1,11 +1,15 @@
 //! No thread is left behind. Alone in its file: it counts the threads of the process.
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Pending, Reduction, Tag, Workers, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Pending, Reduction, Tag, Workers, World, WorldOptions};
+
+use crate::common::outcomes;
 
 /// Worker threads of this process.
 fn workers() -> usize {
@@ -46,7 +50,7 @@ fn workers_start_with_the_first_work_and_end_with_the_world() {
         }
     }
     // The same when ranks panic.
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         let sum = || {
             let values = vec![1_f32; 1 << 18];

@@ -1,10 +1,14 @@
 //! Small values of the user: sums and means in rank order, values that one rank hands out; on ranks that share memory and on ranks that
 //! do not.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{AbortReason, Between, Channel, Error, Op, World, WorldOptions, launch};
+use hsdp_comm::{AbortReason, Between, Channel, Error, Op, World, WorldOptions};
 use hsdp_sharding::Rank;
+
+use crate::common::outcomes;
 
 const SIZES: [usize; 5] = [1, 2, 3, 5, 7];
 const BETWEEN: [Between; 2] = [Between::Memory, Between::Messages];
@@ -12,7 +16,7 @@ const BETWEEN: [Between; 2] = [Between::Memory, Between::Messages];
 fn run<T: Send>(size: usize, between: Between, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     let deadline = Duration::from_secs(20);
     let options = WorldOptions { between, deadline, ..WorldOptions::default() };
-    launch(size, options, rank).into_iter().map(|it| it.expect("no rank panics")).collect()
+    outcomes(size, options, rank).into_iter().map(|it| it.expect("no rank panics")).collect()
 }
 
 /// Values whose sum depends on the order of additions.

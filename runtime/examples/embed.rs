@@ -4,14 +4,14 @@
 
 use hsdp::prelude::*;
 use std::io::Write as _;
-use std::sync::Arc;
 
 const INPUTS: usize = 4;
 const HIDDEN: usize = 16;
 const UNITS: [UnitId; 2] = [UnitId::new(0), UnitId::new(1)]; // in declared order
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let ranks = hsdp::world(4, train).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let ranks = hsdp::launch(4, WorldOptions::default(), train);
+    let ranks = ranks.into_iter().collect::<Result<Vec<_>, _>>()?;
     let losses = &ranks[0];
     assert!(ranks.iter().all(|others| others == losses), "all ranks see the same losses");
     for (number, loss) in losses.iter().enumerate().step_by(50) {
@@ -67,11 +67,11 @@ fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), h
     // 6. Backward, last unit first: hand over each unit's gradients as soon as they are complete.
     let w2 = pass.unshard(output)?;
     let back: Vec<f32> = miss.iter().map(|miss| 2.0 * miss * seed).collect();
-    pass.reduce(output, vec![Some(Arc::new(outer(&back, 1, &active, HIDDEN)))])?;
+    pass.reduce(output, UnitGradients::of([outer(&back, 1, &active, HIDDEN)]))?;
     let spread = back.iter().flat_map(|back| rows(&w2, 1).map(move |w| back * w[0]));
     let gate = |(spread, act): (f32, &f32)| if *act > 0.0 { spread } else { 0.0 };
     let back: Vec<f32> = spread.zip(&active).map(gate).collect();
-    pass.reduce(hidden, vec![Some(Arc::new(outer(&back, HIDDEN, &x, INPUTS)))])?;
+    pass.reduce(hidden, UnitGradients::of([outer(&back, HIDDEN, &x, INPUTS)]))?;
     pass.finish()
 }
 

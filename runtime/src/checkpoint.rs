@@ -9,7 +9,7 @@
 //! let folder = tempfile::tempdir().expect("a folder");
 //! let spec = || ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [5, 3])));
 //! let run = |ranks, initial: f32| {
-//!     let ends = hsdp::world(ranks, |world| -> Result<_, hsdp::Error> {
+//!     let ends = hsdp::launch(ranks, WorldOptions::default(), |world| -> Result<_, hsdp::Error> {
 //!         let options = ModelOptions::on(Mesh::new(1, ranks)?);
 //!         let mut model = ShardedModel::new(world, spec(), options, |_| vec![initial; 15])?;
 //!         let mut adamw = AdamW::new(&model, AdamWOptions::default());

@@ -264,6 +264,13 @@ pub enum Error {
     },
 }
 
+/// A rank of [`launch`](crate::launch) that panicked, or could not be started.
+impl From<hsdp_comm::RankFailure> for Error {
+    fn from(failure: hsdp_comm::RankFailure) -> Self {
+        Self::Comm(failure.into())
+    }
+}
+
 impl Error {
     /// Whether no further operation of this world can succeed. The process should then end, or build a new world.
     #[must_use]

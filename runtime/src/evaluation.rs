@@ -20,7 +20,7 @@ use crate::step::{Pass, PassHandle};
 /// ```
 /// use hsdp::prelude::*;
 ///
-/// let means = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
+/// let means = hsdp::launch(2, WorldOptions::default(), |world| -> Result<f64, hsdp::Error> {
 ///     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
 ///     let (rank, options) = (world.rank().index(), ModelOptions::on(Mesh::new(1, 2)?));
 ///     let mut model = ShardedModel::new(world, spec, options, |_| vec![0.5; 4])?;

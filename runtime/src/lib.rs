@@ -22,10 +22,9 @@
 //! One step of a linear model, on two ranks that are threads:
 //!
 //! ```
-//! use std::sync::Arc;
 //! use hsdp::prelude::*;
 //!
-//! let losses = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
+//! let losses = hsdp::launch(2, WorldOptions::default(), |world| -> Result<f64, hsdp::Error> {
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
 //!     let options = ModelOptions::on(Mesh::new(1, 2)?);
 //!     let rank = world.rank().index();
@@ -41,7 +40,7 @@
 //!     let loss: f32 = w.iter().zip(x).map(|(w, x)| w * x).sum();
 //!     let seed = pass.loss(LossSum::new(f64::from(loss), 1))?.value() as f32;
 //!     let gradient: Vec<f32> = x.iter().map(|x| x * seed).collect();
-//!     pass.reduce(linear, vec![Some(Arc::new(gradient))])?;
+//!     pass.reduce(linear, UnitGradients::of([gradient]))?;
 //!     pass.finish()?;
 //!     let gradients = step.finish()?;
 //!     let loss = gradients.loss();
@@ -54,9 +53,10 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! [`prelude`] has the names of a training loop, [`testing`] the faults and delays that a test injects. A program depends on this
-//! crate alone: the daily names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`]
-//! and [`checkpoint::format`].
+//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`] the
+//! faults and delays that a test injects. A program depends on this crate alone: the daily names of the
+//! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
+//! [`checkpoint::format`].
 //!
 //! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the
 //! types that a user holds); `objective`, [`divide`], `precision`, `placement`, `options`; `engine`
@@ -96,13 +96,13 @@ mod samples;
 mod step;
 pub mod testing;
 mod uneven;
+mod unit_gradients;
 mod unit_use;
 mod updated;
 
 pub use clipping::Norm;
 pub use ema::Ema;
 pub use engine::events::Event;
-pub use engine::reductions::UnitGradients;
 pub use error::Error;
 pub use evaluation::Evaluation;
 pub use full::Full;
@@ -124,6 +124,7 @@ pub use precision::{DynamicScale, LossScaling, Precision};
 pub use samples::Samples;
 pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
+pub use unit_gradients::UnitGradients;
 
 // The names of the crates below that users write down; the whole crates follow.
 /// The error of a collective, inside [`Error::Comm`].
@@ -133,7 +134,7 @@ pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
     Lent, ModelLabel, ModelName, Op, Pending, RankFailure, Reduction, Rendezvous, Stage,
-    StepFailure, Tag, Workers, World, WorldOptions, explain, launch, run, world,
+    StepFailure, Tag, Workers, World, WorldOptions, explain, launch,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use hsdp_sharding::{Plan, UnitId};
 
-use crate::engine::reductions::UnitGradients;
 use crate::engine::{Engine, NoMore, Opened, Token};
 use crate::error::Error;
 use crate::full::Full;
@@ -15,6 +14,7 @@ use crate::model::ShardedModel;
 use crate::objective::{LossSum, Seed};
 use crate::precision::Precision;
 use crate::uneven::{EndOfRun, Shutdown};
+use crate::unit_gradients::UnitGradients;
 
 /// A step that is under way. It owns all pending operations.
 ///
@@ -177,7 +177,7 @@ impl Pass<'_> {
 
     /// Takes a unit's gradients, reduce-scatters them, and adds the result to the partial.
     ///
-    /// `gradients` has one entry for each parameter of the unit: all elements of the gradient, row-major, or `None` for zeros. Units
+    /// `gradients` has one entry for each parameter of the unit: all elements of the gradient, row-major, or none for zeros. Units
     /// may come in any order; their reduce-scatters are issued in the plan's order. Collective over the shard group.
     ///
     /// # Errors

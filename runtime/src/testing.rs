@@ -7,7 +7,8 @@
 //! use hsdp::prelude::*;
 //! use hsdp::testing::{Fault, FaultKind};
 //! use hsdp::{
-//!     AbortReason, Channel, CommError, FlightRecord, Group, Pending, Rank, Stage, Tag, explain, launch,
+//!     AbortReason, Channel, CommError, FlightRecord, Group, Pending, Rank, RankFailure, Stage, Tag,
+//!     explain, launch,
 //! };
 //!
 //! let fault = Fault::at(Rank::new(1), 0, Stage::User, FaultKind::Leave);
@@ -15,7 +16,7 @@
 //! let ends = launch(2, options, |world| {
 //!     let all_ranks: Group = world.world_group(Channel::User);
 //!     let ended = all_ranks.barrier(Tag::default()).and_then(Pending::wait);
-//!     (ended.expect_err("rank 1 leaves"), world.flight_record())
+//!     Ok::<_, RankFailure>((ended.expect_err("rank 1 leaves"), world.flight_record()))
 //! });
 //! let ends = ends.into_iter().map(|end| end.expect("no panic"));
 //! let (errors, records): (Vec<CommError>, Vec<FlightRecord>) = ends.unzip();

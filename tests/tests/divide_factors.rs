@@ -3,11 +3,9 @@
 //!
 //! The runtime's own tests check the plan of divides; these check the gradients that arrive.
 
-use std::sync::Arc;
-
 use hsdp::{
     Accumulation, DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, Param,
-    Precision, ShardedModel, StepOptions, World,
+    Precision, ShardedModel, StepOptions, UnitGradients, World,
 };
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -46,7 +44,7 @@ fn one_step(
         let seed = hsdp_tests::support::handmade::in_f32(pass.loss(LossSum::new(0.0, 1))?.value());
         let seeded: Vec<f32> =
             gradient(rank, microbatch).iter().map(|value| value * seed).collect();
-        pass.reduce(unit(0), vec![Some(Arc::new(seeded))])?;
+        pass.reduce(unit(0), UnitGradients::of([seeded]))?;
         pass.finish()?;
     }
     let mut full = step.finish()?.full(&model)?;

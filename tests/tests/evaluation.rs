@@ -7,7 +7,8 @@ use std::time::Instant;
 use hsdp::testing::{Fault, FaultKind, FaultPlace};
 use hsdp::{
     AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions, Op,
-    Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven, UnitOrder, World, WorldOptions,
+    Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven, UnitGradients, UnitOrder,
+    World, WorldOptions,
 };
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -119,7 +120,8 @@ fn a_batch_has_no_backward() {
         assert!(!pass.handle().has_backward());
         for error in [
             pass.loss(LossSum::new(0.0, 1)).map(drop).expect_err("no backward"),
-            pass.reduce(unit(0), vec![None, None]).expect_err("no backward"),
+            pass.reduce(unit(0), UnitGradients::new().without().without())
+                .expect_err("no backward"),
         ] {
             assert!(
                 error.to_string().contains("a batch of an evaluation has no backward"),
@@ -252,7 +254,7 @@ fn evaluated_with(fault: Fault) -> usize {
         assert_eq!(mean, 1.5);
         Ok(first + then)
     });
-    let failed = failed.into_iter().map(|end| end.expect("no panic").expect("they recover"));
+    let failed = failed.into_iter().map(|end| end.expect("they recover"));
     common(failed.collect())
 }
 

@@ -33,7 +33,7 @@ fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Mes
         };
         Ok::<_, Error>([of_step()?, of_step()?])
     });
-    ranks.into_iter().map(|rank| rank.expect("no panic").expect("a step")).collect()
+    ranks.into_iter().map(|rank| rank.expect("a step")).collect()
 }
 
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, microbatches: usize) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use hsdp::{
 };
 use hsdp_tests::support::models::{shards, three_units};
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{DEADLINE, common_error, mesh};
+use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 
 /// The rank whose operation is another, if there is one.
 type Odd = Option<usize>;
@@ -21,7 +21,7 @@ type Odd = Option<usize>;
 fn both<T: Send>(run: impl Fn(ShardedModel) -> T + Sync) -> [Vec<T>; 2] {
     [Between::Memory, Between::Messages].map(|between| {
         let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
-        let ranks = hsdp::launch(4, options, |world| {
+        let ranks = launched(4, options, |world| {
             let on = ModelOptions::on(mesh(2, 2));
             run(ShardedModel::new(world, three_units(), on, springs::initial).expect("a model"))
         });

@@ -12,10 +12,9 @@
 
 use hsdp::{
     Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, Phase, ShardedModel,
-    StepOptions, UnitOrder, World,
+    StepOptions, UnitGradients, UnitOrder, World,
 };
 use hsdp_comm::{Channel, Tag};
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
@@ -266,7 +265,8 @@ fn recorded(
 fn reduce(pass: &mut Pass<'_>, index: usize) -> Result<(), Error> {
     let handle = pass.handle();
     let params = &handle.plan().spec()[unit(index)].params;
-    pass.reduce(unit(index), params.iter().map(|param| lend(vec![0.0; param.numel()])).collect())
+    let zeros = params.iter().map(|param| vec![0.0_f32; param.numel()]);
+    pass.reduce(unit(index), UnitGradients::of(zeros))
 }
 
 /// Events in words, a line a microbatch.

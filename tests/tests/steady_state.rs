@@ -184,7 +184,7 @@ impl Training {
             let _ = pass.loss(LossSum::new(1.0, 1))?;
             for unit in (0..UNITS).rev().map(UnitId::new) {
                 drop(pass.unshard(unit)?);
-                pass.reduce(unit, vec![Some(Arc::clone(&self.gradient))])?;
+                pass.reduce(unit, [Some(Arc::clone(&self.gradient))].into_iter().collect())?;
             }
             pass.finish()?;
         }

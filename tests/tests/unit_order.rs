@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use hsdp::sharding::AfterForward;
 use hsdp::{
     AdamW, AdamWOptions, Error, Gradients, LossSum, ModelOptions, Optimizer, Pass, ShardedModel,
-    StepOptions, Uneven, UnitId, UnitOrder, Unused, World,
+    StepOptions, Uneven, UnitGradients, UnitId, UnitOrder, Unused, World,
 };
-use hsdp_tests::support::handmade::{in_f32, lend};
+use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::{keeping_the_second, three_units, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
@@ -220,9 +220,11 @@ fn forward_and_backward(mut pass: Pass<'_>, used: &[usize]) -> Result<(), Error>
     let seed = in_f32(pass.loss(LossSum::new(1.0, 1))?.value());
     for index in used.iter().rev() {
         let full = kept.remove(index).map_or_else(|| pass.unshard(unit(*index)), Ok)?;
-        let scaled = |at| full.values(at).to_f32().into_iter().map(|value| value * seed).collect();
+        let scaled = |at| -> Vec<f32> {
+            full.values(at).to_f32().into_iter().map(|value| value * seed).collect()
+        };
         let params = handle.plan().spec()[unit(*index)].params.len();
-        let gradients = (0..params).map(|at| lend(scaled(at))).collect();
+        let gradients = UnitGradients::of((0..params).map(scaled));
         drop(full);
         pass.reduce(unit(*index), gradients)?;
     }

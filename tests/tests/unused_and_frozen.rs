@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, Unused, World,
+    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, Unused, World,
 };
 use hsdp_sharding::Role;
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{partly_frozen, three_units, unit};
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -236,12 +235,10 @@ fn a_tied_parameter_is_stored_once_and_moves_by_the_sum_of_its_uses() {
         let mut pass = step.microbatch()?;
         let seed = pass.loss(LossSum::new(0.0, 1))?;
         assert_eq!(seed.value(), 1.0);
-        let (lookup, head) = (vec![0.25; 40], vec![0.5; 40]);
-        pass.reduce(unit(1), vec![lend(vec![0.125; 10])])?;
-        pass.reduce(
-            unit(0),
-            vec![lend(lookup.iter().zip(&head).map(|(one, other)| one + other).collect())],
-        )?;
+        let (lookup, head) = (vec![0.25_f32; 40], vec![0.5_f32; 40]);
+        pass.reduce(unit(1), UnitGradients::of([vec![0.125_f32; 10]]))?;
+        let sum: Vec<f32> = lookup.iter().zip(&head).map(|(one, other)| one + other).collect();
+        pass.reduce(unit(0), UnitGradients::of([sum]))?;
         pass.finish()?;
         let gradients = step.finish()?;
         sgd.step(&mut model, gradients)?;

@@ -1,11 +1,15 @@
 //! The ranks: threads of this process, or processes under MPI.
 
+use std::error::Error;
 use std::time::Duration;
 
 use hsdp::World;
-use hsdp_comm::{RankFailure, WorldOptions, launch as launch_threads};
+use hsdp_comm::{WorldOptions, launch as launch_threads};
 
 use crate::options::{Comm, Options};
+
+/// The text of the error of a rank, or of its panic.
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// The deadline of a step on a device. It is longer than a step takes, and shorter than the time that a run on a card has for it.
 pub(crate) const ON_A_DEVICE: Duration = Duration::from_secs(30);
@@ -15,7 +19,7 @@ pub(crate) fn launch<T: Send>(
     options: &Options,
     rank: impl Fn(&World) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
-    let rank = |world: World| rank(&world).inspect_err(|error| world.abort(error));
+    let rank = |world: World| rank(&world).map_err(Failure::from);
     let of_world = WorldOptions::default();
     let ended = match options.comm {
         Comm::Local => launch_threads(options.ranks(), of_world, rank),
@@ -25,14 +29,14 @@ pub(crate) fn launch<T: Send>(
         }
         Comm::Mpi => of_job(options, rank)?,
     };
-    ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())?).collect()
+    ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
 }
 
 #[cfg(feature = "mpi")]
 fn of_job<T>(
     options: &Options,
-    rank: impl Fn(World) -> T,
-) -> Result<Vec<Result<T, RankFailure>>, String> {
+    rank: impl Fn(World) -> Result<T, Failure>,
+) -> Result<Vec<Result<T, Failure>>, String> {
     let world = WorldOptions::default();
     let job = hsdp_comm::mpi::Job::join(world.deadline).map_err(|error| error.to_string())?;
     let (mesh, processes) = (options.mesh, job.size());
@@ -47,7 +51,10 @@ fn of_job<T>(
 }
 
 #[cfg(not(feature = "mpi"))]
-fn of_job<T>(_: &Options, _: impl Fn(World) -> T) -> Result<Vec<Result<T, RankFailure>>, String> {
+fn of_job<T>(
+    _: &Options,
+    _: impl Fn(World) -> Result<T, Failure>,
+) -> Result<Vec<Result<T, Failure>>, String> {
     Err("--comm mpi: build with --features mpi".to_owned())
 }
 

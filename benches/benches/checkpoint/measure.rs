@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
-use hsdp::{AdamW, AdamWOptions, ByteCount, Error, ModelOptions, World};
+use hsdp::{AdamW, AdamWOptions, ByteCount, Error, ModelOptions, World, WorldOptions};
 use hsdp_benches::steps::Steps;
 use hsdp_comm::{Channel, Group, Stage, Tag};
 use hsdp_kernels::copy_past_caches;
@@ -46,7 +46,8 @@ pub(crate) struct Measured {
 }
 
 pub(crate) fn measure(options: &Options, folder: &Path) -> Result<Measured, Error> {
-    let ranks = hsdp::world(options.mesh.world_size(), |world| rank(world, (options, folder)));
+    let rank = |world| rank(world, (options, folder));
+    let ranks = hsdp::launch(options.mesh.world_size(), WorldOptions::default(), rank);
     let mut all = Measured { bytes: ByteCount(0), rounds: Vec::new() };
     for (bytes, rounds) in ranks.into_iter().collect::<Result<Vec<_>, Error>>()? {
         all.bytes += bytes;

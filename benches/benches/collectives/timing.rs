@@ -1,9 +1,10 @@
 //! Rows of calls, and how long they take.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Group, Reduction, Tag, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Group, RankFailure, Reduction, Tag, World, WorldOptions, launch};
 
 use crate::case::{Case, Collective, settled};
 use crate::options::Options;
@@ -38,6 +39,21 @@ enum Failure {
     Comm(Error),
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(place, wrong) => write!(f, "on rank {}, {wrong}", place.rank),
+            Self::Comm(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl From<RankFailure> for Failure {
+    fn from(failure: RankFailure) -> Self {
+        Self::Comm(failure.into())
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Comm(error)
@@ -53,19 +69,17 @@ pub(crate) fn measure(
     collective: &Collective,
     place: Place,
 ) -> Result<Times, String> {
-    let failed = |what: &dyn std::fmt::Display| {
+    let failed = |what: &dyn fmt::Display| {
         format!("{}, {}, {} ranks: {what}", collective.name, place.size(), place.ranks)
     };
     let on_rank = |world: World| rows(options, collective, place.of(world.rank().index()), &world);
     let mut all = Vec::with_capacity(place.ranks);
     let mut ended = Vec::new();
     for ran in launch(place.ranks, WorldOptions::default(), on_rank) {
-        match ran.map_err(|panic| failed(&panic))? {
+        match ran {
             Ok(rows) => all.push(rows),
-            Err(Failure::Wrong(place, wrong)) => {
-                return Err(failed(&format_args!("on rank {}, {wrong}", place.rank)));
-            }
-            // Where one rank has found a wrong result, others only hear that it left.
+            Err(wrong @ Failure::Wrong(..)) => return Err(failed(&wrong)),
+            // The world ended: perhaps since another rank has found a wrong result.
             Err(Failure::Comm(error)) => ended.push(error),
         }
     }

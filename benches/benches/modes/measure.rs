@@ -92,7 +92,7 @@ fn steps_of_a_world(
         options.microbatches.iter().map(timed).collect::<Result<Vec<_>, Error>>()
     });
     let of_rank_0 = ran.into_iter().next().ok_or("no ranks")?;
-    of_rank_0.map_err(|failure| failure.to_string())?.map_err(|error| error.to_string())
+    of_rank_0.map_err(|error| error.to_string())
 }
 
 /// A step, from one meeting of all ranks to the next.

@@ -79,7 +79,7 @@ fn steps_of_a_world(mesh: Mesh, size: Size) -> Result<Vec<Duration>, Failure> {
     });
     let mut of_rank_0 = Vec::new();
     for (rank, outcome) in ran.into_iter().enumerate() {
-        let times = outcome??;
+        let times = outcome?;
         if rank == 0 {
             of_rank_0 = times;
         }

@@ -34,7 +34,7 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
             run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
         });
         let of_rank_0 = measured.into_iter().next().ok_or_else(|| Failure::work("no ranks"))?;
-        show(ranks, size, &of_rank_0??)?;
+        show(ranks, size, &of_rank_0?)?;
     }
     Ok(())
 }

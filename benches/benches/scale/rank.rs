@@ -31,7 +31,7 @@ pub(crate) fn run(subject: Subject, options: &Options) -> Result<(), Failure> {
     };
     let ran = job.launch(job.size(), of_world, measure).map_err(Failure::work)?;
     let Some(ran) = ran else { return Ok(()) };
-    let seconds = ran.map_err(Failure::work)??;
+    let seconds = ran?;
     if job.rank().index() == 0 {
         print(seconds)?;
     }

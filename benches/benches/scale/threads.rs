@@ -40,7 +40,7 @@ pub(crate) fn operation(
     });
     let mut ended = Duration::ZERO;
     for rank in ran {
-        let at = rank.map_err(Failure::work)?.map_err(Failure::work)?;
+        let at = rank.map_err(Failure::work)?;
         ended = ended.max(at);
     }
     let of_all = ended.saturating_sub(*began.lock()).as_secs_f64();

@@ -13,17 +13,18 @@ use crate::{Error, Group, Op, Pending, Reduction, Tag};
 /// others the other. To call them repeatedly, lend the buffers that came back:
 ///
 /// ```
-/// use hsdp_comm::{Channel, Lent, Reduction, Tag, world};
+/// use hsdp_comm::{Channel, Error, Lent, Reduction, Tag, WorldOptions, launch};
 ///
-/// world(2, |world| {
+/// let ends = launch(2, WorldOptions::default(), |world| -> Result<(), Error> {
 ///     let group = world.world_group(Channel::User);
 ///     let mut lent = Lent { source: vec![1.0_f32; 1000], target: vec![0.0; 500] };
 ///     for _ in 0..3 {
 ///         lent = group.reduce_scatter_into(Tag::default(), Reduction::Sum, lent)?.wait()?;
 ///     }
 ///     assert_eq!(lent, Lent { source: vec![1.0; 1000], target: vec![2.0; 500] });
-///     Ok::<(), hsdp_comm::Error>(())
+///     Ok(())
 /// });
+/// assert_eq!(ends, [Ok(()), Ok(())]);
 /// ```
 ///
 /// All are **collective**. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work in the

@@ -1,6 +1,7 @@
 //! The processes of a job of MPI, and the worlds that they make.
 
 use std::ffi::c_int;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
@@ -73,20 +74,21 @@ impl Job {
         World::of_first(size, (self.rank(), self.size()), options, transport)
     }
 
-    /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on this thread, as
-    /// [`launch`](crate::launch) runs its ranks: a panic ends the world for the others, and if the world ended early,
-    /// the rank writes its flight record. Returns the outcome of the rank; `None` on the other processes.
+    /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on
+    /// this thread, as [`launch`](crate::launch) runs its ranks: an error or a panic ends the world
+    /// for the others, which get its text, and if the world ended early, the rank writes its flight
+    /// record. Returns the result of the rank; `None` on the other processes.
     ///
     /// **Collective**, as `world`.
     ///
     /// # Errors
     /// As `world`.
-    pub fn launch<T>(
+    pub fn launch<T, E: Display + From<RankFailure>>(
         &self,
         size: usize,
         options: WorldOptions,
-        rank: impl FnOnce(World) -> T,
-    ) -> Result<Option<Result<T, RankFailure>>, Error> {
+        rank: impl FnOnce(World) -> Result<T, E>,
+    ) -> Result<Option<Result<T, E>>, Error> {
         let world = self.world(size, options.clone())?;
         Ok(world.map(|world| run_one(world, &options, rank)))
     }

@@ -1,13 +1,14 @@
 //! Groups and channels are sequences of their own.
 
-use hsdp_comm::{Channel, Reduction, Tag, world};
+use hsdp_comm::{Channel, Reduction, Tag};
 use hsdp_sharding::Rank;
 
 use super::settled;
+use crate::common::results;
 
 #[test]
 fn sub_groups_do_not_meet_each_other() {
-    world(4, |world| {
+    results(4, |world| {
         let rank = world.rank().index();
         let row = world.group(&[rank / 2 * 2, rank / 2 * 2 + 1].map(Rank::new), Channel::User);
         let column = world.group(&[rank % 2, rank % 2 + 2].map(Rank::new), Channel::User);
@@ -24,7 +25,7 @@ fn sub_groups_do_not_meet_each_other() {
 
 #[test]
 fn channels_are_sequences_of_their_own() {
-    world(2, |world| {
+    results(2, |world| {
         let [gather, reduce] = [Channel::Gather, Channel::Reduce].map(|it| world.world_group(it));
         let mine = vec![world.rank().get()];
         // The ranks issue in opposite orders: within a channel the order is the same.

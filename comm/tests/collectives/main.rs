@@ -1,7 +1,8 @@
 //! Every collective, on every dtype, with values in closed form of rank and size.
 
+use crate::common::results;
 use half::{bf16, f16};
-use hsdp_comm::{Channel, Error, Group, Pending, world};
+use hsdp_comm::{Channel, Error, Group, Pending};
 use hsdp_kernels::Element;
 
 /// Runs `$check::<T>` for every element type.
@@ -18,6 +19,8 @@ macro_rules! all_dtypes {
     };
 }
 
+#[path = "../common/mod.rs"]
+mod common;
 mod groups;
 mod lending;
 mod moving;
@@ -71,7 +74,7 @@ fn settled<T>(pending: Result<Pending<T>, Error>) -> T {
 /// Runs `check` on every rank of worlds of every size, with every length. It is not generic: it would be compiled for each check.
 fn everywhere(check: &(dyn Fn(&Group, usize, usize, usize) + Sync)) {
     for size in SIZES {
-        world(size, |world| {
+        results(size, |world| {
             let group = world.world_group(Channel::User);
             for len in LENGTHS {
                 check(&group, world.rank().index(), size, len);

@@ -1,8 +1,9 @@
 //! permute, send and recv, barrier.
 
-use hsdp_comm::{Channel, Group, Tag, world};
+use hsdp_comm::{Channel, Group, Tag};
 
 use super::{Number, everywhere, settled, values};
+use crate::common::results;
 
 #[test]
 fn permute_shifts_and_fills_with_zeros() {
@@ -39,7 +40,7 @@ fn send_meets_recv_in_each_direction() {
 fn a_barrier_is_complete_when_all_have_come() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let came = AtomicUsize::new(0);
-    world(8, |world| {
+    results(8, |world| {
         let group = world.world_group(Channel::User);
         for round in 1..=50 {
             came.fetch_add(1, Ordering::SeqCst);

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use half::bf16;
-use hsdp_comm::{Channel, Group, Reduction, Tag, world};
+use hsdp_comm::{Channel, Group, Reduction, Tag};
 use hsdp_sharding::Rank;
 
 use super::{Number, data_header, everywhere, settled};
+use crate::common::results;
 
 /// The reductions that elements of type `T` have: integers have no average.
 fn reductions<T: Number>() -> impl Iterator<Item = Reduction> {
@@ -87,7 +88,7 @@ fn reduce_gives_to_the_root_alone() {
 
 #[test]
 fn products_are_products() {
-    world(3, |world| {
+    results(3, |world| {
         let group = world.world_group(Channel::User);
         let mine = vec![world.rank().get() + 2, u32::MAX];
         let got = settled(group.all_reduce(Tag::default(), Reduction::Product, mine));
@@ -97,7 +98,7 @@ fn products_are_products() {
 
 #[test]
 fn averages_divide_the_sum_and_round_once() {
-    world(3, |world| {
+    results(3, |world| {
         let group = world.world_group(Channel::User);
         let mine = f32::from(u8::try_from(world.rank().index()).expect("small")) + 0.1;
         let sum = (0.1_f32 + 1.1) + 2.1;
@@ -117,7 +118,7 @@ fn averages_divide_the_sum_and_round_once() {
 #[test]
 fn sums_are_in_member_order() {
     // (1 + 1e8) - 1e8 is 0 in f32, and (1e8 - 1e8) + 1 is 1: the order shows.
-    world(3, |world| {
+    results(3, |world| {
         let mine = vec![[1.0, 1e8, -1e8][world.rank().index()]];
         let sum_over = |order: [usize; 3]| {
             let group = world.group(&order.map(Rank::new), Channel::User).expect("a group");

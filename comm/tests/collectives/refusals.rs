@@ -2,14 +2,15 @@
 
 use std::fmt::Debug;
 
-use hsdp_comm::{Channel, Error, Group, Lent, Pending, Reduction, Tag, World, WorldOptions, world};
+use hsdp_comm::{Channel, Error, Group, Lent, Pending, Reduction, Tag, World, WorldOptions};
 use hsdp_sharding::Rank;
 
 use super::settled;
+use crate::common::results;
 
 #[test]
 fn an_average_of_integers_is_refused_before_it_is_issued() {
-    world(2, |world| {
+    results(2, |world| {
         let group = world.world_group(Channel::User);
         let refused = group.all_reduce(Tag::default(), Reduction::Avg, vec![1_u32]).map(drop);
         let expected = format!(
@@ -63,7 +64,7 @@ fn groups_that_cannot_be_are_refused() {
 
 #[test]
 fn an_output_that_no_memory_is_large_enough_for() {
-    world(2, |world| {
+    results(2, |world| {
         world.set_step(3);
         let group = world.world_group(Channel::User);
         let count = usize::MAX / 16;
@@ -91,7 +92,7 @@ fn splits(group: &Group, count: usize) -> Vec<usize> {
 #[test]
 fn counts_whose_sum_is_no_number_are_refused() {
     let half = vec![1_usize << 63; 2];
-    world(2, |world| {
+    results(2, |world| {
         let (group, tag) = (world.world_group(Channel::User), Tag::default());
         let refused = refusal(group.all_to_all(tag, Vec::<f32>::new(), half.clone(), half.clone()));
         let expected = "the input has 0 elements, expected the sum of the send counts [9223372036854775808, 9223372036854775808]";

@@ -1,5 +1,7 @@
 //! Ranks whose messages go by the control plane: their results are those of threads that share memory.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod losses;
 #[path = "../../control/tests/control/way.rs"]
 #[allow(dead_code)]
@@ -8,12 +10,14 @@ mod way;
 #[allow(dead_code)]
 mod world;
 
+use std::error::Error as StdError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::outcomes;
 use hsdp_comm::control::{Job, Joined};
-use hsdp_comm::{Channel, Error, Group, Reduction, Tag, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Group, RankFailure, Reduction, Tag, World, WorldOptions};
 use hsdp_control::{Job as Name, Membership, Options, Rank, Secret, Server, Terms};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -65,6 +69,7 @@ fn on_each<T: Send>(
         let run = |job: Job| {
             let act = &act;
             scope.spawn(move || {
+                let act = |world| Ok::<_, RankFailure>(act(world));
                 let ran = job.launch(size, options(), act).expect("a world");
                 ran.map(|ran| ran.expect("no panic"))
             })
@@ -95,7 +100,7 @@ fn collectives(world: &World) -> Result<Vec<f32>, Error> {
 
 #[test]
 fn results_are_those_of_threads() {
-    let expected: Vec<_> = launch(4, options(), |world| collectives(&world).expect("sums"))
+    let expected: Vec<_> = outcomes(4, options(), |world| collectives(&world).expect("sums"))
         .into_iter()
         .map(|rank| rank.expect("no panic"))
         .collect();
@@ -130,7 +135,8 @@ fn a_panic_is_named_on_all_ranks() {
             scope.spawn(move || {
                 let act = |world: World| {
                     assert!(world.rank().index() != 1, "on purpose");
-                    collectives(&world).expect_err("rank 1 does not come").to_string()
+                    let error = collectives(&world).expect_err("rank 1 does not come");
+                    Ok::<_, RankFailure>(error.to_string())
                 };
                 catch_unwind(AssertUnwindSafe(|| job.launch(3, options(), act)))
             })
@@ -143,6 +149,29 @@ fn a_panic_is_named_on_all_ranks() {
         let said = ran.as_ref().expect("it is a rank").as_ref().expect("no panic");
         assert!(said.starts_with("world aborted: rank 1, "), "{said}");
         assert!(said.contains("on purpose"), "{said}");
+    }
+    assert!(began.elapsed() < DEADLINE, "after {:?}", began.elapsed());
+}
+
+#[test]
+fn an_error_reaches_all_ranks_with_its_text() {
+    let act = |world: World| -> Result<(), Box<dyn StdError + Send + Sync>> {
+        if world.rank().index() == 1 {
+            return Err("the tokens cannot be read".into());
+        }
+        Ok(collectives(&world).map(drop)?)
+    };
+    let began = Instant::now();
+    let ended: Vec<_> = thread::scope(|scope| {
+        let run = |job: Job| scope.spawn(move || job.launch(3, options(), act));
+        let running: Vec<_> = jobs(3).into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    });
+    for (rank, ended) in ended.into_iter().enumerate() {
+        let ended = ended.expect("a world").expect("it is a rank");
+        let said = ended.expect_err("rank 1 has failed").to_string();
+        assert!(rank == 1 || said.starts_with("world aborted: rank 1, "), "{said}");
+        assert!(said.ends_with("the tokens cannot be read"), "{said}");
     }
     assert!(began.elapsed() < DEADLINE, "after {:?}", began.elapsed());
 }

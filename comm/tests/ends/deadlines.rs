@@ -3,17 +3,18 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Reduction, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Reduction, WorldOptions};
 use hsdp_sharding::Rank;
 
 use super::{settled, sum, tag};
+use crate::common::outcomes;
 
 #[test]
 fn a_missed_deadline_names_who_is_missing_on_all_ranks() {
     let options = WorldOptions { deadline: Duration::from_millis(200), ..WorldOptions::default() };
     // On a busy machine ranks may start late: nobody waits before all that come have come.
     let (all, two, over) = (Barrier::new(3), Barrier::new(2), Barrier::new(3));
-    let ends = launch(3, options, |world| {
+    let ends = outcomes(3, options, |world| {
         world.set_step(7);
         let group = world.world_group(Channel::User);
         let first = group.all_reduce(tag(), Reduction::Sum, vec![1_f32]);
@@ -51,7 +52,7 @@ fn a_rank_that_waits_itself_is_not_named() {
     // Rank 2 hangs; rank 1 waits for it, and rank 0 for rank 1: whoever's deadline passes first names rank 2.
     let options = WorldOptions { deadline: Duration::from_secs(1), ..WorldOptions::default() };
     let (all, over) = (Barrier::new(3), Barrier::new(3));
-    let ends = launch(3, options, |world| {
+    let ends = outcomes(3, options, |world| {
         let rank = world.rank().index();
         all.wait();
         let end = (rank < 2).then(|| {
@@ -74,7 +75,7 @@ fn a_deadline_may_be_of_any_length() {
     for late in [Duration::ZERO, Duration::MAX] {
         let options = WorldOptions { deadline: Duration::MAX, late, ..WorldOptions::default() };
         let barrier = Barrier::new(2);
-        let sums = launch(2, options, |world| {
+        let sums = outcomes(2, options, |world| {
             // One of them waits for the other, asleep.
             let group = world.world_group(Channel::User);
             let first = group.all_reduce(tag(), Reduction::Sum, vec![1_f32; 100_000])?.wait()?;

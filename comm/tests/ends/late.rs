@@ -4,13 +4,14 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Group, Reduction, WorldOptions, launch};
+use hsdp_comm::{Channel, Group, Reduction, WorldOptions};
 use hsdp_sharding::Rank;
 use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::{sum, tag};
+use crate::common::outcomes;
 
 /// The lines at level INFO or WARN about lateness, of the threads whose default it is. On a busy machine there may be others: that the
 /// process was stopped.
@@ -63,7 +64,7 @@ fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes()
     let late = Duration::from_millis(50);
     let options = WorldOptions { late, ..WorldOptions::default() };
     let said = Said::new();
-    let sums = launch(2, options, |world| {
+    let sums = outcomes(2, options, |world| {
         world.set_step(7);
         // Rank 1 comes when rank 0 has warned three times.
         while world.rank().index() == 1 && said.count(Level::WARN) < 3 {
@@ -102,7 +103,7 @@ fn a_late_warning_names_the_rank_that_all_others_wait_for() {
         let culprit = format!("missing=[{missing}] culprit=2 lateness=");
         warned(rank).iter().any(|said| said.contains(&culprit))
     };
-    let sums = launch(3, options, |world| {
+    let sums = outcomes(3, options, |world| {
         let pair = |ranks: [usize; 2]| world.group(&ranks.map(Rank::new), Channel::User);
         let sum = |group: Group| group.all_reduce(tag(), Reduction::Sum, vec![1.0])?.wait();
         // Rank 2 comes when both others have named it. In their first warnings they may not know yet that rank 1 has come.

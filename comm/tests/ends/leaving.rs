@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::Instant;
 
-use hsdp_comm::{AbortReason, Channel, Error, Reduction, World, WorldOptions, launch};
+use hsdp_comm::{AbortReason, Channel, Error, Reduction, World, WorldOptions};
 use hsdp_sharding::Rank;
 
 use super::{PROMPTLY, settled, sum, tag};
+use crate::common::outcomes;
 
 /// Whether the world ended because rank 0 left while others waited for it.
 fn is_left_by_rank_0(end: &Error) -> bool {
@@ -22,7 +23,7 @@ fn pair() -> [World; 2] {
 
 #[test]
 fn a_rank_that_returns_while_others_wait_ends_the_world() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         (world.rank().index() > 0).then(|| {
             let started = Instant::now();
             let end = sum(&world, vec![1.0]).expect_err("rank 0 leaves");
@@ -86,7 +87,7 @@ fn a_rank_that_only_its_own_transfer_misses_may_leave() {
 
 #[test]
 fn a_rank_that_nobody_waits_for_may_leave() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         if world.rank().index() == 0 {
             return Ok(vec![]);
         }
@@ -102,7 +103,7 @@ fn a_rank_that_nobody_waits_for_may_leave() {
 
 #[test]
 fn what_a_rank_had_issued_before_it_left_completes() {
-    let ends = launch(2, WorldOptions::default(), |world| {
+    let ends = outcomes(2, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         let issued = group.all_gather(tag(), vec![world.rank().get()])?;
         if world.rank().index() == 0 {

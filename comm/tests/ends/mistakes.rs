@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use hsdp_comm::{
-    Between, Channel, Error, Group, Mistake, Pending, StepFailure, World, WorldOptions, launch,
+    Between, Channel, Error, Group, Mistake, Pending, StepFailure, World, WorldOptions,
 };
 
 use hsdp_sharding::Rank;
 
 use super::{settled, sum, tag};
+use crate::common::outcomes;
 
 const BETWEEN: [Between; 2] = [Between::Memory, Between::Messages];
 
@@ -39,7 +40,7 @@ fn barrier(group: &Group) -> Result<(), Error> {
 }
 
 fn run_all(size: usize, between: Between, rank: impl Fn(World) + Sync) {
-    launch(size, options(between), rank).into_iter().for_each(|end| end.expect("no panic"));
+    outcomes(size, options(between), rank).into_iter().for_each(|end| end.expect("no panic"));
 }
 
 /// Any operation in which the rank that was ahead takes part shows that it is not ahead of this

@@ -5,9 +5,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use hsdp_comm::{Error, StepFailure, World, WorldOptions, launch};
+use hsdp_comm::{Error, StepFailure, World, WorldOptions};
 
 use super::{PROMPTLY, sum};
+use crate::common::outcomes;
 
 /// Notes when it is dropped.
 struct Stamp<'a>(&'a Mutex<Option<Instant>>);
@@ -35,7 +36,7 @@ fn gives_up_a_step_in_a_panic(world: &World) {
 #[test]
 fn a_panic_is_told_as_the_end_of_the_world_and_not_of_the_step_before() {
     for _ in 0..20 {
-        let ends = launch(3, WorldOptions::default(), |world| {
+        let ends = outcomes(3, WorldOptions::default(), |world| {
             if world.rank().index() == 1 {
                 gives_up_a_step_in_a_panic(&world);
             }
@@ -51,7 +52,7 @@ fn a_panic_is_told_as_the_end_of_the_world_and_not_of_the_step_before() {
 /// No rank ends the world then: the others are to hear of the step at last.
 #[test]
 fn a_panic_that_is_caught_is_the_end_of_the_step_from_the_next_call_on() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         if world.rank().index() == 1 {
             let panics = AssertUnwindSafe(|| gives_up_a_step_in_a_panic(&world));
             catch_unwind(panics).expect_err("it panics");
@@ -83,7 +84,7 @@ fn a_panic_of_a_programs_own_thread_ends_its_step_at_once() {
 #[test]
 fn a_panic_reaches_all_others_with_its_message_promptly() {
     let panicked = Mutex::new(None);
-    let ends = launch(4, WorldOptions::default(), |world| {
+    let ends = outcomes(4, WorldOptions::default(), |world| {
         world.set_step(7);
         sum(&world, vec![1.0]).expect("the first one is complete");
         if world.rank().index() == 2 {

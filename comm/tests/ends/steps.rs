@@ -1,12 +1,13 @@
 //! Steps that are given up: all ranks discard the epoch, and the next one is clean.
 
-use hsdp_comm::{Channel, Error, Reduction, StepFailure, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Reduction, StepFailure, World, WorldOptions};
 
 use super::{settled, sum, tag};
+use crate::common::outcomes;
 
 #[test]
 fn an_aborted_step_ends_everywhere_and_the_next_epoch_is_clean() {
-    let ends = launch(4, WorldOptions::default(), |world| {
+    let ends = outcomes(4, WorldOptions::default(), |world| {
         let gather = world.world_group(Channel::Gather);
         // Numbers differ between the ranks when the step is given up: they must not afterwards.
         let ahead = world.rank().index();
@@ -35,7 +36,7 @@ fn an_aborted_step_ends_everywhere_and_the_next_epoch_is_clean() {
 #[test]
 fn ranks_that_abort_at_once_all_name_the_same_rank() {
     for _ in 0..50 {
-        let ends = launch(4, WorldOptions::default(), |world| {
+        let ends = outcomes(4, WorldOptions::default(), |world| {
             let end_of = |step| {
                 let rank = world.rank();
                 if rank.index().is_multiple_of(2) {
@@ -62,7 +63,7 @@ fn ranks_that_abort_at_once_all_name_the_same_rank() {
 
 #[test]
 fn a_rank_in_the_next_epoch_waits_for_those_in_the_old_one() {
-    let ends = launch(2, WorldOptions::default(), |world| {
+    let ends = outcomes(2, WorldOptions::default(), |world| {
         if world.rank().index() == 0 {
             world.abort_step(StepFailure { step: 0, reason: "first".to_owned() });
             world.next_epoch();
@@ -78,7 +79,7 @@ fn a_rank_in_the_next_epoch_waits_for_those_in_the_old_one() {
 
 #[test]
 fn a_step_of_an_epoch_that_its_rank_has_left_is_given_up_by_nobody() {
-    let ends = launch(2, WorldOptions::default(), |world| {
+    let ends = outcomes(2, WorldOptions::default(), |world| {
         let failure = |reason: &str| StepFailure { step: 0, reason: reason.to_owned() };
         let epoch = world.epoch();
         world.abort_step_of(epoch, failure("first"));

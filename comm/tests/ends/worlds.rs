@@ -1,12 +1,13 @@
 //! Worlds that are given up.
 
-use hsdp_comm::{Channel, Error, StepFailure, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, StepFailure, World, WorldOptions};
 
 use super::{settled, sum, tag};
+use crate::common::outcomes;
 
 #[test]
 fn an_abort_ends_what_is_pending_and_what_comes_later() {
-    let ends = launch(3, WorldOptions::default(), |world| {
+    let ends = outcomes(3, WorldOptions::default(), |world| {
         let group = world.world_group(Channel::User);
         if world.rank().index() == 1 {
             world.abort("out of memory: 4096 bytes for wte");

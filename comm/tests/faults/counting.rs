@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use hsdp_comm::{
     Channel, Error, Fault, FaultKind, FaultPlace, Stage, StepFailure, Tag, World, WorldOptions,
-    launch,
 };
 use hsdp_sharding::{Rank, UnitId};
 
 use super::{assert_names, options, settled};
+use crate::common::outcomes;
 
 const KIND: FaultKind = FaultKind::Error;
 
@@ -97,7 +97,7 @@ fn all_faults_of_a_call_fire_in_their_order() {
         Fault::at(first, 0, Stage::User, FaultKind::WrongRoot),
     ];
     let started = Instant::now();
-    let ends = launch(2, options(faults), |world| {
+    let ends = outcomes(2, options(faults), |world| {
         let group = world.world_group(Channel::User);
         if world.rank() == Rank::new(1) {
             // The extra call is a barrier: both come to it, and meet in what is wrong.

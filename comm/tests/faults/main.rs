@@ -4,12 +4,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::common::outcomes;
 use hsdp_comm::{
     Channel, Error, Fault, FaultKind, FaultPlace, Pending, RankFailure, Reduction, Stage, Tag,
-    World, WorldOptions, launch,
+    World, WorldOptions,
 };
 use hsdp_sharding::{Rank, UnitId};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod counting;
 mod descriptors;
 mod ending;
@@ -36,7 +39,7 @@ fn promptly<T: Send + 'static>(
     rank: impl Fn(World) -> T + Send + Sync + 'static,
 ) -> Outcomes<T> {
     let (over, ended) = mpsc::channel();
-    thread::spawn(move || over.send(launch(3, options, rank)));
+    thread::spawn(move || over.send(outcomes(3, options, rank)));
     ended.recv_timeout(PROMPTLY).expect("every rank ends promptly")
 }
 

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use hsdp_comm::{
     Between, Channel, Error, Fault, FaultKind, Pending, Rendezvous, Tag, World, WorldOptions,
-    launch,
 };
 use hsdp_sharding::Rank;
 
 use super::options;
+use crate::common::outcomes;
 
 fn bad() -> [(Fault, &'static str); 3] {
     let finite = |value| Fault::at(Rank::new(0), 1, 0, FaultKind::NonFinite(value));
@@ -22,7 +22,7 @@ fn bad() -> [(Fault, &'static str); 3] {
 #[test]
 fn a_launch_begins_no_rank() {
     for (fault, problem) in bad() {
-        let ended = launch(2, options([fault]), |_| panic!("no rank begins"));
+        let ended = outcomes(2, options([fault]), |_| panic!("no rank begins"));
         for (rank, ended) in ended.into_iter().enumerate() {
             let failure = ended.map(|()| "it began").expect_err("it is refused");
             assert_eq!(failure.rank, Rank::new(rank));

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
-use hsdp_comm::{FlightRecord, FlightState, World, WorldOptions, explain, launch};
+use hsdp_comm::{FlightRecord, FlightState, World, WorldOptions, explain};
 use hsdp_sharding::Rank;
 
 use super::{gather, last, until};
+use crate::common::outcomes;
 
 fn options(folder: &Path) -> WorldOptions {
     WorldOptions { flight_dir: Some(folder.to_owned()), ..WorldOptions::default() }
@@ -31,7 +32,7 @@ fn each_rank_leaves_its_record_when_one_panics() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().join("of/this/run");
     let others = Mutex::new(Vec::new());
-    let ends = launch(3, options(&folder), |world| {
+    let ends = outcomes(3, options(&folder), |world| {
         gather(&world, 1).expect("all");
         if world.rank().index() == 1 {
             let waits = |world: &World| last(&world.flight_record()).is_waited_for();
@@ -67,7 +68,7 @@ fn each_rank_leaves_its_record_when_one_panics() {
 #[test]
 fn a_rank_that_was_gone_before_the_end_leaves_its_record_too() {
     let folder = tempfile::tempdir().expect("a folder");
-    let ends = launch(2, options(folder.path()), |world| {
+    let ends = outcomes(2, options(folder.path()), |world| {
         gather(&world, 1).expect("both");
         if world.rank().index() == 0 {
             return None;
@@ -84,7 +85,7 @@ fn a_rank_that_was_gone_before_the_end_leaves_its_record_too() {
 #[test]
 fn a_world_that_ends_well_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
-    launch(2, options(folder.path()), |world| gather(&world, 1).expect("both"));
+    outcomes(2, options(folder.path()), |world| gather(&world, 1).expect("both"));
     assert_eq!(files(folder.path()), <[&str; 0]>::default());
 }
 
@@ -93,7 +94,7 @@ fn what_cannot_be_written_hides_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("a file");
     fs::write(&file, "in the way").expect("written");
-    let ends = launch(2, options(&file), |world| {
+    let ends = outcomes(2, options(&file), |world| {
         if world.rank().index() == 0 {
             world.abort("enough");
         }
@@ -110,7 +111,7 @@ fn what_cannot_be_written_hides_nothing() {
 fn a_record_of_an_earlier_world_is_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     for units in [3, 1] {
-        launch(1, options(folder.path()), |world| {
+        outcomes(1, options(folder.path()), |world| {
             (0..units).for_each(|unit| gather(&world, unit).expect("alone"));
             world.abort("enough");
         });

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use hsdp_comm::{
     Channel, Explanation, Finding, FlightRecord, ModelLabel, Presence, Reduction, Stage, Tag,
-    World, WorldOptions, explain, launch,
+    World, WorldOptions, explain,
 };
 use hsdp_sharding::Rank;
 
 use super::{gather, pass, reduce, reducer, settled, tag, until};
+use crate::common::outcomes;
 
 /// The records of a world of four, each taken when its rank has done `act`. All begin together: on a busy machine the first could
 /// miss its deadline before the last has a thread.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
     let all = Barrier::new(4);
-    let records = launch(4, options, |world| {
+    let records = outcomes(4, options, |world| {
         all.wait();
         act(&world);
         world.flight_record()

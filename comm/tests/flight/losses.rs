@@ -3,18 +3,17 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use hsdp_comm::{
-    Channel, Finding, FlightRecord, Presence, Tag, World, WorldOptions, explain, launch,
-};
+use hsdp_comm::{Channel, Finding, FlightRecord, Presence, Tag, World, WorldOptions, explain};
 use hsdp_sharding::Rank;
 
 use super::{gather, reduce, settled, until};
+use crate::common::outcomes;
 
 /// The ranks begin together, so all wait before the deadline has passed, also on a busy machine.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
     let (options, all) =
         (WorldOptions { deadline: Duration::from_secs(1), ..options }, Barrier::new(3));
-    let records = launch(3, options, |world| {
+    let records = outcomes(3, options, |world| {
         all.wait();
         act(&world);
         world.flight_record()

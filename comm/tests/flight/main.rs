@@ -8,6 +8,8 @@ use hsdp_comm::{
 };
 use hsdp_sharding::UnitId;
 
+#[path = "../common/mod.rs"]
+mod common;
 mod dumping;
 mod explaining;
 mod losses;

@@ -1,16 +1,16 @@
 //! The notes of an operation, and their times.
 
 use hsdp_comm::{
-    Channel, FlightState, Op, Pending, Reduction, StepFailure, Tag, World, WorldOptions, launch,
-    world,
+    Channel, FlightState, Op, Pending, Reduction, StepFailure, Tag, World, WorldOptions,
 };
 use hsdp_sharding::{DType, Rank};
 
 use super::{gather, last, reducer, settled, states};
+use crate::common::{outcomes, results};
 
 #[test]
 fn an_entry_has_the_descriptor_and_three_moments_in_order() {
-    let records = world(3, |world| {
+    let records = results(3, |world| {
         world.set_step(7);
         let group = world.world_group(Channel::User);
         let tag = Tag::default().step(7).microbatch(2);
@@ -86,7 +86,7 @@ fn what_misses_members_is_issued_until_it_fails() {
 
 #[test]
 fn an_aborted_step_fails_its_entries_and_the_next_epoch_begins_its_own() {
-    let epochs = world(2, |world| {
+    let epochs = results(2, |world| {
         gather(&world, 1).expect("both");
         if world.rank().index() == 0 {
             let pending = reducer(&world).barrier(Tag::default());
@@ -113,7 +113,7 @@ fn an_aborted_step_fails_its_entries_and_the_next_epoch_begins_its_own() {
 
 #[test]
 fn transfers_have_groups_of_two_and_are_of_one_number() {
-    let records = world(3, |world| {
+    let records = results(3, |world| {
         let group = world.world_group(Channel::User);
         match world.rank().index() {
             0 => settled(group.send(Tag::default(), 2, vec![1_f32; 3])).expect("sent"),
@@ -146,7 +146,7 @@ fn a_rank_that_has_nobody_to_meet_settles_its_own() {
 #[test]
 fn the_ring_is_as_long_as_the_options_say() {
     let options = WorldOptions { flight_entries: 4, ..WorldOptions::default() };
-    let records = launch(2, options, |world| {
+    let records = outcomes(2, options, |world| {
         (0..10).for_each(|unit| gather(&world, unit).expect("both"));
         world.flight_record()
     });
@@ -166,7 +166,7 @@ fn the_ring_is_as_long_as_the_options_say() {
 
 #[test]
 fn a_record_of_a_running_world_can_be_taken_by_any_thread() {
-    let records = world(2, |world| {
+    let records = results(2, |world| {
         let watched = world.clone();
         std::thread::scope(|scope| {
             let watcher = scope.spawn(move || {

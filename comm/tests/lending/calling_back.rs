@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use hsdp_comm::{Channel, Error, Op, Pending, World, WorldOptions, world};
+use hsdp_comm::{Channel, Error, Op, Pending, World, WorldOptions};
 
 use super::{LARGE, Reading, layout, reduce, tag};
+use crate::common::results;
 
 #[test]
 fn a_collective_from_inside_the_work_of_another_is_refused() {
     // A group of one does its work in the call.
     for size in [1, 2] {
         let refused = Arc::new(Mutex::new(Vec::new()));
-        world(size, |world| {
+        results(size, |world| {
             let group = world.world_group(Channel::Reduce);
             let layout = layout(size, 100);
             let (inner, refused) = (world.world_group(Channel::User), Arc::clone(&refused));
@@ -34,7 +35,7 @@ fn a_collective_from_inside_the_work_of_another_is_refused() {
 fn a_wait_from_inside_the_work_of_another_operation_is_refused() {
     for len in [100, LARGE] {
         let refused = Mutex::new(Vec::new());
-        world(2, |world| {
+        results(2, |world| {
             let outstanding = world.world_group(Channel::User).barrier(tag()).expect("issued");
             let outstanding = Mutex::new(Some(outstanding));
             let found: Arc<Mutex<Option<Result<(), Error>>>> = Arc::default();

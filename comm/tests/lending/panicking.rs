@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Between, Channel, Error, Pending, Tag, Workers, World, WorldOptions, launch};
+use hsdp_comm::{Between, Channel, Error, Pending, Tag, Workers, World, WorldOptions};
 use hsdp_kernels::{GradientValues, HostBuffer, Values};
 
 use super::{LARGE, Reading, layout, reduce};
+use crate::common::outcomes;
 
 #[test]
 fn a_gradient_that_panics_ends_the_world_and_hurts_no_worker() {
     for len in [100, 1_000_000] {
-        let ends = launch(3, WorldOptions::default(), |world| {
+        let ends = outcomes(3, WorldOptions::default(), |world| {
             let group = world.world_group(Channel::Reduce);
             let layout = layout(3, len);
             let is_bad = world.rank().index() == 1;
@@ -36,7 +37,7 @@ fn a_gradient_that_panics_ends_the_world_and_hurts_no_worker() {
 #[test]
 fn of_many_members_whose_gradients_are_read_a_few_at_a_time_the_one_is_named_that_panics() {
     for culprit in [3, 4, 5] {
-        let ends = launch(6, WorldOptions::default(), |world| {
+        let ends = outcomes(6, WorldOptions::default(), |world| {
             let group = world.world_group(Channel::Reduce);
             let is_bad = world.rank().index() == culprit;
             let read = move || assert!(!is_bad, "it is gone");
@@ -215,7 +216,7 @@ fn end_with_caught(apart: Between, first: Catching, second: bool) -> String {
     let len = first.len;
     let first = Arc::new(first);
     let options = WorldOptions { between: apart, ..WorldOptions::default() };
-    let ends = launch(2, options, |world| {
+    let ends = outcomes(2, options, |world| {
         let group = world.world_group(Channel::Reduce);
         let read = move || assert!(!second, "the tensor is gone");
         let gradient: Arc<dyn GradientValues> = match world.rank().index() {

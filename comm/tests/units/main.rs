@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::results;
 use half::{bf16, f16};
-use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod non_finite;
 mod refusals;
 
@@ -80,7 +83,7 @@ fn gather_unit_copies_every_shard_into_every_members_parameters() {
         let layout = layout(size);
         let parameters: Vec<Vec<f32>> =
             layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
-        let gathered = world(size, |world| {
+        let gathered = results(size, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = shared(dtype, &shard_of(&layout, group.index(), &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
@@ -107,7 +110,7 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
         let layout = layout(shards);
         let parameters: Vec<Vec<f32>> =
             layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
-        let gathered = world(replicas * shards, |world| {
+        let gathered = results(replicas * shards, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = Arc::new(shard_of(&layout, group.index() % shards, &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
@@ -146,7 +149,7 @@ impl AsMut<Vec<HostBuffer>> for Tied {
 #[test]
 fn gather_unit_shared_keeps_nothing_that_a_member_does_not_ask_for() {
     let layout = layout(2);
-    let kept = world(2, |world| {
+    let kept = results(2, |world| {
         let group = world.world_group(Channel::Gather);
         let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
         let tie = Arc::new(());
@@ -175,7 +178,7 @@ fn gather_unit_shared_keeps_nothing_that_a_member_does_not_ask_for() {
 
 #[test]
 fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
-    world(2, |world| {
+    results(2, |world| {
         let group = world.world_group(Channel::Gather);
         let layout = layout(2);
         let shard = Arc::new(vec![0.0; layout.shard_len()]);
@@ -278,7 +281,7 @@ fn reduce_unit_sums_gradients_where_they_lie() {
                 .collect()
         };
         let partials =
-            world(size, |world| reduce(&world, &layout, gradients(world.rank().index()), case));
+            results(size, |world| reduce(&world, &layout, gradients(world.rank().index()), case));
 
         let lent: Vec<Vec<Option<Vec<f32>>>> = (0..size)
             .map(|rank| gradients(rank).iter().map(|it| it.as_deref().map(lent)).collect())
@@ -331,7 +334,7 @@ fn same_bits(found: &[f32], expected: &[f32]) -> bool {
 fn all_reduce_scaled_gives_everybody_the_same_bits() {
     for (size, case) in SIZES.into_iter().flat_map(|size| CASES.map(|case| (size, case))) {
         for len in [0, 1, 5, 30_011] {
-            let sums = world(size, |world| {
+            let sums = results(size, |world| {
                 let group = world.world_group(Channel::AllReduce);
                 let mine = full(world.rank().index(), 0, len);
                 let pending = group.all_reduce_scaled(tag(), mine, case.scaling());
@@ -352,7 +355,7 @@ fn all_reduce_scaled_gives_everybody_the_same_bits() {
 #[test]
 fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
     // 8 members with 60000 each: 480000 fits no f16, and is exact as a sum of f32 with pre 4 and post 1/4.
-    let sums = world(8, |world| {
+    let sums = results(8, |world| {
         let group = world.world_group(Channel::AllReduce);
         let values = vec![60_000.0, 2.0_f32.powi(-20)];
         let scaling = Scaling { wire: Wire::F16, pre: divisor(4.0), post: divisor(0.25) };
@@ -409,7 +412,7 @@ fn end_of_reduction(
 #[test]
 fn who_lends_too_few_elements_is_named_and_not_the_last_member() {
     for size in [2, 4, 6] {
-        let ends = world(size, |world| {
+        let ends = results(size, |world| {
             let layout = layout(size);
             let mut gradients = vec![None, None, None, None, None];
             let values = vec![1.0; 37 * 19];
@@ -428,7 +431,7 @@ fn who_lends_too_few_elements_is_named_and_not_the_last_member() {
 
 #[test]
 fn a_gradient_that_is_lent_twice_ends_the_world() {
-    let ends = world(2, |world| {
+    let ends = results(2, |world| {
         let layout = layout(2);
         let mut gradients = vec![None, None, None, None, None];
         if world.rank().index() == 1 {

@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Channel, Contribution, NonFiniteAt, Scaling, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, NonFiniteAt, Scaling, World};
 use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Rank, Unit, UnitLayout};
 
+use crate::common::results;
 use crate::{end_of_reduction, layout, tag};
 
 const MEMBERS: usize = 3;
@@ -25,7 +26,7 @@ fn reduced_onto(
 ) -> Vec<Option<NonFiniteAt>> {
     let unit = Unit::new("unit").param(Param::new("a", [100])).param(Param::new("b", [ELEMENTS]));
     let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
-    world(MEMBERS, |world: World| {
+    results(MEMBERS, |world: World| {
         let group = world.world_group(Channel::Reduce);
         let mut b = vec![1.0_f32; ELEMENTS];
         b[at] = special[world.rank().index()];
@@ -88,7 +89,7 @@ impl GradientValues for NoSingle {
 /// The element that is not finite is read once more, alone: without it nobody would be named.
 #[test]
 fn a_gradient_that_does_not_lend_the_element_that_is_not_finite_ends_the_world() {
-    let ends = world(2, |world| {
+    let ends = results(2, |world| {
         let mut gradients = vec![None, None, None, None, None];
         if world.rank().index() == 1 {
             let values = vec![f32::NAN; 37 * 19];

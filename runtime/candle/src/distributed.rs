@@ -22,11 +22,11 @@
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
-//! use hsdp::Mesh;
 //! use hsdp::dist::{OnBoth, Replicate, Sum, Varying};
+//! use hsdp::{Mesh, World, WorldOptions};
 //! use hsdp_candle::distributed::*;
 //!
-//! let gradients = hsdp::world(2, |world| -> Result<Vec<f64>, hsdp_candle::Error> {
+//! let rank = |world: World| -> Result<Vec<f64>, hsdp_candle::Error> {
 //!     let tape = Tape::of_mesh(&world, Mesh::new(1, 2)?)?;
 //!     let weight = Var::new(&[[1.0], [2.0]], &Device::Cpu)?;
 //!     let weight: Dist<Replicate, Replicate> = tape.assume(weight.as_tensor().clone());
@@ -38,8 +38,8 @@
 //!     let gradient = gradient_of(&loss.backward()?, &weight)?; // Dist<Partial, Partial>
 //!     let gradient = gradient.all_reduce(OnBoth, Sum)?;
 //!     Ok(gradient.into_tensor().flatten_all()?.to_vec1()?)
-//! });
-//! for gradient in gradients {
+//! };
+//! for gradient in hsdp::launch(2, WorldOptions::default(), rank) {
 //!     assert_eq!(gradient?, [8.0, 6.0]); // of 1 + 9, the sum of both ranks' losses
 //! }
 //! # Ok::<(), hsdp_candle::Error>(())

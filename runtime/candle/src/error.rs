@@ -249,6 +249,13 @@ impl From<hsdp_comm::Error> for Error {
     }
 }
 
+/// A rank of [`hsdp::launch`] that panicked, or could not be started.
+impl From<hsdp_comm::RankFailure> for Error {
+    fn from(failure: hsdp_comm::RankFailure) -> Self {
+        Self::Runtime(failure.into())
+    }
+}
+
 impl From<hsdp_sharding::Error> for Error {
     fn from(error: hsdp_sharding::Error) -> Self {
         Self::Runtime(error.into())

@@ -23,15 +23,14 @@
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | layers and models | `torch.nn.functional`, `torchtitan`, `transformers` | the crate `hsdp-models` |
 //!
-//! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
-//! the microbatch:
+//! [`prelude`] has the names of a training loop, those of [`hsdp::prelude`] among them. A linear model on
+//! two ranks that are threads: the runtime begins and ends the step, and candle runs the microbatch.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
-//! use hsdp::prelude::*;
-//! use hsdp_candle::Pass;
+//! use hsdp_candle::prelude::*;
 //!
-//! let losses = hsdp::world(2, |world| -> Result<f64, hsdp_candle::Error> {
+//! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
 //!     let (weight, bias) = (Param::new("weight", [1, 3]), Param::new("bias", [1]));
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(weight).param(bias));
 //!     let halves = |param: &Param| vec![0.5; param.numel()];
@@ -50,8 +49,8 @@
 //!     let loss = gradients.loss();
 //!     adamw.step(&mut model, gradients.clip(1.0))?;
 //!     Ok(loss)
-//! });
-//! for loss in losses {
+//! };
+//! for loss in hsdp::launch(2, WorldOptions::default(), train) {
 //!     assert_eq!(loss?, 38.125); // the mean of the squares of 3.5 and 8
 //! }
 //! # Ok::<(), hsdp_candle::Error>(())
@@ -66,8 +65,7 @@
 //! ```
 //! use candle_core::{Device, Tensor};
 //! use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
-//! use hsdp::prelude::*;
-//! use hsdp_candle::{Pass, Units, record, var_builder};
+//! use hsdp_candle::prelude::*;
 //! use std::sync::Arc;
 //!
 //! // The model: candle code, as it is.
@@ -102,7 +100,7 @@
 //!         embedding(10, 4, var_builder(p).pp("embed"))?.forward(tokens)
 //!     })?;
 //!     for name in ["h.0", "h.1"] {
-//!         let block = move |p: &dyn hsdp_candle::Parameters, x: &Tensor| {
+//!         let block = move |p: &dyn Parameters, x: &Tensor| {
 //!             Block::load(var_builder(p).pp(name))?.forward(x)
 //!         };
 //!         x = units.recomputed(name, &x, Arc::new(block))?;
@@ -113,7 +111,7 @@
 //! let recorded = record(Model::load)?;
 //! let spec = recorded.spec(&["embed", "h.*"])?;
 //! assert_eq!(spec.units()[1].name, "h.0");
-//! let norms = hsdp::world(4, |world| -> Result<f64, hsdp_candle::Error> {
+//! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
 //!     let options = ModelOptions::on(Mesh::new(2, 2)?);
 //!     let mut model = ShardedModel::new(world, spec.clone(), options, recorded.init(42))?;
 //!     let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -122,8 +120,8 @@
 //!     let loss = forward(&pass, &tokens)?.sqr()?.mean_all()?;
 //!     pass.backward(&loss, 4)?;
 //!     Ok(step.finish()?.norm())
-//! });
-//! for norm in norms {
+//! };
+//! for norm in hsdp::launch(4, WorldOptions::default(), train) {
 //!     assert!(norm? > 0.0);
 //! }
 //! # Ok::<(), hsdp_candle::Error>(())
@@ -150,6 +148,7 @@ mod model;
 mod ops;
 mod pass;
 mod plain;
+pub mod prelude;
 mod recompute;
 mod recorded;
 mod storage;

@@ -215,8 +215,7 @@ impl<'step> Pass<'step> {
     ///
     /// ```
     /// # use candle_core::{Device, Tensor, Var};
-    /// # use hsdp::prelude::*;
-    /// # use hsdp_candle::Pass;
+    /// # use hsdp_candle::prelude::*;
     /// # fn microbatch(step: &mut hsdp::Step<'_>) -> Result<Tensor, hsdp_candle::Error> {
     /// let pass = Pass::new(step.microbatch()?)?;
     /// let x = Var::new(&[[1f32, 2., 3.]], &Device::Cpu)?;

@@ -99,7 +99,7 @@ fn a_failed_step_leaves_the_model_usable() {
 
 #[test]
 fn a_loss_over_nothing_counts_for_nothing() {
-    let results = hsdp::world(2, |world| {
+    let results = common::results(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(1, 4), Mesh::new(1, 2).expect("two shards"));
         let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");

@@ -9,7 +9,7 @@ use common::{input, layer, layers, loss_of_layers, sharded, step, words};
 
 #[test]
 fn units_are_gathered_once_and_nothing_has_a_history() {
-    let events = hsdp::world(2, |world| -> Result<_, Error> {
+    let events = common::results(2, |world| -> Result<_, Error> {
         let mut model = sharded(world, layers(3, 4), mesh());
         model.record_events();
         let mut evaluation = model.evaluation()?;
@@ -41,7 +41,7 @@ fn a_view_of_a_parameter_may_be_the_output() {
     let table = hsdp::Unit::new("table").param(hsdp::Param::new("table.rows", [4, 4]));
     let layer_unit = common::layer_unit(0, 4);
     let spec = hsdp::ModelSpec::new().unit(table).unit(layer_unit);
-    let outputs = hsdp::world(2, |world| -> Result<_, Error> {
+    let outputs = common::results(2, |world| -> Result<_, Error> {
         let mut model = sharded(world, spec.clone(), mesh());
         let mut evaluation = model.evaluation()?;
         let pass = Pass::new(evaluation.batch()?)?;

@@ -36,7 +36,7 @@ fn forward(pass: &Pass<'_>, mut look: impl FnMut(usize)) -> Result<Tensor> {
 /// One test, because the counters belong to the whole process.
 #[test]
 fn parameters_make_room_after_forward_and_after_backward() {
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let rank = world.rank();
         let spec = layers(1, WIDTH).unit(layer_unit(1, WIDTH).keep()).unit(layer_unit(2, WIDTH));
         let options =
@@ -64,7 +64,7 @@ fn parameters_make_room_after_forward_and_after_backward() {
         assert_eq!(live(rank), 0, "after the step was dropped");
         drop(loss);
     });
-    hsdp::world(2, recomputed_units_with_frozen_parameters_make_room);
+    common::results(2, recomputed_units_with_frozen_parameters_make_room);
 }
 
 /// The forwards of the backward see one layer each: those behind them are freed, though they have frozen parameters.

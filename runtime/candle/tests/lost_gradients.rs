@@ -26,7 +26,7 @@ fn mesh() -> Mesh {
 #[test]
 fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
     for unused in [Unused::default(), Unused::ErrorOnAnyRank] {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
             let mut model = sharded_with(world, layers(3, 4), options);
             step(&mut model, |pass| {
@@ -64,7 +64,7 @@ fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
 fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
     let (strict, first) = (Unused::ErrorOnAnyRank, Unused::default());
     for (recomputed, unused) in [(false, first), (false, strict), (true, first), (true, strict)] {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
             let mut model = sharded_with(world, layers(4, 4), options);
             step(&mut model, |pass| {
@@ -104,7 +104,7 @@ fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
 #[test]
 fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
     for lost in ["layer.0", "layer.2"] {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let spec = ModelSpec::new()
                 .unit(layer_unit(0, 4))
                 .unit(layer_unit(1, 4).keep())
@@ -136,7 +136,7 @@ fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
 #[test]
 fn parameters_before_a_cut_are_not_updated_in_later_steps_either() {
     for unused in [Unused::Warn, Unused::Zeros] {
-        hsdp::world(2, |world| {
+        common::results(2, |world| {
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
             let mut model = sharded_with(world, layers(2, 4), options);
             let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
@@ -162,7 +162,7 @@ fn parameters_before_a_cut_are_not_updated_in_later_steps_either() {
 #[test]
 fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
     for recomputed in [false, true] {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let mut model = sharded_with(world, layers(3, 4), ModelOptions::on(mesh()));
             step(&mut model, |pass| {
                 let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
@@ -203,7 +203,7 @@ fn a_head_that_begins_with_zeros_hides_no_way_around_a_cut() {
         .into_iter()
         .flat_map(|it| [(it, Unused::default()), (it, Unused::ErrorOnAnyRank)])
     {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let mut model = with_a_head_of_zeros(world, unused);
             step(&mut model, |pass| {
                 let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
@@ -240,7 +240,7 @@ fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
         .into_iter()
         .flat_map(|it| [(it, Unused::default()), (it, Unused::ErrorOnAnyRank)])
     {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let rank = world.rank().index();
             let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
@@ -281,7 +281,7 @@ fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
 #[test]
 fn parameters_before_such_a_collective_are_not_updated_in_later_steps_either() {
     for unused in [Unused::Warn, Unused::Zeros] {
-        hsdp::world(2, |world| {
+        common::results(2, |world| {
             let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
             let mut model = sharded_with(world, layers(2, 4), options);
@@ -308,7 +308,7 @@ fn parameters_before_such_a_collective_are_not_updated_in_later_steps_either() {
 /// Units before it, whose gradients are zeros, lead to the loss by another way.
 #[test]
 fn a_head_that_begins_with_zeros_hides_no_way_around_a_collective() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
         let mut model = with_a_head_of_zeros(world, Unused::ErrorOnAnyRank);
@@ -327,7 +327,7 @@ fn a_head_that_begins_with_zeros_hides_no_way_around_a_collective() {
 /// Only rank 0 uses the gathered rows; the gradient of rank 1's rows comes from there.
 #[test]
 fn a_gradient_that_another_rank_contributes_is_a_gradient() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
         let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh()) };
@@ -370,7 +370,7 @@ fn the_named_operations_have_no_backward() {
 
 #[test]
 fn an_error_in_a_forward_reaches_the_other_ranks_with_rank_and_unit() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(2, 4), mesh());
         let end = step(&mut model, |pass| {
@@ -396,7 +396,7 @@ fn an_error_in_a_forward_reaches_the_other_ranks_with_rank_and_unit() {
 
 #[test]
 fn an_error_in_a_backward_reaches_the_other_ranks() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(2, 4), mesh());
         let mut begin = model.begin_step(StepOptions::microbatches(1)).expect("a step");
@@ -414,7 +414,7 @@ fn an_error_in_a_backward_reaches_the_other_ranks() {
 
 #[test]
 fn a_backward_of_candle_is_told_to_the_other_ranks() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(2, 4), mesh());
         step(&mut model, |pass| {

@@ -58,7 +58,7 @@ fn a_weight_on_either_side_of_a_matmul_gives_the_same_events() {
         "reduce 0",
     ];
     for side in [Side::Left, Side::Right, Side::Both] {
-        for events in hsdp::world(2, |world| events(world, side)) {
+        for events in common::results(2, |world| events(world, side)) {
             assert_eq!(events, want, "{side:?}");
         }
     }

@@ -18,7 +18,7 @@ type Loss = fn(&dyn Units, usize) -> Result<Tensor>;
 
 /// Every rank's gradients in full, from a sharded step.
 fn sharded_gradients(mesh: Mesh, spec: &ModelSpec, loss: Loss) -> Vec<Named> {
-    hsdp::world(mesh.world_size(), |world: World| {
+    common::results(mesh.world_size(), |world: World| {
         let rank = world.rank().index();
         let mut model = sharded(world, spec.clone(), mesh);
         let gradients = step(&mut model, |pass| loss(pass, rank)).expect("a step");
@@ -91,7 +91,7 @@ fn every_mode_of_accumulation() {
     let part = |microbatch, rank| plain_gradients(&spec, |plain| loss(plain, microbatch, rank));
     for accumulation in Accumulation::ALL {
         let want = divided(&total(accumulation, MICROBATCHES, &part), 4.0 * MICROBATCHES as f64);
-        hsdp::world(4, |world| {
+        common::results(4, |world| {
             let rank = world.rank().index();
             let options = ModelOptions { accumulation, ..ModelOptions::on(mesh) };
             let mut model = sharded_with(world, spec.clone(), options);
@@ -113,7 +113,7 @@ fn f16_parameters_with_a_loss_scale() {
     };
     let part = |rank| plain_gradients_in(precision, &spec, |plain| loss(plain, rank)? * SCALE);
     let want = divided(&mean(mesh, &[0, 1, 2, 3].map(part)), SCALE);
-    hsdp::world(4, |world| {
+    common::results(4, |world| {
         let rank = world.rank().index();
         let loss_scaling = LossScaling::Fixed(SCALE);
         let options = ModelOptions { precision, loss_scaling, ..ModelOptions::on(mesh) };
@@ -140,7 +140,7 @@ fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
         y.sqr()?.mean_all()
     };
     let want = plain_gradients_in(precision, &layers(1, 4), |plain| loss(plain));
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let mesh = Mesh::new(1, 2).expect("two ranks");
         let options = ModelOptions { precision, ..ModelOptions::on(mesh) };
         let mut model = sharded_with(world, layers(1, 4), options);

@@ -65,7 +65,7 @@ impl Case<'_> {
             Precision { output: Some(HsdpDType::F32), ..Precision::compute_in(self.dtype) };
         let unused = Unused::Zeros;
         let options = ModelOptions { precision, unused, ..ModelOptions::on(mesh) };
-        let ranks = hsdp::world(mesh.world_size(), |world: World| {
+        let ranks = common::results(mesh.world_size(), |world: World| {
             let rank = world.rank().index();
             let mut model = common::sharded_with(world, self.spec.clone(), options.clone());
             let gradients =
@@ -302,7 +302,7 @@ fn an_input_that_is_a_view_is_made_contiguous_for_both_runs() {
 #[test]
 fn collectives_are_those_of_units_that_keep_their_tensors() {
     let events = |which: fn(&str) -> bool| {
-        hsdp::world(2, move |world| {
+        common::results(2, move |world| {
             let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
             // No unit uses its bias.
             let options = ModelOptions { unused: Unused::Zeros, ..on };

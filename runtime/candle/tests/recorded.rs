@@ -1,5 +1,7 @@
 //! The parameters that constructors ask for become a model.
 
+mod common;
+
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder, embedding, linear, linear_no_bias};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, ShardedModel};
@@ -125,7 +127,7 @@ fn initial_values_are_the_same_on_any_mesh() {
     let recorded = recorded();
     let all = |mesh: &str| {
         let mesh: Mesh = mesh.parse().expect("a mesh");
-        let results = hsdp::world(mesh.world_size(), |world| {
+        let results = common::results(mesh.world_size(), |world| {
             let spec = recorded.spec(&["embed", "h.*", "root"]).expect("units");
             let model = ShardedModel::new(world, spec, ModelOptions::on(mesh), recorded.init(3));
             model.expect("a model").full_parameters().expect("a gather")

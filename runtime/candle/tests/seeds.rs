@@ -1,5 +1,7 @@
 //! A loss and a model in 16 bits start a backward from the exact seed.
 
+mod common;
+
 use std::sync::Arc;
 
 use candle_core::{DType as CandleDType, Device, Result, Tensor};
@@ -22,7 +24,7 @@ struct Case {
 /// The gradient of the mean of `w x` over all items, where `x` is 1 on all items: 1, whatever the
 /// split.
 fn gradient_of_one(case: &Case, options: ModelOptions) -> f64 {
-    let ends = hsdp::world(options.mesh.world_size(), |world| {
+    let ends = common::results(options.mesh.world_size(), |world| {
         let items = &case.items[world.rank().index() % case.items.len()];
         let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [1])));
         let precision = Precision::compute_in(case.parameters);
@@ -151,7 +153,7 @@ impl Mixed {
     /// Returns the gradients of the mean loss. Each item has the output of the chain as its loss.
     fn gradients(&self) -> Vec<f32> {
         let mesh = Mesh::new(2, 2).expect("four ranks");
-        let ends = hsdp::world(mesh.world_size(), |world| {
+        let ends = common::results(mesh.world_size(), |world| {
             let items = ITEMS[world.rank().index()];
             let precision = Precision::compute_in(self.model);
             let options =
@@ -225,7 +227,7 @@ fn no_cast_of_a_forward_in_f32_rounds_the_seed() {
         .into_iter()
         .flat_map(|narrow| ["unit", "recomputed", "output"].map(|mode| (narrow, mode)))
     {
-        let ends = hsdp::world(mesh.world_size(), |world| {
+        let ends = common::results(mesh.world_size(), |world| {
             let items = ITEMS[world.rank().index()];
             let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [1])));
             let precision = Precision { output: Some(narrow), ..Precision::default() };

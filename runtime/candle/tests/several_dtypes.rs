@@ -89,7 +89,7 @@ fn sharded_gradients(
     options: &ModelOptions,
     loss: fn(&dyn Units, &Tensor) -> Result<Tensor>,
 ) -> Vec<Named> {
-    hsdp::world(options.mesh.world_size(), |world: World| {
+    common::results(options.mesh.world_size(), |world: World| {
         let x = input(world.rank().index(), 4, WIDTH);
         let mut model = sharded_with(world, spec.clone(), options.clone());
         let gradients = step(&mut model, |pass| loss(pass, &x)).expect("a step");
@@ -148,7 +148,7 @@ fn every_mode_of_accumulation_sums_the_gradients_of_units_in_several_dtypes() {
     for accumulation in Accumulation::ALL {
         let total = if accumulation == Accumulation::Local { local() } else { scattered() };
         let want = divided(&total, 2.0 * MICROBATCHES as f64);
-        hsdp::world(2, |world| {
+        common::results(2, |world| {
             let rank = world.rank().index();
             let on = ModelOptions::on(Mesh::new(1, 2).expect("two ranks"));
             let options = ModelOptions { accumulation, precision: precision(parameters), ..on };
@@ -204,7 +204,7 @@ fn ids_frozen_units_and_evaluations() {
     let all = spec.params().map(|(_, param)| (param.name.clone(), values(param))).collect();
     let plain = Plain::new(spec.clone(), &all, Precision::default()).expect("values for all");
     let want = loss(&plain).and_then(|loss| loss.to_scalar::<f32>()).expect("plain candle");
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let options = ModelOptions::on(Mesh::new(1, 2).expect("two ranks"));
         let mut model = sharded_with(world, spec.clone(), options);
         let mut evaluation = model.evaluation().expect("an evaluation");
@@ -254,7 +254,7 @@ fn a_parameter_of_a_unit_in_another_dtype_is_refused_by_constructors_and_cast_by
          activations, or set `Precision::parameters` or `Unit::compute_in`"
     );
     let want = plain_gradients_in(precision, &spec, |plain| by_cast(plain));
-    for got in hsdp::world(2, |world| {
+    for got in common::results(2, |world| {
         let two = Mesh::new(1, 2).expect("two ranks");
         let mut model = sharded_with(world, spec.clone(), options(two));
         let gradients = step(&mut model, |pass| by_cast(pass)).expect("a step");
@@ -269,7 +269,7 @@ fn a_parameter_of_a_unit_in_another_dtype_is_refused_by_constructors_and_cast_by
 fn an_overflow_in_the_only_unit_of_f16_halves_the_scale_on_all_ranks() {
     let spec = mixture([None, Some(HsdpDType::F16), None]);
     let initial = 2_f64.powi(30);
-    for scale in hsdp::world(4, |world| {
+    for scale in common::results(4, |world| {
         let rank = world.rank().index();
         let dynamic = DynamicScale { initial, ..DynamicScale::default() };
         let options = ModelOptions {

@@ -15,7 +15,7 @@ use common::{
 /// candle on one.
 fn assert_same_as_plain(spec: &ModelSpec, loss: fn(&dyn Units) -> Result<Tensor>) {
     let want = plain_gradients(spec, |plain| loss(plain));
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
         let options = ModelOptions { unused: Unused::Zeros, ..on };
         let mut model = sharded_with(world, spec.clone(), options);
@@ -117,7 +117,7 @@ fn an_input_that_the_forward_does_not_differentiate_gets_zeros() {
     let mut want = plain_gradients(&layers(2, 4), |plain| loss(plain));
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
     want.insert("layer.0.bias".to_owned(), vec![0.0; 4]);
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let on = ModelOptions::on(Mesh::new(1, 2).expect("two shards"));
         let options = ModelOptions { unused: Unused::Zeros, ..on };
         let mut model = sharded_with(world, layers(2, 4), options);
@@ -137,7 +137,7 @@ fn frozen_parameters_stay_until_the_backward_has_passed_them() {
     };
     let spec = ModelSpec::new().unit(layer_unit(0, 4)).unit(frozen(1)).unit(frozen(2));
     let want = plain_gradients(&spec, |plain| common::loss_of_layers(plain, 3, &input(0, 3, 4)));
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let mut model = sharded(world, spec.clone(), Mesh::new(1, 2).expect("two shards"));
         let gradients = step(&mut model, |pass| common::loss_of_layers(pass, 3, &input(0, 3, 4)))
             .expect("a step");
@@ -162,7 +162,7 @@ fn a_unit_without_trainable_parameters() {
     };
     let mut want = plain_gradients(&spec, |plain| loss(plain));
     want.remove("frozen.weight");
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let mut model = sharded(world, spec.clone(), Mesh::new(1, 2).expect("two shards"));
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
@@ -182,7 +182,7 @@ fn a_frozen_parameter_that_two_units_read_stays_for_both() {
     };
     let mut want = plain_gradients(&spec, |plain| loss(plain));
     want.remove("scale.weight");
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let mut model = sharded(world, spec.clone(), Mesh::new(1, 2).expect("two shards"));
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
@@ -192,7 +192,7 @@ fn a_frozen_parameter_that_two_units_read_stays_for_both() {
 #[test]
 fn ranks_may_skip_different_units() {
     // Rank 0 does not run layer.1, rank 1 not layer.2; neither waits for the other forever.
-    hsdp::world(2, |world| {
+    common::results(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(3, 4), Mesh::new(1, 2).expect("two shards"));
         for _ in 0..3 {

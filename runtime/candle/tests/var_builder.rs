@@ -97,7 +97,7 @@ fn train_unsharded() -> Result<Vec<f64>> {
 fn a_model_with_constructors_trains_as_it_does_unsharded() {
     let want = train_unsharded().expect("plain candle");
     assert!(want[STEPS - 1] < want[0] - 0.1, "it learns: {want:?}");
-    for got in hsdp::world(4, train_sharded) {
+    for got in common::results(4, train_sharded) {
         let got = got.expect("a run");
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {

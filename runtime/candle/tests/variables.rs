@@ -59,7 +59,7 @@ fn scaled(units: &dyn Units, place: Place, scale: &Tensor, x: &Tensor) -> Result
 #[test]
 fn a_gradient_that_nobody_takes_is_refused_and_the_others_are_told() {
     for place in PLACES {
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let rank = world.rank().index();
             let mut model = sharded(world, layers(2, 4), mesh(2));
             let scale = temperature();
@@ -88,7 +88,7 @@ fn a_gradient_that_nobody_takes_is_refused_and_the_others_are_told() {
 
 #[test]
 fn variables_without_a_gradient_are_not_refused() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let mut model = sharded(world, layers(1, 4), mesh(2));
         let rows = Var::new(&[2_u32, 0, 1], &Device::Cpu)?;
         let (bound, off) = (Var::new(0.1_f32, &Device::Cpu)?, temperature());
@@ -109,7 +109,7 @@ fn variables_without_a_gradient_are_not_refused() {
 /// Collectives start from a variable of hsdp, which is none of the program's.
 #[test]
 fn collectives_of_a_tape_are_not_refused() {
-    let ends = hsdp::world(2, |world| {
+    let ends = common::results(2, |world| {
         let rank = world.rank().index();
         let tape = Tape::of_mesh(&world, mesh(2))?;
         let mut model = sharded(world, layers(1, 4), mesh(2));
@@ -150,7 +150,7 @@ fn a_gradient_that_is_asked_for_is_that_of_the_loss() {
     {
         let precision = Precision::compute_in(dtype);
         let candles = hsdp_candle::candle_dtype(dtype).expect("a float");
-        let ends = hsdp::world(2, |world| {
+        let ends = common::results(2, |world| {
             let rank = world.rank().index();
             let loss_scaling = LossScaling::Fixed(1000.0);
             let options = ModelOptions { precision, loss_scaling, ..ModelOptions::on(mesh(2)) };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use hsdp_comm::{Channel, Tag, World, WorldOptions, launch, world};
+use hsdp_comm::{Channel, RankFailure, Tag, World, WorldOptions, launch};
 use program::hsdp;
 use tempfile::TempDir;
 
@@ -111,7 +111,10 @@ fn cut_off(work: impl Fn(&World) + Send + Sync) -> TempDir {
     let folder = TempDir::new().expect("a folder");
     let (flight_dir, deadline) = (Some(folder.path().to_owned()), Duration::from_secs(1));
     let options = WorldOptions { flight_dir, deadline, ..WorldOptions::default() };
-    launch(3, options, |world| work(&world));
+    launch(3, options, |world| {
+        work(&world);
+        Ok::<_, RankFailure>(())
+    });
     folder
 }
 
@@ -155,12 +158,12 @@ fn ranks_that_waited_for_each_other() {
 #[test]
 fn records_of_a_world_that_was_well_and_records_alone() {
     let folder = TempDir::new().expect("a folder");
-    let records = world(2, |world| {
-        meet(&world, Channel::User).expect("both");
-        world.flight_record()
+    let records = launch(2, WorldOptions::default(), |world| {
+        meet(&world, Channel::User)?;
+        Ok::<_, hsdp_comm::Error>(world.flight_record())
     });
-    for record in &records {
-        record.write_to(folder.path()).expect("written");
+    for record in records {
+        record.expect("both").write_to(folder.path()).expect("written");
     }
     assert_eq!(verdict(folder.path()), (Some(0), "ok\n".to_owned()));
     let alone = text(&folder.path().join("rank-0.json"));

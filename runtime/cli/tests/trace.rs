@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Barrier;
 
-use hsdp_comm::{Channel, FlightRecord, Tag, WorldOptions, explain, launch, world};
+use hsdp_comm::{Channel, Error, FlightRecord, RankFailure, Tag, WorldOptions, explain, launch};
 use program::hsdp;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -26,6 +26,7 @@ fn failed(folder: &Path) {
             issued.wait();
             panic!("batch 12 is bad");
         }
+        Ok::<_, RankFailure>(())
     });
     assert!(ends[2].is_err());
 }
@@ -58,12 +59,7 @@ fn records_are_explained_as_the_library_does() {
 #[test]
 fn some_records_may_be_lost_and_a_world_may_have_been_well() {
     let folder = TempDir::new().expect("a folder");
-    let records = world(2, |world| {
-        let group = world.world_group(Channel::User);
-        group.barrier(Tag::default()).and_then(|it| it.wait()).expect("both");
-        world.flight_record()
-    });
-    for record in &records {
+    for record in met_in(0) {
         record.write_to(folder.path()).expect("written");
     }
     let (_, said, _) = hsdp(&["trace", &text(folder.path())]);
@@ -76,11 +72,11 @@ fn some_records_may_be_lost_and_a_world_may_have_been_well() {
 
 /// The records of a world of two ranks, which meet in this step.
 fn met_in(step: u64) -> Vec<FlightRecord> {
-    world(2, |world| {
-        let group = world.world_group(Channel::User);
-        group.barrier(Tag::default().step(step)).and_then(|it| it.wait()).expect("both");
-        world.flight_record()
-    })
+    let records = launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
+        world.world_group(Channel::User).barrier(Tag::default().step(step))?.wait()?;
+        Ok(world.flight_record())
+    });
+    records.into_iter().map(|record| record.expect("both")).collect()
 }
 
 /// The second attempt writes into the folder of the first, and its rank 1 is killed before it can.

@@ -4,9 +4,8 @@ use std::process::ExitCode;
 
 use candle_core::{Device, Tensor};
 use clap::Parser;
-use hsdp::LearningRate;
-use hsdp::prelude::*;
-use hsdp_candle::{Error, Pass, Units};
+use hsdp_candle::Error;
+use hsdp_candle::prelude::*;
 use hsdp_train::{EvaluationOptions, Failure, Ranks, RunOptions, Training};
 
 /// Trains a model to sum the numbers of a row

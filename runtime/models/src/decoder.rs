@@ -41,7 +41,7 @@
 //!     "num_key_value_heads": 2 }"#;
 //! let decoder = Decoder::new(DecoderConfig::from_json(config)?);
 //! let recorded = decoder.recorded()?;
-//! let losses = hsdp::world(4, |world| -> Result<f64, hsdp_candle::Error> {
+//! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
 //!     let options = ModelOptions::on(Mesh::new(2, 2)?);
 //!     let mut model = ShardedModel::new(world, decoder.spec()?, options, recorded.init(1))?;
 //!     let tokens = Tensor::new(&[[3_u32, 1, 4, 1]], &Device::Cpu)?;
@@ -51,8 +51,8 @@
 //!     let loss = decoder.loss(&pass, &tokens, &labels)?;
 //!     pass.backward_sum(&loss.sum, loss.count)?;
 //!     Ok(step.finish()?.loss())
-//! });
-//! for loss in losses {
+//! };
+//! for loss in hsdp::launch(4, WorldOptions::default(), train) {
 //!     assert!((loss? - 32_f64.ln()).abs() < 0.1); // it knows nothing yet
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())

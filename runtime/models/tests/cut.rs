@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor};
 use candle_nn::{Activation, loss::cross_entropy};
 use candle_transformers::models::qwen2;
-use hsdp::{Error as RuntimeError, Optimizer};
-use hsdp::{Mesh, ModelOptions, Sgd, SgdOptions, ShardedModel, StepOptions, World};
+use hsdp::{Error as RuntimeError, Optimizer, RankFailure};
+use hsdp::{Mesh, ModelOptions, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions};
 use hsdp_candle::{Error, Pass, Recorded, record, var_builder};
 
 const LAYERS: usize = 2;
@@ -60,8 +60,9 @@ fn qwen2_of_candle_transformers_is_refused_with_all_parameters_that_it_would_not
     cut.sort();
     assert_eq!(cut.len(), 25);
     let mut told = Vec::new();
-    for end in hsdp::world(2, |world| train(world, &recorded)) {
-        let error = end.expect_err("most parameters have no gradient");
+    let rank = |world| Ok::<_, RankFailure>(train(world, &recorded));
+    for end in hsdp::launch(2, WorldOptions::default(), rank) {
+        let error = end.expect("no panic").expect_err("most parameters have no gradient");
         let text = error.to_string();
         let Error::Runtime(RuntimeError::WithoutGradient { trainable: 26, mut parameters, .. }) =
             error

@@ -36,7 +36,7 @@ impl Checkpoints {
     ///     Ok(loaded.map(|loaded| loaded.step))
     /// }
     /// # let folder = tempfile::tempdir().expect("a folder");
-    /// # let ends = hsdp::world(2, |world| -> Result<_, hsdp::Error> {
+    /// # let ends = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, hsdp::Error> {
     /// #     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [5, 3])));
     /// #     let options = ModelOptions::on(Mesh::new(1, 2)?);
     /// #     let mut model = ShardedModel::new(world, spec, options, |_| vec![0.5; 15])?;

@@ -3,8 +3,8 @@
 use hsdp_sharding::{Role, UnitId};
 
 use crate::engine::fabric::Fabric;
-use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
+use crate::unit_gradients::UnitGradients;
 
 /// Checks that the model has the unit.
 pub(crate) fn unit(
@@ -29,6 +29,7 @@ pub(crate) fn gradients(
     unit: UnitId,
     gradients: &UnitGradients,
 ) -> Result<(), Error> {
+    let entries = &gradients.entries;
     let slots = fabric.plan.layout(unit).params();
     let parameters = &fabric.plan.spec()[unit].params;
     let size = |name: &str, got, want| {
@@ -40,16 +41,16 @@ pub(crate) fn gradients(
             want,
         })
     };
-    if gradients.len() != parameters.len() {
+    if entries.len() != parameters.len() {
         let what = format!(
             "unit {} has {} parameters, {} gradients were given",
             fabric.plan.spec()[unit].name,
             parameters.len(),
-            gradients.len()
+            entries.len()
         );
         return Err(fabric.misuse("reduce", step, what));
     }
-    for ((slot, parameter), gradient) in slots.iter().zip(parameters).zip(gradients) {
+    for ((slot, parameter), gradient) in slots.iter().zip(parameters).zip(entries) {
         let Some(gradient) = gradient else { continue };
         if parameter.role == Role::Frozen {
             let what = format!("parameter {} is frozen and was given a gradient", &parameter.name);

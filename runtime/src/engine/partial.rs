@@ -5,9 +5,9 @@ use std::mem;
 use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::Fold;
 
-use crate::engine::reductions::UnitGradients;
 use crate::engine::sums::{AllReducing, Scattered, Scattering, Sums};
 use crate::error::Error;
+use crate::unit_gradients::UnitGradients;
 
 /// The partial of one unit, from its first microbatch to the finished gradient.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::{Contribution, NonFiniteAt, Stage};
-use hsdp_kernels::{Fold, GradientValues};
+use hsdp_kernels::Fold;
 use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::device::DeviceSums;
@@ -24,9 +24,7 @@ use crate::engine::unsharded::Unsharded;
 use crate::error::Error;
 use crate::interim::Interim;
 use crate::non_finite::{Sighting, When};
-
-/// A unit's gradients, by index of the parameter in its unit; `None` where a parameter has none this time.
-pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
+use crate::unit_gradients::UnitGradients;
 
 /// Whether to wait for a collective that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,7 +247,7 @@ impl Reductions {
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
 
-    /// Offers the unsharded sums of every unit that was not offered; without sums, a list of `None`.
+    /// Offers the unsharded sums of every unit that was not offered; without sums, entries without a gradient.
     fn offer_rest(&mut self, fabric: &Fabric) {
         let plan = &fabric.schedules.current().plan;
         for unit in plan.reductions()[self.scattered..].iter().copied() {
@@ -301,8 +299,10 @@ impl Reductions {
             partial.begin(fabric, place.step)?;
         }
         fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
-        let contribution =
-            Contribution { gradients, scaling: place.scaling_of_reduce_scatter(fabric)? };
+        let contribution = Contribution {
+            gradients: gradients.entries,
+            scaling: place.scaling_of_reduce_scatter(fabric)?,
+        };
         let tag = fabric.tag(Some(unit), Stage::Reduce, place.step, place.microbatch);
         let layout = Arc::clone(fabric.plan.layout(unit));
         let pending = partial.scatter(fabric, (tag, layout), contribution, fold)?;

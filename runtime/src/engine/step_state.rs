@@ -12,7 +12,7 @@ use crate::engine::exponent::exponent_of;
 use crate::engine::fabric::Fabric;
 use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
-use crate::engine::reductions::{Reductions, UnitGradients};
+use crate::engine::reductions::Reductions;
 use crate::engine::shard::Shard;
 use crate::engine::sums::Sums;
 use crate::error::Error;
@@ -21,6 +21,7 @@ use crate::objective::{LossSum, Objective};
 use crate::options::StepOptions;
 use crate::presence::Presence;
 use crate::uneven::{Input, Supply};
+use crate::unit_gradients::UnitGradients;
 
 /// The microbatch, the attempt and the step that a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,7 +253,7 @@ impl StepState {
         // The order of reductions is that of the forward, which is over on this rank.
         self.gathers.end_finding(fabric, shards)?;
         let gradients = self.of_items(fabric, gradients);
-        for (index, gradient) in gradients.iter().enumerate() {
+        for (index, gradient) in gradients.entries.iter().enumerate() {
             if gradient.is_some() {
                 self.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
@@ -268,7 +269,7 @@ impl StepState {
     fn of_items(&mut self, fabric: &Fabric, mut gradients: UnitGradients) -> UnitGradients {
         let is_empty = self.open_microbatch().loss.is_some_and(|loss| loss.weight() == 0);
         if is_empty && fabric.options.objective.is_weighted() {
-            gradients.fill(None);
+            gradients.entries.fill(None);
         }
         gradients
     }

@@ -13,9 +13,9 @@ use crate::engine::device::DeviceUnsharded;
 use crate::engine::fabric::Fabric;
 use crate::engine::kept::sized;
 use crate::engine::place::Place;
-use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 use crate::non_finite::Sighting;
+use crate::unit_gradients::UnitGradients;
 
 /// Gradients that wait unsharded, where the model lies.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl UnshardedGradients {
         gradients: &UnitGradients,
     ) -> Result<Option<NonFiniteAt>, hsdp_kernels::Error> {
         let mut found = None;
-        let sums = self.sums[unit.index()].iter_mut().zip(gradients).enumerate();
+        let sums = self.sums[unit.index()].iter_mut().zip(&gradients.entries).enumerate();
         for (param, (sum, gradient)) in sums {
             let Some(gradient) = gradient.as_deref() else { continue };
             let non_finite = sum.add(param, gradient)?;

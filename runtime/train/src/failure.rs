@@ -138,8 +138,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
         }
         match cause(&error) {
             Some(CommError::BadFault { .. }) => Self::Input(text),
+            Some(CommError::RankFailed(_)) | None => Self::Work(text),
             Some(_) => Self::Peer(text),
-            None => Self::Work(text),
         }
     }
 }
@@ -175,6 +175,8 @@ pub fn program(name: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> 
 mod tests {
     use std::io;
 
+    use hsdp::{Rank, RankFailure};
+
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
@@ -193,6 +195,9 @@ mod tests {
         let carried = io::Error::other(Adapter(bad_fault()));
         assert!(matches!(Failure::from(carried), Failure::Input(_)));
         assert!(matches!(Failure::from(io::Error::other("a cable")), Failure::Work(_)));
+        let panicked = RankFailure { rank: Rank::new(1), message: "on purpose".into() };
+        let panicked = Adapter(hsdp::Error::from(panicked));
+        assert!(matches!(Failure::from(panicked), Failure::Work(_)));
         let invalid = CommandLineError::Invalid { line: "--colour".to_owned() };
         assert!(matches!(Failure::from(invalid), Failure::Input(_)));
     }

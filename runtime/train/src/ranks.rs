@@ -263,12 +263,14 @@ impl Ranks {
         threads::results(self.launch(|world| threads::recorded(world, &rank))?)
     }
 
-    /// Runs the ranks of this process.
+    /// Runs the ranks of this process. Failures are results here, and do not end the world: ranks
+    /// that refuse the same input must not get each other's text in its place.
     fn launch<T: Send>(
         &self,
         rank: impl Fn(World) -> T + Sync,
     ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
         let (size, world) = (self.options.mesh.world_size(), self.world.clone());
+        let rank = |world| Ok(rank(world));
         match &self.joined {
             Joined::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]
@@ -461,12 +463,15 @@ mod tests {
 
     /// Returns the failures of two ranks: rank 0 reports one, and rank 1 is silent.
     fn failures(rank: impl Fn(&World) -> Result<(), Failure> + Sync) -> [Option<String>; 2] {
-        let ends = hsdp::world(2, |world| match (rank(&world), world.rank().index()) {
-            (Ok(()), _) => None,
-            (Err(Failure::Input(what)), 0) => Some(what),
-            (Err(Failure::Elsewhere), 1) => Some(String::new()),
-            (Err(failure), rank) => panic!("rank {rank}: {failure}"),
+        let ends = hsdp::launch(2, WorldOptions::default(), |world| {
+            Ok::<_, RankFailure>(match (rank(&world), world.rank().index()) {
+                (Ok(()), _) => None,
+                (Err(Failure::Input(what)), 0) => Some(what),
+                (Err(Failure::Elsewhere), 1) => Some(String::new()),
+                (Err(failure), rank) => panic!("rank {rank}: {failure}"),
+            })
         });
+        let ends: Vec<_> = ends.into_iter().map(|end| end.expect("no panic")).collect();
         ends.try_into().expect("two ranks")
     }
 

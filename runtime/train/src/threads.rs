@@ -34,7 +34,7 @@ pub fn run<T: Send>(
     options: WorldOptions,
     rank: impl Fn(World) -> Result<T, Failure> + Sync,
 ) -> Result<Vec<T>, Failure> {
-    results(hsdp::launch(ranks, options, |world| recorded(world, &rank)))
+    results(hsdp::launch(ranks, options, |world| Ok(recorded(world, &rank))))
 }
 
 /// The result of a rank. A failure comes with the operations before it, which explain more than the

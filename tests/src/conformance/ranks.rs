@@ -7,12 +7,13 @@ use std::time::Duration;
 
 #[cfg(feature = "mpi")]
 use hsdp::Rank;
-use hsdp::{Mesh, Placement, World, WorldOptions, launch};
-use hsdp_comm::RankFailure;
+use hsdp::{Mesh, Placement, RankFailure, World, WorldOptions};
 #[cfg(feature = "mpi")]
 use hsdp_comm::mpi::{Job, MpiError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::support::worlds::launched;
 
 /// No operation of a case takes longer, on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -103,7 +104,7 @@ where
     if matches!(carrier, Carrier::Mpi { .. }) {
         return on_processes(mesh, options, act);
     }
-    let ended = launch(mesh.world_size(), options, act);
+    let ended = launched(mesh.world_size(), options, act);
     let result = |(rank, ended): (usize, Result<Result<T, String>, RankFailure>)| match ended {
         Ok(Ok(made)) => Ok(made),
         Ok(Err(error)) => Err(format!("rank {rank}: {error}")),

@@ -12,6 +12,7 @@ use super::draw::{Count, Recipe, Trial, Width};
 use super::survivors::workers;
 use crate::support::models::{Shards, shards};
 use crate::support::springs::{self, Batch};
+use crate::support::worlds::launched;
 
 /// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped, take this long.
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -62,7 +63,7 @@ impl Trial {
         let options =
             WorldOptions { deadline, faults, workers, between, ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
-        let ended = hsdp::launch(ranks, options, |world| self.rank(world, steps));
+        let ended = launched(ranks, options, |world| self.rank(world, steps));
         ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
     }
 

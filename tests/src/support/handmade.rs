@@ -1,11 +1,6 @@
 //! Plays the autograd for models whose forward and backward are written by hand.
 
-use std::sync::Arc;
-
-use hsdp::{
-    Error, Full, GradientValues, LossSum, Param, Pass, Seed, Step, Unit, UnitGradients, UnitId,
-    Values,
-};
+use hsdp::{Error, Full, LossSum, Param, Pass, Seed, Step, Unit, UnitGradients, UnitId, Values};
 use hsdp_sharding::{AfterForward, ModelSpec, Role};
 
 /// A model whose forward and backward are written by hand, one parameter at a time.
@@ -103,8 +98,13 @@ fn backward(
         None => pass.unshard(id)?,
     };
     let params = spec[id].params.iter().enumerate();
-    let gradients: UnitGradients =
-        params.map(|(index, param)| lend(derivative(param, full.values(index))?)).collect();
+    let gradients =
+        params.fold(UnitGradients::new(), |gradients, (index, param)| {
+            match derivative(param, full.values(index)) {
+                Some(gradient) => gradients.with(gradient),
+                None => gradients.without(),
+            }
+        });
     drop(full);
     if spec[id].is_trainable() { pass.reduce(id, gradients) } else { Ok(()) }
 }
@@ -118,12 +118,6 @@ fn seeded(model: &dyn Handmade, seed: Seed, param: &Param, values: Values<'_>) -
         *element *= in_f32(seed.value());
     }
     Some(gradient)
-}
-
-/// A gradient as the runtime takes it.
-#[must_use]
-pub fn lend(gradient: Vec<f32>) -> Option<Arc<dyn GradientValues>> {
-    Some(Arc::new(gradient))
 }
 
 /// The nearest f32, as an autograd in f32 would see it.

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use hsdp::{Error, Mesh, World, WorldOptions};
+use hsdp::{Error, Mesh, RankFailure, World, WorldOptions};
 
 /// How long a rank of a test waits for one operation. Nothing here takes a tenth of it.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -32,7 +32,26 @@ pub fn outcomes<T: Send>(
     run: impl Fn(World) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
-    let launched = hsdp::launch(size, options, run);
+    launched(size, options, run).into_iter().map(|rank| rank.expect("no rank panics")).collect()
+}
+
+/// Runs `run` on every rank of a world with these options, and returns how each ended, in rank
+/// order. An error of `run` is a result like any other: it does not end the world.
+pub fn launched<T: Send>(
+    size: usize,
+    options: WorldOptions,
+    run: impl Fn(World) -> T + Sync,
+) -> Vec<Result<T, RankFailure>> {
+    hsdp::launch(size, options, |world| Ok(run(world)))
+}
+
+/// Runs `run`, which does not fail, on every rank of a world with the default options, and returns
+/// the results in rank order.
+///
+/// # Panics
+/// If a rank panics.
+pub fn results<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+    let launched = launched(size, WorldOptions::default(), run);
     launched.into_iter().map(|rank| rank.expect("no rank panics")).collect()
 }
 

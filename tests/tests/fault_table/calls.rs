@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use hsdp::{GradientValues, LossSum, ModelOptions, ShardedModel, StepOptions, Values};
+use hsdp::{
+    GradientValues, LossSum, ModelOptions, ShardedModel, StepOptions, UnitGradients, Values,
+};
 use hsdp_comm::{Channel, Error, Group, Op, Tag};
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::springs;
@@ -51,7 +53,7 @@ pub(crate) fn reentrant() -> Happened {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         let _ = pass.loss(LossSum::new(0.0, 1))?;
-        pass.reduce(unit(0), vec![Some(Arc::new(calling))])?;
+        pass.reduce(unit(0), UnitGradients::of([calling]))?;
         pass.finish()?;
         let gradient = step.finish()?.full(&model)?;
         Ok((told, gradient))

@@ -6,6 +6,7 @@ use hsdp_comm::{
     AbortReason, Channel, Descriptor, Error as CommError, FaultKind, Mismatch, MismatchRow, Stage,
     Tag, Wanted,
 };
+use hsdp_tests::support::worlds::launched;
 
 use crate::runner::Happened;
 use crate::training::{ALL, At, CULPRIT, FAULTY, Go, Run, SURVIVORS, Training};
@@ -145,7 +146,7 @@ pub(crate) fn one_too_many() -> Happened {
     let happened = mismatch(&before_the_end, "an extra barrier before the agreement");
 
     let training = Training::new();
-    let ended = hsdp::launch(ALL.len(), training.world.clone(), |world| {
+    let ended = launched(ALL.len(), training.world.clone(), |world| {
         let group = world.world_group(Channel::User);
         let calls = if world.rank().index() == CULPRIT { 2 } else { 1 };
         (0..calls).try_for_each(|_| group.barrier(Tag::default())?.wait())

@@ -12,7 +12,7 @@ use hsdp_comm::{Fault, FaultKind, FaultPlace, RankFailure};
 use hsdp_tests::support::models::{Shards, layer, shards};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::warnings::Said;
-use hsdp_tests::support::worlds::{DEADLINE, mesh};
+use hsdp_tests::support::worlds::{DEADLINE, launched, mesh};
 
 use crate::runner::{Happened, becomes};
 
@@ -109,7 +109,7 @@ impl Training<'_> {
         let rank = |world: World| {
             tracing::subscriber::with_default(self.said.clone(), || self.rank(world, &faulty_step))
         };
-        let ranks = hsdp::launch(self.model.mesh.world_size(), self.world.clone(), rank);
+        let ranks = launched(self.model.mesh.world_size(), self.world.clone(), rank);
         Run { ranks, faulty_step: faulty_step.get().copied() }
     }
 

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use hsdp_comm::{
     Channel, Contribution, DeviceAccumulator, Error, Group, Scaling, Stage, StepFailure, Tag,
-    World, WorldOptions, launch, world,
+    World, WorldOptions,
 };
 use hsdp_kernels::cuda::{DeviceBuffer, Noted};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
+use hsdp_tests::support::worlds::{launched, results};
 
 use super::apart::{is_apart, run_alone};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
@@ -109,7 +110,7 @@ fn connected(world: &World) -> Result<(), Error> {
 #[ignore = "needs a CUDA device"]
 fn what_nccl_carries_is_what_ranks_read_of_each_other() {
     let run = |connect: fn(&World) -> Result<(), Error>| {
-        world(4, |world| {
+        results(4, |world| {
             connect(&world).expect("connected");
             let results = three_collectives(&world).expect("no rank fails");
             (results, world.ledger())
@@ -138,7 +139,7 @@ fn operations_without_elements_are_done_at_once() {
     let unit = Unit::new("frozen").param(Param::new("table", [64]).frozen());
     let frozen = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
     let run = |connect: fn(&World) -> Result<(), Error>| {
-        world(4, |world| {
+        results(4, |world| {
             connect(&world).expect("connected");
             let [_, reduce, all_reduce] = groups(&world).expect("groups");
             let partial = reduced(&reduce, &frozen, (&|_| 1.0, Wire::BF16)).expect("reduced");
@@ -159,7 +160,7 @@ fn operations_without_elements_are_done_at_once() {
 #[ignore = "needs a CUDA device"]
 fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
     let sum = |connect: bool| {
-        let sums = world(4, |world| {
+        let sums = results(4, |world| {
             let group = world.world_group(Channel::Reduce);
             if connect {
                 world.connect_nccl(&device()).expect("connected");
@@ -179,7 +180,7 @@ fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
 #[ignore = "needs a CUDA device"]
 fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
     let (began, ready) = (Instant::now(), AtomicUsize::new(0));
-    let results = world(4, |world| {
+    let results = results(4, |world| {
         connected(&world).expect("connected");
         let before = three_collectives(&world).expect("no rank fails");
         ready.fetch_add(1, Ordering::AcqRel);
@@ -212,7 +213,7 @@ fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_panics_ends_the_others_at_once() {
     let began = Instant::now();
-    let ended = launch(4, WorldOptions::default(), |world: World| {
+    let ended = launched(4, WorldOptions::default(), |world: World| {
         connected(&world)?;
         three_collectives(&world)?;
         assert!(world.rank().index() != 1, "rank 1 panics on purpose");
@@ -265,7 +266,7 @@ fn run_with(variable: &str, test: &str) {
 #[ignore = "needs a CUDA device"]
 fn a_world_ends_when_nccl_reports_an_error_and_goes_on_while_it_does_not() {
     let fails = env::var_os("HSDP_EMULATED_NCCL_FAILS_AFTER").is_some();
-    let ended = launch(4, WorldOptions::default(), |world: World| {
+    let ended = launched(4, WorldOptions::default(), |world: World| {
         connected(&world)?;
         (0..3).try_for_each(|_| three_collectives(&world).map(drop))?;
         // Long enough for several looks of the watchdog.
@@ -300,7 +301,7 @@ fn an_error_that_nccl_reports_later_ends_the_world() {
 #[ignore = "needs a CUDA device"]
 fn what_was_issued_completes_when_worlds_are_dropped() {
     for _ in 0..5 {
-        let sums = world(4, |world| {
+        let sums = results(4, |world| {
             connected(&world).expect("connected");
             let [_, _, all_reduce] = groups(&world).expect("groups");
             let mine = on_device(&wholes(world.rank().index(), 100_000));
@@ -323,7 +324,7 @@ fn what_was_issued_completes_when_worlds_are_dropped() {
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_leaves_before_groups_are_connected_holds_up_nobody() {
     let (began, options) = (Instant::now(), WorldOptions::default());
-    let ended = launch(2, options, |world: World| {
+    let ended = launched(2, options, |world: World| {
         world.connect_nccl(&device())?;
         if world.rank().index() == 1 {
             return Ok(());
@@ -428,7 +429,7 @@ fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
     let stuck = env::var_os("HSDP_EMULATED_NCCL_STUCK_FROM").is_some();
     let deadline = if stuck { Duration::from_secs(2) } else { PATIENCE };
     let (began, options) = (Instant::now(), WorldOptions { deadline, ..WorldOptions::default() });
-    let ended = launch(4, options, |world: World| {
+    let ended = launched(4, options, |world: World| {
         connected(&world)?;
         (0..6).try_for_each(|_| three_collectives(&world).map(drop))
     });
@@ -463,7 +464,7 @@ fn memory_that_is_freed_meanwhile_holds_up_no_collective() {
             }
         };
         scope.spawn(free);
-        let ended = launch(4, options, |world: World| {
+        let ended = launched(4, options, |world: World| {
             connected(&world)?;
             (0..100).try_for_each(|_| sum_of_column(&world))
         });

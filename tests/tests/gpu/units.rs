@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use hsdp_comm::{
     Accumulator, Channel, Contribution, DeviceAccumulator, Error, Group, NonFiniteAt, Scaling,
-    Stage, Tag, World, WorldOptions, launch, world,
+    Stage, Tag, World, WorldOptions,
 };
 use hsdp_kernels::cuda::{DeviceBuffer, FirstFound, Noted, Stream};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
+use hsdp_tests::support::worlds::{launched, results};
 
 use super::numbers::{DTYPES, of, ordinary};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
@@ -49,7 +50,7 @@ fn scalings() -> impl Iterator<Item = Scaling> {
 fn every_member_gets_every_shard_where_it_belongs() {
     for (size, dtype) in SIZES.into_iter().zip(DTYPES.into_iter().cycle()) {
         let layout = layout(size);
-        let gathered = world(size, |world| {
+        let gathered = results(size, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = of(dtype, group.index() as u64, layout.shard_len());
             let bytes = || world.ledger().channel(Channel::Gather).bytes;
@@ -144,7 +145,7 @@ fn microbatches_are_summed_to_the_bits_of_the_host() {
     for (size, scaling) in SIZES.into_iter().flat_map(|size| scalings().map(move |it| (size, it))) {
         let layout = layout(size);
         let len = layout.trainable().shard_len;
-        let sums = world(size, |world| {
+        let sums = results(size, |world| {
             let group = world.world_group(Channel::Reduce);
             let (stream, mut host) = (stream(), vec![7.0; len]);
             let mut there = OnDevice::new(&stream, len);
@@ -175,7 +176,7 @@ fn microbatches_are_summed_to_the_bits_of_the_host() {
 #[ignore = "needs a CUDA device"]
 fn partials_of_replicas_are_summed_to_the_bits_of_the_host() {
     for (size, scaling) in SIZES.into_iter().flat_map(|size| scalings().map(move |it| (size, it))) {
-        let sums = world(size, |world| {
+        let sums = results(size, |world| {
             let group = world.world_group(Channel::AllReduce);
             let (stream, mine) = (stream(), ordinary(world.rank().index() as u64, 1057));
             let there = upload(&stream, Values::F32(&mine));
@@ -198,7 +199,7 @@ fn partials_of_replicas_are_summed_to_the_bits_of_the_host() {
 fn what_is_not_finite_is_noted_with_its_microbatch() {
     let layout = layout(3);
     let wide = layout.params()[4].clone();
-    let notes = world(3, |world| {
+    let notes = results(3, |world| {
         let group = world.world_group(Channel::Reduce);
         let stream = stream();
         let mut there = OnDevice::new(&stream, layout.trainable().shard_len);
@@ -240,7 +241,7 @@ fn a_rank_whose_gradient_panics_is_named() {
         }
     }
     let layout = layout(2);
-    let outcome = launch(2, WorldOptions::default(), |world: World| {
+    let outcome = launched(2, WorldOptions::default(), |world: World| {
         let group = world.world_group(Channel::Reduce);
         let mut gradients = gradients(&layout, 1)[1].clone();
         if world.rank().index() == 1 {

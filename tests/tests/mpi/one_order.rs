@@ -1,11 +1,9 @@
 //! Models on devices whose ranks are processes, and whose gradients are absent or late on some ranks: all ranks issue in one order.
 
-use std::sync::Arc;
-
 use hsdp::mpi::Job;
 use hsdp::{
-    Error, GradientValues, Gradients, LossSum, ModelOptions, Objective, Offload, Placement,
-    ShardedModel, StepOptions, UnitId, Unused, World, WorldOptions,
+    Error, Gradients, LossSum, ModelOptions, Objective, Offload, Placement, ShardedModel,
+    StepOptions, UnitGradients, UnitId, Unused, World, WorldOptions,
 };
 use hsdp_kernels::cuda::Device;
 use hsdp_tests::support::models::three_units;
@@ -80,11 +78,8 @@ pub(crate) fn step(
     step.finish()
 }
 
-fn ones(params: &[hsdp::Param]) -> Vec<Option<Arc<dyn GradientValues>>> {
-    let ones = |param: &hsdp::Param| {
-        Some(Arc::new(vec![1.0_f32; param.numel()]) as Arc<dyn GradientValues>)
-    };
-    params.iter().map(ones).collect()
+fn ones(params: &[hsdp::Param]) -> UnitGradients {
+    UnitGradients::of(params.iter().map(|param| vec![1.0_f32; param.numel()]))
 }
 
 /// The sums of the first elements of the units.

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use hsdp::testing::SlowChannel;
 use hsdp::{
-    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, StepOptions, UnitId,
-    World, WorldOptions,
+    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, StepOptions,
+    UnitGradients, UnitId, World, WorldOptions,
 };
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
 
@@ -40,7 +39,7 @@ impl Timed {
         let options = WorldOptions { slow: slow.collect(), ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
         let ran = hsdp::launch(ranks, options, |world| self.run(world));
-        let least = ran.into_iter().map(|rank| rank.expect("no panic").expect("it trains"));
+        let least = ran.into_iter().map(|rank| rank.expect("it trains"));
         least.max().expect("there is a rank").as_secs_f64() / TICK.as_secs_f64()
     }
 
@@ -75,8 +74,8 @@ impl Timed {
         for unit in units.iter().rev() {
             let full = pass.unshard(*unit)?;
             compute(backward);
-            let gradient = |param| lend(vec![1.0; full.values(param).len()]);
-            let gradients = (0..full.len()).map(gradient).collect();
+            let gradient = |param| vec![1.0_f32; full.values(param).len()];
+            let gradients = UnitGradients::of((0..full.len()).map(gradient));
             drop(full);
             pass.reduce(*unit, gradients)?;
         }

@@ -1,7 +1,5 @@
 //! The perceptron, sharded and whole.
 
-use std::sync::Arc;
-
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, Error, Full, LossSum, Mesh, ModelOptions, Momentum,
     Objective, Optimizer, Sgd, SgdOptions, ShardedModel, Step, StepOptions, UnitGradients, World,
@@ -145,7 +143,7 @@ fn lent(full: &Full) -> Layer<'_> {
 }
 
 fn given(gradient: LayerGradient) -> UnitGradients {
-    vec![Some(Arc::new(gradient.weight)), Some(Arc::new(gradient.bias))]
+    UnitGradients::of([gradient.weight, gradient.bias])
 }
 
 impl Recipe {

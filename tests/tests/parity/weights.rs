@@ -1,10 +1,8 @@
 //! The weighted mean: uneven weights, and items that are grouped in another way.
 
-use std::sync::Arc;
-
 use hsdp::{
     Accumulation, Error, LossSum, Mesh, ModelOptions, Momentum, Objective, Optimizer, Param, Sgd,
-    SgdOptions, ShardedModel, StepOptions, World,
+    SgdOptions, ShardedModel, StepOptions, UnitGradients, World,
 };
 use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::{one_parameter, unit};
@@ -71,7 +69,12 @@ fn one_step(
         };
         let seed = in_f32(pass.loss(loss)?.value());
         let gradient = (weight > 0).then(|| gradient_of(items, wording, seed));
-        pass.reduce(unit(0), vec![gradient.map(|gradient| Arc::new(gradient) as _)])?;
+        let gradients = UnitGradients::new();
+        let gradients = match gradient {
+            Some(gradient) => gradients.with(gradient),
+            None => gradients.without(),
+        };
+        pass.reduce(unit(0), gradients)?;
         pass.finish()?;
     }
     let gradients = step.finish()?;

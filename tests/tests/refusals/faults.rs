@@ -9,7 +9,7 @@ use hsdp::{
 };
 use hsdp_tests::support::models::{one_parameter, three_units, unit};
 use hsdp_tests::support::springs;
-use hsdp_tests::support::worlds::mesh;
+use hsdp_tests::support::worlds::{launched, mesh};
 
 fn model(world: World) -> Result<ShardedModel, Error> {
     let options = ModelOptions { full_copies: FullCopies::PerRank, ..ModelOptions::on(mesh(1, 2)) };
@@ -29,7 +29,7 @@ fn a_fault_at_a_unit_that_the_model_does_not_have_is_refused_on_all_ranks() {
     for between in [Between::Memory, Between::Messages] {
         for place in [FaultPlace::Unit(unit(3)), (unit(u32::MAX as usize), Stage::Reduce).into()] {
             let fault = Fault::at(Rank::new(1), 0, place, FaultKind::Panic);
-            for ended in launch(2, with(fault, between), |world| model(world).map(drop)) {
+            for ended in launched(2, with(fault, between), |world| model(world).map(drop)) {
                 let error = ended.expect("no panic").expect_err("it is refused");
                 assert!(matches!(error, Error::Comm(CommError::BadFault { .. })), "{error}");
                 assert!(error.is_fatal());
@@ -45,7 +45,7 @@ fn a_fault_at_a_unit_that_the_model_does_not_have_is_refused_on_all_ranks() {
 fn a_fault_at_the_last_unit_is_one() {
     let fault = Fault::at(Rank::new(1), 7, unit(2), FaultKind::Panic);
     let ended = launch(2, with(fault, Between::Memory), |world| model(world).map(drop));
-    assert!(ended.iter().all(|end| matches!(end, Ok(Ok(())))), "{ended:?}");
+    assert!(ended.iter().all(Result::is_ok), "{ended:?}");
 }
 
 #[test]
@@ -57,6 +57,6 @@ fn a_second_model_of_the_world_may_have_fewer_units() {
             let options = ModelOptions::on(mesh(1, 2));
             ShardedModel::new(world, one_parameter(20), options, springs::initial).map(drop)
         });
-        assert!(ended.iter().all(|end| matches!(end, Ok(Ok(())))), "{ended:?}");
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
     }
 }

@@ -4,7 +4,6 @@ use hsdp::{
     DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, ParamId, Pass, PassHandle,
     Precision, ShardedModel, Step, StepOptions, UnitGradients, UnitId, Unused, World,
 };
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
@@ -27,7 +26,7 @@ fn a_handle_used_after_its_microbatch_names_both() {
 fn a_handle_used_between_microbatches_is_stale() {
     let message = in_a_step(|step| {
         let stale = finished(step)?;
-        stale.reduce(unit(0), vec![None, None])
+        stale.reduce(unit(0), UnitGradients::new().without().without())
     });
     assert!(message.contains(
         "belongs to microbatch 0 of step 0, and the model is between microbatches of step 0"
@@ -60,13 +59,16 @@ fn a_handle_used_in_a_later_step_names_both_steps() {
 
 #[test]
 fn a_gradient_of_the_wrong_size_is_named() {
-    let message = in_a_backward(|pass| pass.reduce(unit(0), vec![lend(vec![0.0; 90]), None]));
+    let message = in_a_backward(|pass| {
+        pass.reduce(unit(0), UnitGradients::new().with(vec![0.0_f32; 90]).without())
+    });
     assert_eq!(message, "reduce of first.weight on rank 0: got 90 elements, the plan has 91");
 }
 
 #[test]
 fn too_few_gradients_are_counted() {
-    let message = in_a_backward(|pass| pass.reduce(unit(0), vec![lend(vec![0.0; 91])]));
+    let message =
+        in_a_backward(|pass| pass.reduce(unit(0), UnitGradients::of([vec![0.0_f32; 91]])));
     assert_eq!(
         message,
         "reduce on rank 0, step 0: unit first has 2 parameters, 1 gradients were given"
@@ -77,7 +79,7 @@ fn too_few_gradients_are_counted() {
 fn a_gradient_for_a_frozen_parameter_is_refused() {
     let message = on_one_rank(&partly_frozen(), |pass| {
         let _ = pass.loss(LossSum::new(0.0, 1))?;
-        pass.reduce(unit(2), vec![lend(vec![0.0; 93]), None])
+        pass.reduce(unit(2), UnitGradients::new().with(vec![0.0_f32; 93]).without())
     });
     assert_eq!(
         message,
@@ -132,9 +134,9 @@ fn a_unit_that_is_refused_the_second_time_adds_nothing_to_the_step() {
     let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
     let mut pass = step.microbatch().expect("a microbatch");
     let _ = pass.loss(LossSum::new(0.0, 1)).expect("the first loss");
-    let first = || lend(vec![1.0; 91]);
-    pass.reduce(unit(0), vec![first(), None]).expect("the first time");
-    let again = pass.reduce(unit(0), vec![first(), lend(vec![1.0; 13])]);
+    let first = || UnitGradients::new().with(vec![1.0_f32; 91]);
+    pass.reduce(unit(0), first().without()).expect("the first time");
+    let again = pass.reduce(unit(0), first().with(vec![1.0_f32; 13]));
     let told = again.expect_err("the second time").to_string();
     assert!(told.contains("unit first was reduced in microbatch 0 before"), "{told}");
     pass.finish().expect("the microbatch");
@@ -147,7 +149,7 @@ fn a_unit_that_is_refused_the_second_time_adds_nothing_to_the_step() {
 fn a_unit_that_the_model_does_not_have_is_refused() {
     let unshard = in_a_backward(|pass| pass.unshard(unit(3)).map(drop));
     assert_eq!(unshard, "unshard on rank 0, step 0: there is no unit 3, the model has 3");
-    let reduce = in_a_backward(|pass| pass.reduce(unit(7), Vec::new()));
+    let reduce = in_a_backward(|pass| pass.reduce(unit(7), UnitGradients::new()));
     assert_eq!(reduce, "reduce on rank 0, step 0: there is no unit 7, the model has 3");
 }
 
@@ -352,5 +354,6 @@ fn finished(step: &mut Step<'_>) -> Result<PassHandle, Error> {
 
 fn zeros(pass: &Pass<'_>, unit: UnitId) -> UnitGradients {
     let handle = pass.handle();
-    handle.plan().spec()[unit].params.iter().map(|param| lend(vec![0.0; param.numel()])).collect()
+    let params = &handle.plan().spec()[unit].params;
+    UnitGradients::of(params.iter().map(|param| vec![0.0_f32; param.numel()]))
 }

@@ -8,7 +8,7 @@ use hsdp::{
 };
 use hsdp_comm::Between;
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{DEADLINE, common_error, mesh};
+use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 
 const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (1, 3)];
 
@@ -30,7 +30,7 @@ fn on_meshes<T: Send>(
         for (replicate, shard) in meshes.iter().copied() {
             let on = ModelOptions::on(mesh(replicate, shard));
             let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
-            let ends = hsdp::launch(replicate * shard, options, |world| run(world, &on));
+            let ends = launched(replicate * shard, options, |world| run(world, &on));
             check(ends.into_iter().map(|end| end.expect("no rank panics")).collect());
         }
     }
@@ -406,7 +406,7 @@ fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
 fn an_explanation_of_flight_records_names_the_models() {
     let on = ModelOptions::on(mesh(1, 2));
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
-    let records = hsdp::launch(2, options, |world| {
+    let records = launched(2, options, |world| {
         let crosses = world.rank().index() == 1;
         let ended = named(world.clone(), &on).and_then(|mut it| each(&mut it, crosses, step));
         ended.expect_err("they cross");

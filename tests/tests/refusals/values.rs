@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Error, LearningRate, Lion,
     LionOptions, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions,
-    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit, Unused,
-    World,
+    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit,
+    UnitGradients, Unused, World,
 };
 use hsdp_tests::support::models::{one_parameter, shards, unit};
 use hsdp_tests::support::slopes;
@@ -203,7 +203,7 @@ fn a_loss_scale_stays_finite() {
         let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
         let mut pass = step.microbatch().expect("a microbatch");
         let _ = pass.loss(LossSum::new(0.0, 1)).expect("a seed");
-        pass.reduce(unit(0), vec![None]).expect("no gradient");
+        pass.reduce(unit(0), UnitGradients::new().without()).expect("no gradient");
         pass.finish().expect("the end of the microbatch");
         let gradients = step.finish().expect("gradients");
         model.update(gradients, |_| ()).expect("an update");

@@ -183,7 +183,7 @@ fn between_all(between: Between) {
             program.model.end_run()?;
             program.other.end_run()
         });
-        ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
+        ends.into_iter().for_each(|end| end.expect("all go on"));
     }
 }
 
@@ -218,7 +218,7 @@ fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced
         }
         Ok::<_, Error>(())
     });
-    ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
+    ends.into_iter().for_each(|end| end.expect("all go on"));
 }
 
 /// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank 0
@@ -244,7 +244,7 @@ fn the_drop_of_a_later_evaluation_is_announced() {
         }
         Ok::<_, Error>(())
     });
-    ends.into_iter().for_each(|end| end.expect("no panic").expect("all go on"));
+    ends.into_iter().for_each(|end| end.expect("all go on"));
 }
 
 #[test]

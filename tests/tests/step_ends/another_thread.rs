@@ -34,7 +34,7 @@ fn a_drop_is_announced(order: UnitOrder) {
         }
     });
     for end in ends {
-        let end = end.expect("no panic").expect("it ends as it should");
+        let end = end.expect("it ends as it should");
         let expected =
             "step 0 aborted by rank 0: the step was dropped while another thread was in it";
         assert_eq!(end, expected);

@@ -13,7 +13,7 @@ use hsdp::{
 use hsdp_comm::{Between, Error as CommError, Fault, FaultKind, FaultPlace, Stage};
 use hsdp_tests::support::models::{one_parameter, shards};
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{DEADLINE, mesh};
+use hsdp_tests::support::worlds::{DEADLINE, launched, mesh};
 use serde_json::json;
 
 const RANKS: usize = 4;
@@ -131,7 +131,7 @@ fn run(fault: Option<Fault>, between: Between, then: Then) -> Vec<Fared> {
     let folder = tempfile::tempdir().expect("a folder");
     let faults = fault.into_iter().collect();
     let options = WorldOptions { faults, between, deadline: DEADLINE, ..WorldOptions::default() };
-    let ends = hsdp::launch(RANKS, options, |world| {
+    let ends = launched(RANKS, options, |world| {
         let mut rank = Attempts { then, fared: Fared::default() };
         let ended = rank.train(world, folder.path());
         assert!(then == Then::Leave || ended.is_ok(), "{ended:?}");

@@ -2,16 +2,14 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use hsdp::{
-    Accumulation, Error, GradientValues, LossSum, ModelOptions, Rank, Step, StepOptions, Values,
-    WorldOptions,
+    Accumulation, Error, GradientValues, LossSum, ModelOptions, Rank, Step, StepOptions,
+    UnitGradients, Values, WorldOptions,
 };
 use hsdp_comm::{Fault, FaultKind, Stage};
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::unit;
-use hsdp_tests::support::worlds::mesh;
+use hsdp_tests::support::worlds::{launched, mesh};
 
 use crate::model;
 
@@ -24,7 +22,7 @@ fn finished(
     reduce: impl Fn(&mut Step<'_>, (usize, usize)) -> Result<(), Error> + Sync,
 ) -> Vec<String> {
     let world = WorldOptions { faults, ..WorldOptions::default() };
-    let ended = hsdp::launch(2, world, |world| {
+    let ended = launched(2, world, |world| {
         let rank = world.rank().index();
         let mut model = model(world, options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
@@ -38,11 +36,11 @@ fn finished(
 }
 
 /// A microbatch that reduces one unit, and does not look whether that succeeds, as a careless program does.
-fn one_unit(step: &mut Step<'_>, gradient: Option<Arc<dyn GradientValues>>) -> Result<(), Error> {
+fn one_unit(step: &mut Step<'_>, gradient: impl GradientValues + 'static) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
     let _ = pass.loss(LossSum::new(0.0, 1))?;
     let ignored = catch_unwind(AssertUnwindSafe(|| {
-        let _ = pass.reduce(unit(2), vec![gradient, None]);
+        let _ = pass.reduce(unit(2), UnitGradients::new().with(gradient).without());
     }));
     drop(ignored);
     pass.finish()
@@ -53,7 +51,7 @@ fn a_step_whose_reduction_failed_does_not_finish() {
     for kind in [FaultKind::Error, FaultKind::OutOfMemory] {
         let faults = vec![Fault::at(Rank::new(CULPRIT), 0, (unit(2), Stage::Reduce), kind)];
         let told = finished(&ModelOptions::on(mesh(2, 1)), faults, |step, _| {
-            one_unit(step, lend(vec![1.0; 93]))
+            one_unit(step, vec![1.0_f32; 93])
         });
         let own = &told[CULPRIT];
         let begins = "finish on rank 1, step 0: an earlier call of the step failed (reduce_scatter on rank 1, step 0: ";
@@ -83,8 +81,11 @@ fn a_step_in_which_a_gradient_panicked_does_not_finish() {
     for accumulation in [Accumulation::ReduceScatter, Accumulation::Local] {
         let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 1)) };
         let told = finished(&options, Vec::new(), |step, place| {
-            let torn: Option<Arc<dyn GradientValues>> = Some(Arc::new(Torn));
-            one_unit(step, if place == (CULPRIT, 0) { torn } else { lend(vec![1.0; 93]) })
+            if place == (CULPRIT, 0) {
+                one_unit(step, Torn)
+            } else {
+                one_unit(step, vec![1.0_f32; 93])
+            }
         });
         let own = "an earlier call of the step failed (a call panicked, and the panic was caught)";
         assert!(told[CULPRIT].contains(own), "{accumulation}: {}", told[CULPRIT]);

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use hsdp::{
     Accumulation, Error, GradientValues, Gradients, LossSum, ModelOptions, PassHandle,
-    ShardedModel, StepOptions, Values, World,
+    ShardedModel, StepOptions, UnitGradients, Values, World,
 };
 use hsdp_comm::{AbortReason, Error as CommError};
 use hsdp_tests::support::models::{one_parameter, unit};
@@ -51,7 +51,7 @@ fn a_handle_that_is_used_in_an_update_is_refused() {
             let calls = [
                 (handle.unshard(unit(0)).map(drop), "unshard"),
                 (handle.loss(LossSum::new(0.0, 1)).map(drop), "loss"),
-                (handle.reduce(unit(0), Vec::new()), "reduce"),
+                (handle.reduce(unit(0), UnitGradients::new()), "reduce"),
             ];
             refused += calls
                 .iter()
@@ -102,7 +102,8 @@ fn a_handle_that_is_used_while_a_gradient_is_read_is_refused() {
             let mut pass = step.microbatch()?;
             let gradient = Arc::new(Recursive { handle: pass.handle(), refused: Mutex::default() });
             let _ = pass.loss(LossSum::new(0.0, 1))?;
-            pass.reduce(unit(0), vec![Some(Arc::clone(&gradient) as Arc<dyn GradientValues>)])?;
+            let shared: Arc<dyn GradientValues> = Arc::<Recursive>::clone(&gradient);
+            pass.reduce(unit(0), [Some(shared)].into_iter().collect())?;
             pass.finish()?;
             let gradients = step.finish()?;
             assert_eq!(gradients.full(&model)?["w"], vec![1.0; ELEMENTS]);

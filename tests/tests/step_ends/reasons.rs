@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, Rank, ShardedModel, Step, StepOptions,
-    World, WorldOptions,
+    UnitGradients, World, WorldOptions,
 };
 use hsdp_comm::{AbortReason, Fault, FaultKind, Stage, StepFailure};
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
 
 use crate::{STEPS, attempt, model};
 
@@ -49,7 +48,7 @@ fn a_rank_that_fails_while_replicas_are_compared_is_told_of_and_the_step_is_begu
     });
     let own = "all_gather on rank 2, step 1: an injected error, in setup, step 1, microbatch 0";
     for (rank, told) in ended.into_iter().enumerate() {
-        let told = told.expect("no panic").expect("it goes on");
+        let told = told.expect("it goes on");
         let expected = format!("step 1 aborted by rank 2: {own}");
         assert_eq!(told, if rank == 2 { own } else { &expected });
     }
@@ -64,7 +63,7 @@ fn the_others_are_told_why_a_step_failed() {
         let mut pass = step.microbatch()?;
         let _ = pass.loss(LossSum::new(0.0, 1))?;
         let elements = if rank == 1 { 92 } else { 93 };
-        pass.reduce(unit(2), vec![lend(vec![0.0; elements]), None])?;
+        pass.reduce(unit(2), UnitGradients::new().with(vec![0.0_f32; elements]).without())?;
         pass.finish()?;
         step.finish().map(drop)
     });
@@ -90,7 +89,7 @@ fn a_step_that_is_abandoned_tells_the_others_why_and_the_next_one_begins() {
 fn an_error_of_the_step_comes_before_the_reason_that_its_owner_gives() {
     let heard = heard_by_rank_1(|mut step| {
         let mut pass = step.microbatch().expect("a microbatch");
-        pass.reduce(unit(9), Vec::new()).expect_err("there is no such unit");
+        pass.reduce(unit(9), UnitGradients::new()).expect_err("there is no such unit");
         drop(pass);
         step.abandon("something came of it");
     });
@@ -119,7 +118,7 @@ fn a_step_without_weight_is_refused_on_all_ranks_and_the_next_goes_on() {
 #[test]
 fn a_rank_that_panics_in_its_step_ends_the_world_of_the_others_within_a_second() {
     let panicked = OnceLock::new();
-    let ended = hsdp::launch(4, WorldOptions::default(), |world| {
+    let ended = launched(4, WorldOptions::default(), |world| {
         let rank = world.rank().index();
         let error = train_until_the_end(world, |step| {
             if rank == 2 && step == 1 {
@@ -162,7 +161,7 @@ fn heard_by_rank_1(end: impl Fn(Step<'_>) + Sync) -> String {
         springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
         step.finish().map(|_| heard)
     });
-    let mut heard = heard.into_iter().map(|rank| rank.expect("no panic").expect("a clean step"));
+    let mut heard = heard.into_iter().map(|rank| rank.expect("a clean step"));
     heard.nth(1).flatten().expect("rank 1 is told")
 }
 

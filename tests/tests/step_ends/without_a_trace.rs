@@ -136,7 +136,7 @@ fn a_step_that_was_left_behind_by_hand_is_given_up_once() {
         Ok(world.epoch())
     });
     for epoch in epochs {
-        assert_eq!(epoch.expect("no panic").expect("a clean step"), 1);
+        assert_eq!(epoch.expect("a clean step"), 1);
     }
 }
 

@@ -4,9 +4,9 @@
 
 use hsdp::{
     Accumulation, Error, LossSum, ModelOptions, ModelSpec, Objective, Pass, ShardedModel,
-    StepOptions, World,
+    StepOptions, UnitGradients, World,
 };
-use hsdp_tests::support::handmade::{in_f32, lend};
+use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::{layer, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
@@ -71,8 +71,8 @@ impl Share {
         let seed = pass.loss(LossSum::new(0.0, self.weight()))?;
         for index in self.backward() {
             let full = pass.unshard(unit(index))?;
-            let gradient = |param| lend(vec![in_f32(seed.value()); full.values(param).len()]);
-            let gradients = (0..full.len()).map(gradient).collect();
+            let gradient = |param| vec![in_f32(seed.value()); full.values(param).len()];
+            let gradients = UnitGradients::of((0..full.len()).map(gradient));
             drop(full);
             pass.reduce(unit(index), gradients)?;
         }

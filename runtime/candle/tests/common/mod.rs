@@ -6,10 +6,18 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use hsdp::{
-    Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
-    Unit, World,
+    Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, Precision, RankFailure, ShardedModel,
+    StepOptions, Unit, World, WorldOptions,
 };
 use hsdp_candle::{Error, Parameters, Pass, Plain, Units};
+
+/// Runs `size` ranks as threads, and returns their results in rank order. An error is a result like
+/// any other: it does not end the world. Panics if a rank does.
+pub(crate) fn results<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
+    let rank = |world| Ok::<_, RankFailure>(rank(world));
+    let ends = hsdp::launch(size, WorldOptions::default(), rank);
+    ends.into_iter().map(|end| end.expect("no rank panics")).collect()
+}
 
 /// Gradients by name.
 pub(crate) type Named = BTreeMap<String, Vec<f32>>;

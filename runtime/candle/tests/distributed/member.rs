@@ -1,9 +1,9 @@
 //! A rank of a test, and the helpers that tests share.
 
 use candle_core::{DType, Device, Tensor, Var};
-use hsdp::World;
 use hsdp::collective::Collective;
 use hsdp::dist::{Axes, AxisState};
+use hsdp::{World, WorldOptions};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Tagged, Tape};
 use hsdp_comm::Channel;
@@ -86,7 +86,7 @@ pub(crate) fn ranks<O: Send>(
     size: usize,
     work: impl Fn(World) -> Result<O, Error> + Sync,
 ) -> Vec<O> {
-    let outcomes = hsdp::world(size, work);
+    let outcomes = hsdp::launch(size, WorldOptions::default(), work);
     outcomes.into_iter().map(|outcome| outcome.expect("a rank failed")).collect()
 }
 

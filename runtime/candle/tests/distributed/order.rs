@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
+use hsdp::WorldOptions;
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::Tagged;
@@ -146,15 +147,19 @@ fn two_thousand_collectives_one_after_the_other() {
 #[test]
 fn a_graph_that_outlives_its_rank_keeps_nobody_waiting() {
     let begun = Instant::now();
-    let outcomes = hsdp::world(2, |world| -> Result<(Tagged, Option<Error>), Error> {
-        let member = Member::new(&world, DType::F64)?;
-        let x = member.varying(member.variable(&[member.place()])?);
-        let gathered = x.everywhere(&GATHER)?;
-        match member.rank {
-            0 => Ok((gathered, None)),
-            _ => Ok((gathered.clone(), x.everywhere(&GATHER).err())),
-        }
-    });
+    let outcomes = hsdp::launch(
+        2,
+        WorldOptions::default(),
+        |world| -> Result<(Tagged, Option<Error>), Error> {
+            let member = Member::new(&world, DType::F64)?;
+            let x = member.varying(member.variable(&[member.place()])?);
+            let gathered = x.everywhere(&GATHER)?;
+            match member.rank {
+                0 => Ok((gathered, None)),
+                _ => Ok((gathered.clone(), x.everywhere(&GATHER).err())),
+            }
+        },
+    );
     let [_, left] = outcomes.try_into().expect("two ranks");
     let (_, error) = left.expect("its first collective took place");
     assert!(matches!(error, Some(Error::Runtime(hsdp::Error::Comm(_)))), "{error:?}");

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use hsdp::{DType as HsdpDType, Mesh, ModelOptions, Precision, ShardedModel, StepOptions, World};
+use hsdp::{
+    DType as HsdpDType, Mesh, ModelOptions, Precision, ShardedModel, StepOptions, World,
+    WorldOptions,
+};
 use hsdp_candle::{Error, Pass, Plain};
 use hsdp_models::decoder::{Decoder, DecoderConfig};
 
@@ -35,7 +38,7 @@ fn a_llama_with_a_head_in_f32_trains_as_it_does_unsharded() {
     let want: Result<Named> = plain.parameters().iter().map(of).collect();
     // Both ranks have the same sequence, so each sum is twice that of one.
     let want = want.expect("gradients");
-    for got in hsdp::world(2, |world| -> std::result::Result<_, Error> {
+    for got in hsdp::launch(2, WorldOptions::default(), |world| -> std::result::Result<_, Error> {
         let options =
             ModelOptions { precision, ..ModelOptions::on(Mesh::new(1, 2).expect("two ranks")) };
         let mut model = ShardedModel::new(world, spec.clone(), options, recorded.init(3))?;

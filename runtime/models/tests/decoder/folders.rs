@@ -6,6 +6,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use candle_transformers::models::llama as stock;
+use hsdp::RankFailure;
 use hsdp::prelude::*;
 use hsdp_models::decoder::{Decoder, DecoderConfig, Pretrained, RopeScaling};
 use serde_json::{Value, json};
@@ -279,17 +280,17 @@ fn ranks_whose_configs_differ_make_no_model() {
     ] {
         let [one, other] = [copy("plain"), copy("plain")];
         reconfigure(other.path(), "config.json", &json!({ key: value }));
-        let ends = hsdp::world(2, |world| {
+        let ends = hsdp::launch(2, WorldOptions::default(), |world| {
             let path = [&one, &other][world.rank().index()].path();
             let folder = Pretrained::open(path).expect("a folder");
             let spec = Decoder::new(folder.config().clone()).spec().expect("a model");
             let options = ModelOptions::on(Mesh::new(1, 2).expect("a mesh"));
             let imported = ShardedModel::import(world, spec, options, &folder.import());
-            imported.map(drop).map_err(|error| error.to_string())
+            Ok::<_, RankFailure>(imported.map(drop).map_err(|error| error.to_string()))
         });
         let expected = format!("the model spec differs between ranks: rank 1 has {said}");
         for end in ends {
-            let error = end.expect_err(key);
+            let error = end.expect("no panic").expect_err(key);
             assert!(error.starts_with(&expected), "{error}");
         }
     }

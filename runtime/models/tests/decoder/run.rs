@@ -95,10 +95,10 @@ pub(crate) fn adamw(model: &ShardedModel) -> AdamW {
 impl Run {
     /// Runs the steps. Returns the numbers, which are equal on all ranks.
     pub(crate) fn numbers(&self, batches: &Batches) -> Numbers {
-        let ranks = hsdp::world(self.mesh.world_size(), |world| {
-            self.rank(world, batches).unwrap_or_else(|error| panic!("{error}"))
-        });
-        let mut ranks = ranks.into_iter();
+        let rank = |world| self.rank(world, batches);
+        let ranks = hsdp::launch(self.mesh.world_size(), WorldOptions::default(), rank);
+        let mut ranks =
+            ranks.into_iter().map(|rank| rank.unwrap_or_else(|error| panic!("{error}")));
         let first = ranks.next().expect("a rank");
         ranks.for_each(|other| assert_eq!(other, first));
         first

@@ -11,9 +11,9 @@ use crate::engine::device::ModelDevice;
 use crate::engine::device::sums::{first_noted, sighting_in_unit};
 use crate::engine::fabric::Fabric;
 use crate::engine::place::Place;
-use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 use crate::non_finite::Sighting;
+use crate::unit_gradients::UnitGradients;
 
 /// The sums of all units.
 #[derive(Debug)]
@@ -59,14 +59,14 @@ impl DeviceUnsharded {
         let there: Vec<(usize, Option<&dyn GradientValues>)> = layout
             .params()
             .iter()
-            .zip(gradients)
+            .zip(&gradients.entries)
             .map(|(slot, gradient)| (slot.start, gradient.as_deref()))
             .collect();
         let sum = self.units[unit.index()].take();
         let mut noted = Noted::new(&device.stream)?;
         let (had, mut sums) = match sum {
             Some(sum) => (sum.has, Some((sum.flat, sum.noted))),
-            None => (vec![false; gradients.len()], None),
+            None => (vec![false; gradients.entries.len()], None),
         };
         let round = place.microbatch;
         let notes = sums.as_mut().map_or(&mut noted, |(_, noted)| noted);
@@ -83,7 +83,8 @@ impl DeviceUnsharded {
             stream.sum(&mut sum, (&[&flat], all), (Divisor::ONE, Fold::Add), into)?;
             (flat, noted) = (sum, notes);
         }
-        let has = had.iter().zip(gradients).map(|(had, now)| *had || now.is_some()).collect();
+        let has =
+            had.iter().zip(&gradients.entries).map(|(had, now)| *had || now.is_some()).collect();
         self.units[unit.index()] = Some(Sum { flat, has, noted });
         Ok(())
     }
@@ -92,7 +93,7 @@ impl DeviceUnsharded {
     pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId) -> UnitGradients {
         let layout = plan.layout(unit);
         let Some(Sum { flat, has, noted }) = self.units[unit.index()].take() else {
-            return vec![None; layout.params().len()];
+            return layout.params().iter().map(|_| None).collect();
         };
         self.given.push((unit, noted));
         let flat = Arc::new(flat);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use hsdp::{
     DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Placement,
-    Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, Unused, World,
+    Precision, Rank, ShardedModel, StepOptions, Unit, UnitId, Unused, World,
 };
 use hsdp_kernels::cuda::{Device, DeviceBuffer};
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,9 @@ use super::{CaseParam, ReduceCase};
 use crate::conformance::compare::{Tally, first_difference};
 use crate::conformance::ranks::{Site, on_ranks};
 use crate::conformance::{Verdict, ledger};
+
+/// Gradients of a unit, one entry for each parameter.
+type Entries = Vec<Option<Arc<dyn GradientValues>>>;
 
 impl ReduceCase {
     /// Runs it, with a thread for each rank.
@@ -98,7 +101,7 @@ impl ReduceCase {
                 let gradients = self.unit_gradients(microbatch, rank, unit);
                 let gradients = placed(gradients, placement);
                 if gradients.iter().any(Option::is_some) {
-                    pass.reduce(UnitId::new(unit), gradients)?;
+                    pass.reduce(UnitId::new(unit), gradients.into_iter().collect())?;
                 }
             }
             pass.finish()?;
@@ -136,7 +139,7 @@ impl ReduceCase {
         }
     }
 
-    fn unit_gradients(&self, microbatch: usize, rank: Rank, unit: usize) -> UnitGradients {
+    fn unit_gradients(&self, microbatch: usize, rank: Rank, unit: usize) -> Entries {
         let gradient = |param: &CaseParam| {
             let name = Self::gradient_name(microbatch, rank, &format!("{unit}.{}", param.name));
             param
@@ -148,7 +151,7 @@ impl ReduceCase {
 }
 
 /// The gradients of a model on a device: every second one lies there, too.
-fn placed(gradients: UnitGradients, placement: Placement) -> UnitGradients {
+fn placed(gradients: Entries, placement: Placement) -> Entries {
     if let Placement::Cuda { ordinal, .. } = placement {
         let there = |(index, gradient): (usize, Option<Arc<dyn GradientValues>>)| match gradient {
             Some(gradient) if index % 2 == 0 => Some(uploaded(&*gradient, ordinal)),

@@ -7,11 +7,10 @@ use std::sync::Barrier;
 
 use hsdp::{
     Accumulation, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Param, Pass, Placement, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, World,
+    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, World,
 };
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::DType;
-use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::unit;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
@@ -76,7 +75,9 @@ impl Rank<'_> {
             self.act(Before::Gather, || pass.unshard(unit(0)).map(drop))?;
             let _ = pass.loss(LossSum::new(0.0, 1))?;
             drop(pass.unshard(unit(0))?);
-            self.act(Before::Reduce, || pass.reduce(unit(0), vec![lend(vec![0.5; ELEMENTS])]))?;
+            self.act(Before::Reduce, || {
+                pass.reduce(unit(0), UnitGradients::of([vec![0.5_f32; ELEMENTS]]))
+            })?;
             pass.finish()
         };
         let ran: Result<(), Error> = run();
@@ -107,7 +108,7 @@ fn step(model: &mut ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
 
 fn reduce(mut pass: Pass<'_>, slope: f32) -> Result<(), Error> {
     let _ = pass.loss(LossSum::new(0.0, 1))?;
-    pass.reduce(unit(0), vec![lend(vec![slope; ELEMENTS])])?;
+    pass.reduce(unit(0), UnitGradients::of([vec![slope; ELEMENTS]]))?;
     pass.finish()
 }
 

@@ -48,7 +48,7 @@ impl Training {
             drop(pass.unshard(UNIT)?);
             let _ = pass.loss(LossSum::new(1.0, 1))?;
             drop(pass.unshard(UNIT)?);
-            pass.reduce(UNIT, vec![Some(Arc::clone(gradient))])?;
+            pass.reduce(UNIT, [Some(Arc::clone(gradient))].into_iter().collect())?;
             pass.finish()?;
         }
         let gradients = step.finish()?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::judge::{MemberWait, WaitKey};
 use crate::operations::note_operation;
 use crate::remote::Urgency;
-use crate::{Between, Wanted, launch};
+use crate::{Between, RankFailure, Wanted, launch};
 
 /// Of a group of three ranks, on which calls go by NCCL.
 fn call(sequence: u64, count: usize) -> Arc<Descriptor> {
@@ -50,9 +50,9 @@ fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error>
         handle.record.wait_on_device(Some(wait_in(last, rank)));
         if waits(rank) {
             let barrier = world.world_group(Channel::User).barrier(Tag::default());
-            return barrier.and_then(Pending::wait).expect_err("it is never complete");
+            return Ok(barrier.and_then(Pending::wait).expect_err("it is never complete"));
         }
-        handle.status.sleep(LONG, || false).expect("the world ends")
+        Ok::<_, RankFailure>(handle.status.sleep(LONG, || false).expect("the world ends"))
     });
     ends.into_iter().map(|end| end.expect("no panic")).collect()
 }
@@ -90,7 +90,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
         let calls = if rank.index() == 2 { 1 } else { 2 };
         (0..calls).for_each(|sequence| note_operation(&world, &call(sequence, 8)));
         if rank.index() == 2 {
-            return handle.status.sleep(LONG, || false).expect("the world ends");
+            return Ok(handle.status.sleep(LONG, || false).expect("the world ends"));
         }
         let wait = wait_in(1, rank);
         handle.record.wait_on_device(Some(wait.clone()));
@@ -105,7 +105,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
         both.wait();
         assert!(culprit.is_some(), "for a warning");
         handle.core.end_late_on_device(rank, &wait);
-        world.end().expect("the world has ended")
+        Ok::<_, RankFailure>(world.end().expect("the world has ended"))
     });
     for end in ends {
         let end = end.expect("no panic");
