@@ -58,9 +58,10 @@
 //! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
 //! [`checkpoint::format`].
 //!
-//! The modules in reading order: `model`, `step`, `gradients`, `clipping`, `optimizer`, `ema` (the
-//! types that a user holds); `objective`, [`divide`], `precision`, `placement`, `options`; `engine`
-//! (the schedule of a step); `header`, `agreement` (the messages that ranks exchange in a step).
+//! The modules in reading order: `model`, `step`, `unit_gradients`, `gradients`, `clipping`,
+//! `optimizer`, `ema` (the types that a user holds); `objective`, [`divide`], `precision`,
+//! `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
+//! ranks exchange in a step).
 
 mod agreement;
 pub mod checkpoint;
