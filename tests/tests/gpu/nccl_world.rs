@@ -385,7 +385,7 @@ fn outlasting(group: &Group) -> Result<(), Error> {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_call_on_a_communicator_that_was_aborted_says_why_the_world_has_ended() {
-    let ended = launch(3, WorldOptions::default(), |world: World| {
+    let ended = launched(3, WorldOptions::default(), |world: World| {
         world.connect_nccl(&device())?;
         let members = if world.rank().index() == 2 { 2..3 } else { 0..2 };
         let members: Vec<Rank> = members.map(Rank::new).collect();
