@@ -119,7 +119,7 @@ fn a_stop_whose_checkpoint_fails_is_a_failure() {
     let said = stderr(&ended);
     assert_eq!(ended.status.code(), Some(1), "{said}");
     assert!(said.contains("stopped by signal 15 after step"), "{said}");
-    assert!(said.contains("and no checkpoint was saved: saving at step"), "{said}");
+    assert!(said.contains("and the last checkpoint was not saved: saving at step"), "{said}");
 }
 
 #[test]

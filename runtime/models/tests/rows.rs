@@ -134,7 +134,34 @@ fn a_run_that_no_longer_improves_ends_and_stays_ended() {
     let files = fs::read(place.out().join("metrics.jsonl")).expect("a file");
     let again = place.run(&[&patient[..], &["--resume"]].concat());
     ended_well(&again);
+    let told =
+        format!("ended after step {} of 4000: 2 evaluations were not better\n", metrics.len());
+    assert_eq!(String::from_utf8_lossy(&again.stdout), told);
     assert_eq!(fs::read(place.out().join("metrics.jsonl")).expect("a file"), files);
+}
+
+#[test]
+fn the_best_checkpoint_is_found_again() {
+    let place = Place::new();
+    let best = ["--evaluate-every", "5", "--save-best", "--save-every", "1000000"];
+    let mut run = Running::of(place.command(&[&best[..], &["--steps", "1000000"]].concat()));
+    run.until("a step", || place.metrics().len() > 60);
+    run.send(Signal::SIGKILL);
+    run.ended();
+    let folder = place.out().join("best");
+    assert!(!checkpoints(&folder).is_empty(), "some were saved before the run was killed");
+    // There is no other checkpoint to resume from, so the steps are made again.
+    let begun = place.run(&[&best[..], &["--steps", "12", "--resume"]].concat());
+    ended_well(&begun);
+    assert_eq!(stderr(&begun), "rows: there is no checkpoint: the run begins at step 0\n");
+    assert_eq!(checkpoints(&folder), ["step-00000010", "step-00000012"]);
+    let before = place.summary()["best_evaluation"].clone();
+    let resumed = place.run(&[&best[..], &["--steps", "13", "--resume"]].concat());
+    ended_well(&resumed);
+    assert!(place.summary()["best_evaluation"].as_f64() <= before.as_f64());
+    ended_well(&place.run(&[&best[..], &["--steps", "30", "--resume", "--mesh", "1x2"]].concat()));
+    let last = checkpoints(&folder);
+    assert!(last.last().is_some_and(|last| **last > *"step-00000012"), "{last:?}");
 }
 
 #[test]

@@ -175,6 +175,12 @@ impl Default for EvaluationOptions {
     }
 }
 
+impl EvaluationOptions {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
 impl RunOptions {
     /// Checks options that a program may have made in code, and the mesh. Chooses the device of this
     /// process: the processes of one machine get its devices in turn.

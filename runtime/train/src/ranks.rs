@@ -243,12 +243,9 @@ impl Ranks {
             // Rank 0 is still writing its files, and a launcher would kill it.
             _ if !is_first => Failure::Elsewhere,
             (None, Some(stopped)) => stopped,
-            (Some(problem), None) => {
-                Failure::Work(format!("the last checkpoint was not saved: {problem}")).in_training()
-            }
-            (Some(problem), Some(stopped)) => {
-                Failure::Work(format!("{stopped}, and no checkpoint was saved: {problem}"))
-                    .in_training()
+            (Some(unsaved), None) => Failure::Work(unsaved).in_training(),
+            (Some(unsaved), Some(stopped)) => {
+                Failure::Work(format!("{stopped}, and {unsaved}")).in_training()
             }
         };
         Err(failure)

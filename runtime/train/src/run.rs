@@ -153,9 +153,10 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ) -> Result<Self, Failure> {
         let options = setup.options();
         let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
-        if !training.batches.is_object() {
-            return Err(Failure::work("Training::batches is no object"));
-        }
+        training.evaluation.check()?;
+        let Training { steps, batches, content, evaluation, better, .. } = &training;
+        let compared = format!("{steps} steps, {batches}, {content:?}, {evaluation:?}, {better:?}");
+        setup.compare("training", &compared)?;
         let mut saving = Saving::open(&model, options, &training)?;
         if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
@@ -302,25 +303,25 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     /// ends, as [`EvaluationOptions`] say.
     ///
     /// # Errors
-    /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or if the number is
-    /// not equal on all ranks.
+    /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated twice;
+    /// [`Failure::Peer`] if the number is not equal on all ranks.
     pub fn evaluate<E: Into<Failure>>(
         &mut self,
         evaluate: impl FnOnce(&mut ShardedModel, &mut O) -> Result<f64, E>,
     ) -> Result<Option<f64>, Failure> {
-        let Some(Step { number, stage: Stage::Updated(..), shutdown, .. }) = self.step else {
-            return Err(out_of_order("evaluate", "update"));
+        let Some(Step { number, stage: Stage::Updated(..), evaluation: None, .. }) = self.step
+        else {
+            return Err(out_of_order("evaluate", "update, and evaluate once after it,"));
         };
-        let is_last = number + 1 == self.training.steps || shutdown == Shutdown::Asked;
-        if !self.evaluations.is_due(number, is_last) {
+        let Some(due) = self.evaluations.due(number + 1, self.training.steps) else {
             return Ok(None);
-        }
+        };
         let span = info_span!("evaluation").entered();
         let value = evaluate(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
         drop(span);
         let compared = format!("{value}");
         self.model.world().compare("evaluation", &compared)?;
-        let is_best = self.evaluations.add(value);
+        let is_best = self.evaluations.add(value, due);
         if let Some(step) = &mut self.step {
             step.evaluation = Some(value);
         }
@@ -345,6 +346,21 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         self.setup.options()
     }
 
+    /// Returns the reason why no further step is made, in words.
+    fn reason(&self) -> String {
+        let (made, steps) = (self.next, self.training.steps);
+        if self.was_stopped {
+            format!("a signal has ended the run after step {made} of {steps}")
+        } else if made == steps {
+            format!("all {steps} steps are made")
+        } else if made > steps {
+            format!("all {steps} steps are made: the checkpoint is of step {made}")
+        } else {
+            let since = self.evaluations.past().since;
+            format!("ended after step {made} of {steps}: {since} evaluations were not better")
+        }
+    }
+
     /// Returns whether step `number` is to be made.
     fn goes_on(&self, number: u64) -> bool {
         number < self.training.steps && !self.evaluations.is_enough()
@@ -360,7 +376,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             progress.add(record, norms, evaluation)?;
         }
         self.next = number + 1;
-        self.was_stopped = shutdown == Shutdown::Asked;
+        // After the last step there is nothing to stop.
+        self.was_stopped = shutdown == Shutdown::Asked && self.goes_on(self.next);
         let ends = if self.was_stopped || !self.goes_on(self.next) { Ends::Yes } else { Ends::No };
         match &mut self.saving {
             Some(saving) => {
@@ -370,15 +387,17 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
     }
 
-    /// Returns the number of warnings of all ranks.
-    fn count_warnings(&self) -> Result<u64, Failure> {
+    /// Returns the number of warnings of all ranks, and the number of ranks with other traffic than
+    /// planned. Collective.
+    fn count(&self, is_as_planned: bool) -> Result<[u64; 2], Failure> {
         let world = self.model.world();
-        // Ranks of one process count together.
+        // Ranks of one process count their warnings together.
         let counts = !world.shares_memory() || world.rank().index() == 0;
-        let own = if counts { self.setup.warnings().count() } else { 0 };
+        let warnings = if counts { self.setup.warnings().count() } else { 0 };
         let group = world.world_group(Channel::User);
-        let sum = group.all_reduce(Tag::default(), Reduction::Sum, vec![own])?.wait()?;
-        Ok(sum[0])
+        let own = vec![warnings, u64::from(!is_as_planned)];
+        let sum = group.all_reduce(Tag::default(), Reduction::Sum, own)?.wait()?;
+        Ok([sum[0], sum[1]])
     }
 }
 

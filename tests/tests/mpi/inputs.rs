@@ -179,6 +179,6 @@ fn warnings() -> Result<(), String> {
     }) {
         return Err(format!("rank {rank} says so, too: {}", ended.err));
     }
-    has(&ended.err, &["and no checkpoint was saved: saving at step "])?;
+    has(&ended.err, &["and the last checkpoint was not saved: saving at step "])?;
     if ended.code == Some(1) { Ok(()) } else { Err(format!("exit code {:?}", ended.code)) }
 }

@@ -13,6 +13,15 @@ pub enum Better {
     Higher,
 }
 
+/// The step after which an evaluation is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// One of the steps of `evaluate_every`.
+    Scheduled,
+    /// The last step of the run, which is none of them. A run with more steps has no evaluation here.
+    AtTheEnd,
+}
+
 /// The evaluations so far, as a checkpoint keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Past {
@@ -44,14 +53,17 @@ impl Evaluations {
         self.past = past;
     }
 
-    /// Returns whether the model is evaluated after step `number`, which may be the last one.
-    pub(crate) fn is_due(&self, number: u64, is_last: bool) -> bool {
-        let every = self.options.evaluate_every;
-        every.is_some_and(|every| is_last || (number + 1).is_multiple_of(every as u64))
+    /// Returns whether the model is evaluated when `made` of `steps` steps are made, and why.
+    pub(crate) fn due(&self, made: u64, steps: u64) -> Option<Due> {
+        let every = self.options.evaluate_every? as u64;
+        match made.is_multiple_of(every) {
+            true => Some(Due::Scheduled),
+            false => (made == steps).then_some(Due::AtTheEnd),
+        }
     }
 
     /// Adds an evaluation. Returns whether it is the best one. A NaN never is.
-    pub(crate) fn add(&mut self, value: f64) -> bool {
+    pub(crate) fn add(&mut self, value: f64, due: Due) -> bool {
         let is_better = |best: f64| match self.better {
             Better::Lower => value < best,
             Better::Higher => value > best,
@@ -59,10 +71,15 @@ impl Evaluations {
         let is_best = !value.is_nan() && self.past.best.is_none_or(is_better);
         if is_best {
             self.past = Past { best: Some(value), since: 0 };
-        } else {
+        } else if due == Due::Scheduled {
             self.past.since += 1;
         }
         is_best
+    }
+
+    /// Forgets the best evaluation, if its checkpoint is gone, and goes on from `best`.
+    pub(crate) fn set_best(&mut self, best: Option<f64>) {
+        self.past.best = best;
     }
 
     /// Returns whether too many evaluations in a row have not improved.
@@ -83,21 +100,34 @@ mod tests {
 
     #[test]
     fn evaluations_are_due_after_every_third_step_and_the_last() {
-        let due = |number, is_last| evaluations(Better::Lower).is_due(number, is_last);
-        assert_eq!([0, 1, 2, 3, 5].map(|n| due(n, false)), [false, false, true, false, true]);
-        assert!(due(3, true));
+        let due = |made| evaluations(Better::Lower).due(made, 7);
+        let scheduled = Some(Due::Scheduled);
+        assert_eq!([1, 2, 3, 6].map(due), [None, None, scheduled, scheduled]);
+        assert_eq!([7, 8, 9].map(due), [Some(Due::AtTheEnd), None, scheduled]);
         let never = Evaluations::new(EvaluationOptions::default(), Better::Lower);
-        assert!(!never.is_due(2, true));
+        assert_eq!(never.due(7, 7), None);
+    }
+
+    #[test]
+    fn an_evaluation_at_the_end_uses_up_no_patience() {
+        let mut lower = evaluations(Better::Lower);
+        assert!(lower.add(2.0, Due::AtTheEnd));
+        for _ in 0..5 {
+            assert!(!lower.add(3.0, Due::AtTheEnd));
+        }
+        assert!(!lower.is_enough());
     }
 
     #[test]
     fn a_run_ends_after_two_evaluations_without_a_better_one() {
         let mut lower = evaluations(Better::Lower);
         let values = [2.0, f64::NAN, 1.0, 1.0, f64::NAN];
-        assert_eq!(values.map(|value| lower.add(value)), [true, false, true, false, false]);
+        let added = values.map(|value| lower.add(value, Due::Scheduled));
+        assert_eq!(added, [true, false, true, false, false]);
         assert!(lower.is_enough());
         let mut higher = evaluations(Better::Higher);
-        assert_eq!([2.0, 3.0, 1.0].map(|value| higher.add(value)), [true, true, false]);
+        let added = [2.0, 3.0, 1.0].map(|value| higher.add(value, Due::Scheduled));
+        assert_eq!(added, [true, true, false]);
         assert!(!higher.is_enough());
         higher.resume(lower.past());
         assert!(higher.is_enough() && higher.past().best == Some(1.0));

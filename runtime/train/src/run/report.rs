@@ -20,7 +20,7 @@ pub(crate) struct Ended {
     pub(crate) steps: u64,
     /// Whether a signal has ended the run. The signal may have come to another process.
     pub(crate) was_stopped: bool,
-    /// Error of the last save that was asked for, if that failed.
+    /// Checkpoint that was not saved, with the reason.
     pub(crate) unsaved: Option<String>,
 }
 
@@ -39,7 +39,10 @@ pub struct Report {
 struct First {
     records: Vec<StepRecord>,
     mesh: Mesh,
-    steps: u64,
+    /// Reason why no further step was made, in words.
+    reason: String,
+    /// Number of ranks with other traffic than planned.
+    differ: u64,
     loss: &'static str,
     warnings: u64,
     rows: Vec<[String; 2]>,
@@ -52,7 +55,7 @@ struct First {
 impl Report {
     /// Ends the run on all ranks. Collective.
     pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>, costs: Costs) -> Result<Self, Failure> {
-        let warnings = run.count_warnings()?;
+        let [warnings, differ] = run.count(costs.is_traffic_as_planned())?;
         let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;
         let ended = Ended {
@@ -91,7 +94,8 @@ impl Report {
         };
         let mut report = First {
             mesh: options.mesh,
-            steps: run.training.steps,
+            reason: run.reason(),
+            differ,
             loss: run.training.loss,
             warnings,
             rows: Vec::new(),
@@ -105,18 +109,23 @@ impl Report {
         if let Some(best) = best {
             report.fields.insert("best_evaluation".to_owned(), best.into());
         }
-        let mut row = |name: &str, value: String| report.rows.push([name.to_owned(), value]);
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
         row("parameters", format!("{elements} in {units} units"));
         row("loss, first step", shown(first));
         row("loss, last step", shown(last));
         if let Some(best) = best {
             row("best evaluation", format!("{best:.4}"));
         }
+        if run.evaluations.is_enough() {
+            row("ended", report.reason.clone());
+        }
         row("speed", format!("{:.0} tokens/s", tokens as f64 / seconds));
         let skipped = report.records.len() - applied;
         if skipped > 0 {
             row("skipped", format!("{skipped} steps, in which a gradient overflowed"));
         }
+        report.rows = rows;
         Ok(Self { ended, costs: vec![costs], first: Some(report) })
     }
 
@@ -195,7 +204,7 @@ impl Report {
     fn show(&self, files: Option<&Files>) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
         if first.records.is_empty() {
-            let text = format!("all {} steps are made\n{}", first.steps, first.text);
+            let text = format!("{}\n{}", first.reason, first.text);
             return Ok(stdout::print(text)?);
         }
         // The files come first: a stdout that takes no more does not lose them.
@@ -207,7 +216,7 @@ impl Report {
             files.write_summary(&Value::Object(summary))?;
             plot::loss(&files.plot(), &first.records, first.loss)?;
         }
-        let exactness = self.check_traffic();
+        let exactness = check_traffic(first.differ, first.mesh.world_size());
         let said = exactness.as_ref().map_or_else(ToString::to_string, Clone::clone);
         stdout::print(format!(
             "{}\n\n{}\n{said}\n\n{}\n{}",
@@ -217,21 +226,6 @@ impl Report {
             first.text,
         ))?;
         exactness.map(drop)
-    }
-
-    /// Checks that calls and bytes are exactly as planned on all ranks of this process. Returns a
-    /// sentence that says so.
-    fn check_traffic(&self) -> Result<String, Failure> {
-        let ranks = self.costs.len();
-        let differ = self.costs.iter().filter(|costs| !costs.is_traffic_as_planned()).count();
-        match differ {
-            // Each other process compares its own.
-            0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
-            0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
-            _ => Err(Failure::Disagreement(format!(
-                "calls and bytes are not as planned on {differ} of {ranks} ranks"
-            ))),
-        }
     }
 
     /// Returns the collectives of rank 0 in a step.
@@ -258,6 +252,18 @@ impl Report {
             .iter()
             .map(|[name, measured]| [name.clone(), String::new(), measured.clone()]);
         table(["peak memory of rank 0", "planned", "measured"], planned.chain(own))
+    }
+}
+
+/// Checks that calls and bytes are exactly as planned on all ranks: on `differ` ranks they are not.
+/// Returns a sentence that says so.
+fn check_traffic(differ: u64, ranks: usize) -> Result<String, Failure> {
+    match differ {
+        0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
+        0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
+        _ => Err(Failure::Disagreement(format!(
+            "calls and bytes are not as planned on {differ} of {ranks} ranks"
+        ))),
     }
 }
 
@@ -301,9 +307,10 @@ mod tests {
             let compared = Compared { planned: flow(4096), measured: flow(bytes) };
             Costs { traffic: vec![("all_gather", compared)], memory: Vec::new() }
         };
-        let check = |costs| Report { ended: Ended::default(), costs, first: None }.check_traffic();
-        assert!(check(vec![costs(4096), costs(4096)]).is_ok());
-        let differs = check(vec![costs(4096), costs(4095)]).expect_err("a byte is missing");
+        let as_planned = [4096, 4095].map(|bytes| costs(bytes).is_traffic_as_planned());
+        assert_eq!(as_planned, [true, false]);
+        assert!(check_traffic(0, 2).is_ok());
+        let differs = check_traffic(1, 2).expect_err("a byte is missing on one rank");
         let expected = "verification failed: calls and bytes are not as planned on 1 of 2 ranks";
         assert_eq!(differs.to_string(), expected);
     }

@@ -1,17 +1,24 @@
 //! Checkpoints of the run: when they are saved, and how the run resumes from one.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Saved};
-use hsdp::{Error, ShardedModel};
-use serde_json::{Value, json};
+use hsdp::checkpoint::format::{Disk, Store};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content, Saved};
+use hsdp::{Channel, Error, ShardedModel, Tag};
+use serde_json::{Map, Value, json};
 
 use super::Training;
 use super::evaluation::{Evaluations, Past};
 use crate::failure::Failure;
-use crate::folder::{BEST, CHECKPOINTS};
+use crate::folder::{BEST, CHECKPOINTS, cannot_write};
 use crate::options::RunOptions;
 use crate::ranks::refused;
+
+/// Number of best checkpoints that are kept. The newest is the best.
+const KEPT_BEST: usize = 2;
 
 /// Name of the evaluations so far, in the user's part of a checkpoint.
 const EVALUATIONS: &str = "evaluations";
@@ -21,6 +28,9 @@ const EVALUATIONS: &str = "evaluations";
 pub(crate) struct Saving {
     checkpoints: Checkpoints,
     best: Option<Checkpoints>,
+    /// Folder of the best checkpoints, if they are saved.
+    best_folder: Option<PathBuf>,
+    content: Content,
     every: u64,
     batches: Value,
     /// Error of the last save, if that failed. A later save that succeeds makes up for it.
@@ -48,9 +58,17 @@ impl Saving {
             let with = CheckpointOptions { keep, content: training.content, ..Default::default() };
             Checkpoints::open(model, folder, with)
         };
+        if training.batches.get(EVALUATIONS).is_some() {
+            return Err(Failure::work(format!("Training::batches has the key {EVALUATIONS}")));
+        }
+        let best = out.join(BEST);
+        // With --resume it is opened when the step is known.
+        let is_open = saves_best && !options.resume;
         Ok(Some(Self {
             checkpoints: open(&out.join(CHECKPOINTS), options.keep)?,
-            best: saves_best.then(|| open(&out.join(BEST), 2)).transpose()?,
+            best: is_open.then(|| open(&best, KEPT_BEST)).transpose()?,
+            best_folder: saves_best.then_some(best),
+            content: training.content,
             every: options.save_every.map_or(u64::MAX, |every| every as u64),
             batches: training.batches.clone(),
             unsaved: None,
@@ -75,9 +93,14 @@ impl Saving {
             Error::Checkpoint { .. } => refused(&world, format!("--resume: {error}")),
             error => error.into(),
         })?;
-        let Some(resumed) = loaded else { return Ok(()) };
-        for (what, value) in self.batches.as_object().into_iter().flatten() {
-            let saved = &resumed.user[what];
+        let Some(resumed) = loaded else { return self.resume_best(model, 0, evaluations) };
+        let no_keys = Map::new();
+        let [own, saved] =
+            [&self.batches, &resumed.user].map(|it| it.as_object().unwrap_or(&no_keys));
+        let names: BTreeSet<&String> = own.keys().chain(saved.keys()).collect();
+        for what in names.into_iter().filter(|name| *name != EVALUATIONS) {
+            let of = |map: &Map<_, _>| map.get(what).cloned().unwrap_or_default();
+            let [value, saved] = [own, saved].map(of);
             if saved != value {
                 let problem = format!(
                     "--resume: the checkpoint of step {} was made with {what} {saved}, this run \
@@ -89,10 +112,42 @@ impl Saving {
         }
         let past: Option<Past> = serde_json::from_value(resumed.user[EVALUATIONS].clone())?;
         evaluations.resume(past.unwrap_or_default());
-        // Better ones may come again, of steps that this run makes once more.
-        if let Some(best) = &mut self.best {
-            best.discard_after(model, resumed.step)?;
+        self.resume_best(model, resumed.step, evaluations)
+    }
+
+    /// Opens the best checkpoints, if they are saved, and removes those of later steps than `step`:
+    /// better ones may come again, of steps that this run makes once more. If none is left, the next
+    /// evaluation is the best one. Collective.
+    fn resume_best(
+        &mut self,
+        model: &ShardedModel,
+        step: u64,
+        evaluations: &mut Evaluations,
+    ) -> Result<(), Failure> {
+        let Some(folder) = &self.best_folder else { return Ok(()) };
+        // The number of checkpoints that are left, and the newest of them, as rank 0 sees them.
+        let mut own = vec![0, 0];
+        if model.rank().index() == 0 {
+            let store = Store::new(folder, Arc::new(Disk));
+            let mut steps = if folder.exists() { store.steps()? } else { Vec::new() };
+            steps.retain(|it| *it <= step);
+            own = vec![steps.len() as u64, steps.into_iter().max().unwrap_or_default()];
+            if own[0] == 0 && folder.exists() {
+                fs::remove_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+            }
         }
+        let group = model.world().world_group(Channel::User);
+        let of_first = group.all_gather(Tag::default(), own)?.wait()?;
+        let (left, newest) = (of_first[0], of_first[1]);
+        let with =
+            CheckpointOptions { keep: KEPT_BEST, content: self.content, ..Default::default() };
+        let mut best = Checkpoints::open(model, folder, with)?;
+        if left == 0 {
+            evaluations.set_best(None);
+        } else {
+            best.discard_after(model, newest)?;
+        }
+        self.best = Some(best);
         Ok(())
     }
 
@@ -146,10 +201,12 @@ impl Saving {
         Ok(())
     }
 
-    /// Returns the error of the last save that was asked for, if it has failed: the run then ends
-    /// with exit code 1.
+    /// Returns the checkpoint that was not saved, with the reason: the last one that was asked for,
+    /// or the best one. The run then ends with exit code 1.
     pub(crate) fn unsaved(&self) -> Option<String> {
-        self.unsaved.as_ref().or(self.best_unsaved.as_ref()).map(Error::to_string)
+        let of = |what, error: &Error| format!("the {what} checkpoint was not saved: {error}");
+        let last = self.unsaved.as_ref().map(|error| of("last", error));
+        last.or_else(|| self.best_unsaved.as_ref().map(|error| of("best", error)))
     }
 
     /// Returns the user's part of a checkpoint.
