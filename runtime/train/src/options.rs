@@ -11,6 +11,7 @@ use hsdp::{
 };
 
 use crate::failure::Failure;
+use crate::folder::FLIGHT;
 use crate::number::{count, seconds};
 use crate::threads;
 
@@ -225,7 +226,7 @@ impl RunOptions {
     #[must_use]
     pub fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
-        let flight_dir = self.out.as_ref().map(|out| out.join("flight"));
+        let flight_dir = self.out.as_ref().map(|out| out.join(FLIGHT));
         let (late, faults) = (self.late, self.faults.clone());
         WorldOptions { deadline, late, faults, flight_dir, ..Default::default() }
     }
