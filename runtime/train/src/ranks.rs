@@ -260,7 +260,11 @@ impl Ranks {
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        threads::results(self.launch(|world| threads::recorded(world, &rank))?)
+        let results = threads::results(self.launch(|world| threads::recorded(world, &rank))?);
+        results.map_err(|failure| match self.has_first() {
+            true => failure.with_first_rank(),
+            false => failure,
+        })
     }
 
     /// Runs the ranks of this process. Failures are results here, and do not end the world: ranks
