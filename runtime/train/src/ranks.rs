@@ -185,6 +185,7 @@ impl Ranks {
         read: impl FnOnce() -> Result<I, Failure>,
         train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
     ) -> Result<(), Failure> {
+        let _signals = self.signals.during_run();
         let inputs = read().and_then(|inputs| Ok((inputs, self.output()?)));
         // Other processes wait for this one: they get its problem where they meet.
         let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
