@@ -58,7 +58,7 @@ pub fn with_ranks(
     work: impl FnOnce(&Ranks) -> Result<(), Failure>,
 ) -> ExitCode {
     let joined = options.of_process().map_err(Failure::with_launched_rank).and_then(|options| {
-        prepare(options.mesh.world_size())?;
+        prepare(environment::sharing(&options)?)?;
         Ranks::join(name, options)
     });
     // The failure is printed before the ranks end: a launcher kills the others as soon as one
