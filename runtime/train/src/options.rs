@@ -316,6 +316,8 @@ impl RunOptions {
 mod tests {
     use super::*;
 
+    type Change = fn(&mut RunOptions);
+
     fn refusal(checked: Result<(), Failure>) -> String {
         match checked {
             Err(Failure::Input(problem)) => problem,
@@ -327,7 +329,7 @@ mod tests {
     fn options_made_in_code_have_the_bounds_of_the_command_line() {
         let options = RunOptions { out: Some("run".into()), ..RunOptions::default() };
         options.of_process().expect("the defaults are right");
-        let changes: [(fn(&mut RunOptions), &str); 10] = [
+        let changes: [(Change, &str); 10] = [
             (|it| it.norms_every = Some(0), "--norms-every is 0: expected a whole number from 1"),
             (|it| it.save_every = Some(0), "--save-every is 0: expected a whole number from 1"),
             (|it| it.keep = 1, "--keep is 1: expected a whole number from 2 to 1000000000"),

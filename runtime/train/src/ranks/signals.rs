@@ -16,8 +16,8 @@ pub(crate) struct Signals {
     is_registered: Arc<AtomicBool>,
 }
 
-/// A run. Dropping it forgets its signals, so that they do not end the next run. A signal between two
-/// runs ends the second one.
+/// A run. Dropping it forgets its signals, so that they do not end the next run. A signal between
+/// two runs ends the second one.
 pub(crate) struct DuringRun<'a>(&'a Signals);
 
 impl Signals {

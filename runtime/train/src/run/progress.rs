@@ -121,6 +121,7 @@ mod tests {
     use super::*;
 
     /// Returns the bar and the progress of a resumed run, which makes one step of 10 ms.
+    #[expect(clippy::disallowed_methods, reason = "the bar measures the time of a step")]
     fn resumed(steps: u64, first: u64) -> (ProgressBar, Progress<'static>) {
         let bar = bar(steps, &Warnings::of("test"));
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
