@@ -100,6 +100,19 @@ impl Failure {
         }
     }
 
+    /// Returns the failure of the process of rank 0. [`Elsewhere`](Self::Elsewhere) is an error
+    /// there: no other process reports it.
+    pub(crate) fn with_first_rank(self) -> Self {
+        match self {
+            Self::Elsewhere => Self::work(
+                "a rank has left a refusal to rank 0, which has refused nothing: all ranks have \
+                 to refuse the same input",
+            )
+            .in_training(),
+            other => other,
+        }
+    }
+
     /// Returns the same failure, with the rank that a launcher has given to this process: the ranks
     /// have not joined yet.
     pub(crate) fn with_launched_rank(self) -> Self {

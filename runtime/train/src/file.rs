@@ -80,6 +80,14 @@ pub enum FileError {
     /// The name of a file to write is empty.
     #[error("the name of a file is empty")]
     NoName,
+    /// The folder has no file with the extension.
+    #[error("{}: there is no file .{extension} in it", Shown(.path))]
+    NoFile {
+        /// The folder.
+        path: PathBuf,
+        /// The extension.
+        extension: String,
+    },
     /// It is not UTF-8.
     #[error("{}: it is not UTF-8 text", Shown(.path))]
     NotText {
@@ -114,15 +122,20 @@ pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
 }
 
 /// Reads the files with an extension in a folder and in the folders below it, in the order of their
-/// paths, as one text with a newline between two files. Hidden folders and folders named `target`
-/// are left out.
+/// paths, as one text with a newline between two files. A link to a regular file counts as that
+/// file. Hidden folders, folders named `target` and links to folders are left out.
 ///
 /// # Errors
-/// [`FileError`]; [`FileError::TooLong`] with the folder if the files have more than `most` bytes
-/// together.
+/// [`FileError::NoFile`] if there is no such file; [`FileError::TooLong`] with the folder if the
+/// files have more than `most` bytes together; [`FileError::Io`] for a link that leads nowhere;
+/// other [`FileError`]s.
 pub fn read_texts(folder: &Path, extension: &str, most: u64) -> Result<String, FileError> {
     let mut files = Vec::new();
     collect(folder, extension, &mut files)?;
+    if files.is_empty() {
+        let (path, extension) = (folder.to_owned(), extension.to_owned());
+        return Err(FileError::NoFile { path, extension });
+    }
     files.sort();
     let (mut texts, mut left) = (Vec::new(), most);
     for path in files {
@@ -145,8 +158,12 @@ fn collect(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<(
         let name = name.to_string_lossy();
         if kind.is_dir() && !name.starts_with('.') && name != "target" {
             collect(&path, extension, files)?;
-        } else if kind.is_file() && path.extension().is_some_and(|it| it == extension) {
-            files.push(path);
+        } else if path.extension().is_some_and(|it| it == extension) {
+            // Follows a link.
+            let failed = |source| FileError::Io { path: path.clone(), source };
+            if path.metadata().map_err(failed)?.is_file() {
+                files.push(path);
+            }
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use hsdp::World;
 use hsdp::checkpoint::format::{Disk, Store};
@@ -38,6 +39,9 @@ const WARNINGS: &str = "warnings.jsonl";
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const BEST: &str = "best";
 
+/// Folder of the flight records of a run that failed.
+pub(crate) const FLIGHT: &str = "flight";
+
 /// Beginning and end of the name of the warnings of another process.
 const OF_RANK: &str = "warnings-rank-";
 const OF_RANK_END: &str = ".jsonl";
@@ -56,11 +60,13 @@ pub(crate) struct Files {
     folder: PathBuf,
     /// Ends the trace.
     trace: Switch,
+    /// Flight records of an earlier run, with the times of their last changes.
+    earlier: Vec<(PathBuf, SystemTime)>,
 }
 
 impl Output {
     /// Makes the folder, locks it, and begins to trace. Files of an earlier run stay until this one
-    /// makes its first step. A folder with checkpoints is refused, unless the run goes on from them.
+    /// makes its first step. A folder with checkpoints is refused, unless the run is resumed.
     pub(crate) fn create(
         folder: &Path,
         options: &RunOptions,
@@ -70,14 +76,8 @@ impl Output {
             |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(refuse)?;
         let lock = FolderLock::take(folder)?;
-        let checkpoints = Store::new(&folder.join(CHECKPOINTS), Arc::new(Disk)).steps();
-        let newest = checkpoints.unwrap_or_default().into_iter().max();
-        if let Some(newest) = newest.filter(|_| !options.resume) {
-            return Err(Failure::Input(format!(
-                "{} has checkpoints of an earlier run, the newest of step {newest}: go on from it \
-                 with --resume, or choose another folder with --out",
-                folder.display()
-            )));
+        if !options.resume {
+            refuse_checkpoints(folder)?;
         }
         let mut files = [METRICS, METRICS_NEW, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
         // A file that could not be written at the end of the run is found before it.
@@ -85,7 +85,8 @@ impl Output {
             .try_for_each(|name| file::Output::check(&folder.join(name), &[]).map(drop))
             .map_err(|error| Failure::Input(format!("cannot write {error}")))?;
         let trace = recorder.start(&folder.join(TRACE))?;
-        let files = Files { folder: folder.to_owned(), trace: trace.switch() };
+        let earlier = flight_records(&folder.join(FLIGHT))?;
+        let files = Files { folder: folder.to_owned(), trace: trace.switch(), earlier };
         Ok(Self { files, _trace: trace, _lock: lock })
     }
 
@@ -96,10 +97,28 @@ impl Output {
 
 impl Files {
     /// Begins the files of a run whose first step is `first`: gives the trace its name, in the place
-    /// of an earlier one, and cuts the metrics back to the steps before.
+    /// of an earlier one, and cuts the metrics back to the steps before. If there are none, removes
+    /// the other files of an earlier run, which would pass for those of this one until its end.
     pub(crate) fn begin(&self, first: u64) -> Result<Metrics, Failure> {
+        if first == 0 {
+            [SUMMARY, PLOT, NORMS].iter().try_for_each(|name| remove(&self.folder.join(name)))?;
+            self.remove_flight()?;
+        }
         trace::keep(&self.folder.join(TRACE))?;
         Metrics::from_step(&self.folder.join(METRICS), first)
+    }
+
+    /// Removes the flight records of an earlier run, but none that a rank of this one has written
+    /// meanwhile.
+    fn remove_flight(&self) -> Result<(), Failure> {
+        for (file, changed) in &self.earlier {
+            if file.metadata().and_then(|it| it.modified()).is_ok_and(|it| it == *changed) {
+                remove(file)?;
+            }
+        }
+        // It stays if something else is in it.
+        let _ = fs::remove_dir(self.folder.join(FLIGHT));
+        Ok(())
     }
 
     /// Ends the trace.
@@ -123,6 +142,47 @@ impl Files {
         replace_with(&self.folder.join(SUMMARY), |sink| writeln!(sink, "{summary}"))
             .map_err(|error| Failure::work(format!("cannot write {error}")).in_training())
     }
+}
+
+/// Refuses a folder with checkpoints of an earlier run.
+fn refuse_checkpoints(folder: &Path) -> Result<(), Failure> {
+    let newest = |name| {
+        let steps = Store::new(&folder.join(name), Arc::new(Disk)).steps();
+        steps.map(|steps| steps.last().copied()).map_err(Failure::input)
+    };
+    let (kind, step, way_on) = match (newest(CHECKPOINTS)?, newest(BEST)?) {
+        (Some(step), _) => ("checkpoints", step, "go on from it with --resume".to_owned()),
+        (None, Some(step)) => {
+            ("best checkpoints", step, format!("remove {}", folder.join(BEST).display()))
+        }
+        (None, None) => return Ok(()),
+    };
+    Err(Failure::Input(format!(
+        "{} has {kind} of an earlier run, the newest of step {step}: {way_on}, or choose another \
+         folder with --out",
+        folder.display()
+    )))
+}
+
+/// Returns the flight records in a folder, if there is one, with the times of their last changes.
+fn flight_records(folder: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Failure> {
+    let cannot_list =
+        |error| Failure::Input(format!("cannot list the files of {}: {error}", folder.display()));
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(cannot_list)?,
+    };
+    let mut records = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(cannot_list)?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("rank-") && name.ends_with(".json") {
+            let changed = entry.metadata().and_then(|it| it.modified()).map_err(cannot_list)?;
+            records.push((entry.path(), changed));
+        }
+    }
+    Ok(records)
 }
 
 /// Keeps the warnings of this rank's process in a file, when its first step is about to be made and
@@ -178,4 +238,68 @@ fn remove(file: &Path) -> Result<(), Failure> {
 
 pub(crate) fn cannot_write(file: &Path, error: &io::Error) -> Failure {
     Failure::work(format!("cannot write {}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn folder_with(files: &[&str]) -> TempDir {
+        let folder = TempDir::new().expect("a folder");
+        for file in files {
+            let file = folder.path().join(file);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+            fs::write(file, "earlier").expect("written");
+        }
+        folder
+    }
+
+    /// Returns the names of the files that are left of an earlier run.
+    fn left_of(files: &[&str], first: u64) -> Vec<String> {
+        let place = folder_with(files);
+        let folder = place.path().to_owned();
+        fs::write(folder.join("trace.json.new"), "").expect("written");
+        let earlier = flight_records(&folder.join(FLIGHT)).expect("it is listed");
+        // A rank that fails before rank 0 begins.
+        let failed = folder.join("flight/rank-1.json");
+        if failed.exists() {
+            let file = fs::File::options().write(true).open(failed).expect("a file");
+            file.set_modified(SystemTime::UNIX_EPOCH).expect("it changes");
+        }
+        let begun = Files { folder: folder.clone(), trace: Switch::default(), earlier };
+        begun.begin(first).expect("it begins");
+        files.iter().filter(|it| folder.join(it).exists()).map(|&it| it.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_run_from_step_0_keeps_no_file_of_an_earlier_one() {
+        let files = ["summary.json", "loss.svg", "norms.svg", "flight/rank-0.json", "notes.txt"];
+        assert_eq!(left_of(&files, 0), ["notes.txt"]);
+        assert_eq!(left_of(&files, 7), files);
+        let of_this_run = ["flight/rank-1.json", "flight/notes.txt"];
+        assert_eq!(left_of(&of_this_run, 0), of_this_run);
+    }
+
+    #[test]
+    fn checkpoints_that_are_the_best_or_cannot_be_listed_are_refused() {
+        let refusal = |files: &[&str]| {
+            let folder = folder_with(files);
+            let refused = refuse_checkpoints(folder.path()).expect_err("it is refused");
+            assert!(matches!(refused, Failure::Input(_)), "{refused:?}");
+            refused.to_string()
+        };
+        let best = refusal(&["best/step-00000006/manifest.json"]);
+        assert!(
+            best.contains("has best checkpoints of an earlier run, the newest of step 6"),
+            "{best}"
+        );
+        assert!(!best.contains("--resume"), "{best}");
+        let newest = refusal(&["best/step-00000006/x", "checkpoints/step-00000007/x"]);
+        assert!(newest.contains("the newest of step 7: go on from it with --resume"), "{newest}");
+        let unread = refusal(&["checkpoints"]);
+        assert!(unread.contains("/checkpoints"), "{unread}");
+        refuse_checkpoints(folder_with(&["loss.svg"]).path()).expect("no checkpoints");
+    }
 }

@@ -1,5 +1,6 @@
 //! The options of a run that do not depend on its model.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use hsdp::{
 };
 
 use crate::failure::Failure;
+use crate::folder::FLIGHT;
 use crate::number::{count, seconds};
 use crate::threads;
 
@@ -114,8 +116,8 @@ pub struct RunOptions {
     )]
     pub norms_every: Option<usize>,
 
-    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one; the mesh may differ;
-    /// off by default
+    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one, and save one at the end
+    /// and on SIGINT or SIGTERM; the mesh may differ; off by default
     #[arg(long, requires = "out")]
     pub resume: bool,
 
@@ -175,9 +177,45 @@ impl Default for EvaluationOptions {
     }
 }
 
+/// Refuses an option that its parser on the command line refuses. Each number has a text that reads
+/// as that number.
+fn check<T: Display>(
+    option: &str,
+    value: T,
+    parser: fn(&str) -> Result<T, String>,
+) -> Result<(), Failure> {
+    let refused = |problem| Failure::Input(format!("{option} is {value}: {problem}"));
+    parser(&value.to_string()).map(drop).map_err(refused)
+}
+
+/// Name of an option, its value, and its parser on the command line.
+type Count = (&'static str, Option<usize>, fn(&str) -> Result<usize, String>);
+
+fn check_counts(counts: &[Count]) -> Result<(), Failure> {
+    counts.iter().try_for_each(|&(option, value, parser)| {
+        value.map_or(Ok(()), |value| check(option, value, parser))
+    })
+}
+
+/// Refuses options that are set, but lack an option without which they have no effect.
+fn check_needed(set: &[(&str, bool)], needed: &str) -> Result<(), Failure> {
+    let lacks = set.iter().find(|(_, is_set)| *is_set);
+    lacks.map_or(Ok(()), |(option, _)| Err(Failure::Input(format!("{option} needs {needed}"))))
+}
+
 impl EvaluationOptions {
+    /// Refuses options that the command line would refuse.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        Ok(())
+        check_counts(&[
+            ("--evaluate-every", self.evaluate_every, count::<1, MAX_STEPS>),
+            ("--patience", self.patience, count::<1, MAX_STEPS>),
+        ])?;
+        let with_evaluations =
+            [("--patience", self.patience.is_some()), ("--save-best", self.save_best)];
+        match self.evaluate_every {
+            None => check_needed(&with_evaluations, "--evaluate-every"),
+            Some(_) => Ok(()),
+        }
     }
 }
 
@@ -188,16 +226,7 @@ impl RunOptions {
     /// # Errors
     /// [`Failure::Input`]
     pub(crate) fn of_process(&self) -> Result<Self, Failure> {
-        let into_folder = [
-            ("--save-every", self.save_every.is_some()),
-            ("--norms-every", self.norms_every.is_some()),
-            ("--resume", self.resume),
-        ];
-        if let Some((option, _)) = into_folder.iter().find(|(_, is_set)| *is_set)
-            && self.out.is_none()
-        {
-            return Err(Failure::input(format!("{option} needs --out")));
-        }
+        self.check()?;
         let device = self.device.offloading(self.offload);
         let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
         if self.comm == Comm::Threads {
@@ -210,6 +239,27 @@ impl RunOptions {
         let device = device.dealt_to(process_here);
         let device = device.map_err(|problem| Failure::input(format!("--device: {problem}")))?;
         Ok(Self { device, ..self.clone() })
+    }
+
+    /// Refuses options that the command line would refuse.
+    fn check(&self) -> Result<(), Failure> {
+        check_counts(&[
+            ("--microbatches", Some(self.microbatches), count::<1, MAX_MICROBATCHES>),
+            ("--prefetch", Some(self.prefetch), count::<0, MAX_UNITS>),
+            ("--save-every", self.save_every, count::<1, MAX_STEPS>),
+            ("--keep", Some(self.keep), count::<2, MAX_STEPS>),
+            ("--norms-every", self.norms_every, count::<1, MAX_STEPS>),
+        ])?;
+        check("--deadline", self.deadline, seconds)?;
+        let into_folder = [
+            ("--save-every", self.save_every.is_some()),
+            ("--norms-every", self.norms_every.is_some()),
+            ("--resume", self.resume),
+        ];
+        match self.out {
+            None => check_needed(&into_folder, "--out"),
+            Some(_) => Ok(()),
+        }
     }
 
     /// Returns the options that are equal on all ranks, in words. The number of the device of a rank
@@ -231,7 +281,7 @@ impl RunOptions {
     #[must_use]
     pub fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
-        let flight_dir = self.out.as_ref().map(|out| out.join("flight"));
+        let flight_dir = self.out.as_ref().map(|out| out.join(FLIGHT));
         let (late, faults) = (self.late, self.faults.clone());
         WorldOptions { deadline, late, faults, flight_dir, ..Default::default() }
     }
@@ -258,6 +308,69 @@ impl RunOptions {
             prefetch: self.prefetch,
             loss_scaling,
             ..ModelOptions::on(self.mesh)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut RunOptions);
+
+    fn refusal(checked: Result<(), Failure>) -> String {
+        match checked {
+            Err(Failure::Input(problem)) => problem,
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_made_in_code_have_the_bounds_of_the_command_line() {
+        let options = RunOptions { out: Some("run".into()), ..RunOptions::default() };
+        options.of_process().expect("the defaults are right");
+        let changes: [(Change, &str); 10] = [
+            (|it| it.norms_every = Some(0), "--norms-every is 0: expected a whole number from 1"),
+            (|it| it.save_every = Some(0), "--save-every is 0: expected a whole number from 1"),
+            (|it| it.keep = 1, "--keep is 1: expected a whole number from 2 to 1000000000"),
+            (|it| it.microbatches = 0, "--microbatches is 0: expected a whole number from 1"),
+            (|it| it.microbatches = 65537, "--microbatches is 65537: expected"),
+            (|it| it.prefetch = 10_001, "--prefetch is 10001: expected a whole number from 0"),
+            (|it| it.deadline = -1.0, "--deadline is -1: expected a number of seconds above 0"),
+            (|it| it.deadline = f64::NAN, "--deadline is NaN: expected a number of seconds"),
+            (|it| it.deadline = 1e300, "--deadline is 1000"),
+            (|it| (it.resume, it.out) = (true, None), "--resume needs --out"),
+        ];
+        for (change, problem) in changes {
+            let mut options = options.clone();
+            change(&mut options);
+            let refused = refusal(options.of_process().map(drop));
+            assert!(refused.starts_with(problem), "{refused}");
+        }
+    }
+
+    #[test]
+    fn evaluations_have_the_bounds_of_the_command_line() {
+        let (none, every) = (EvaluationOptions::default(), Some(5));
+        none.check().expect("the defaults are right");
+        let all = EvaluationOptions { evaluate_every: every, patience: Some(1), save_best: true };
+        all.check().expect("they are right");
+        for (options, problem) in [
+            (
+                EvaluationOptions { evaluate_every: Some(0), ..none.clone() },
+                "--evaluate-every is 0: expected a whole number from 1 to 1000000000",
+            ),
+            (
+                EvaluationOptions { patience: Some(0), ..all },
+                "--patience is 0: expected a whole number from 1 to 1000000000",
+            ),
+            (
+                EvaluationOptions { patience: Some(2), ..none.clone() },
+                "--patience needs --evaluate-every",
+            ),
+            (EvaluationOptions { save_best: true, ..none }, "--save-best needs --evaluate-every"),
+        ] {
+            assert_eq!(refusal(options.check()), problem);
         }
     }
 }

@@ -58,7 +58,7 @@ pub fn with_ranks(
     work: impl FnOnce(&Ranks) -> Result<(), Failure>,
 ) -> ExitCode {
     let joined = options.of_process().map_err(Failure::with_launched_rank).and_then(|options| {
-        prepare(options.mesh.world_size())?;
+        prepare(environment::sharing(&options)?)?;
         Ranks::join(name, options)
     });
     // The failure is printed before the ranks end: a launcher kills the others as soon as one
@@ -185,6 +185,7 @@ impl Ranks {
         read: impl FnOnce() -> Result<I, Failure>,
         train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
     ) -> Result<(), Failure> {
+        let _signals = self.signals.during_run();
         let inputs = read().and_then(|inputs| Ok((inputs, self.output()?)));
         // Other processes wait for this one: they get its problem where they meet.
         let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
@@ -257,7 +258,11 @@ impl Ranks {
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        threads::results(self.launch(|world| threads::recorded(world, &rank))?)
+        let results = threads::results(self.launch(|world| threads::recorded(world, &rank))?);
+        results.map_err(|failure| match self.has_first() {
+            true => failure.with_first_rank(),
+            false => failure,
+        })
     }
 
     /// Runs the ranks of this process. Failures are results here, and do not end the world: ranks

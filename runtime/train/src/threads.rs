@@ -35,6 +35,7 @@ pub fn run<T: Send>(
     rank: impl Fn(World) -> Result<T, Failure> + Sync,
 ) -> Result<Vec<T>, Failure> {
     results(hsdp::launch(ranks, options, |world| Ok(recorded(world, &rank))))
+        .map_err(Failure::with_first_rank)
 }
 
 /// The result of a rank. A failure comes with the operations before it, which explain more than the
@@ -64,7 +65,11 @@ pub(crate) fn results<T>(
             Err(panicked) => failures.push(Failure::work(panicked).in_training()),
         }
     }
-    failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
+    failures.sort_by_key(|failure| match failure {
+        Failure::Elsewhere => 2,
+        Failure::Peer(_) => 1,
+        _ => 0,
+    });
     match failures.into_iter().next() {
         Some(first) => Err(first.explained(&records)),
         None => Ok(done),
@@ -73,6 +78,8 @@ pub(crate) fn results<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::process::ExitCode;
+
     use hsdp::{Channel, Tag, WorldOptions};
 
     use super::{check, run};
@@ -87,6 +94,25 @@ mod tests {
         let failure = failed.expect_err("rank 2 failed");
         assert_eq!(failure.to_string(), "training failed: no more batches");
         assert!(matches!(failure, Failure::Explained(..)), "{failure:?}");
+    }
+
+    #[test]
+    fn a_refusal_that_rank_0_does_not_report_is_no_success() {
+        let lonely = |others: fn() -> Result<(), Failure>| {
+            let failed = run(3, WorldOptions::default(), |world| match world.rank().index() {
+                1 => Err(Failure::Elsewhere),
+                _ => others(),
+            });
+            failed.expect_err("rank 1 refuses")
+        };
+        let alone = lonely(|| Ok(()));
+        assert!(matches!(&alone, Failure::Work(what) if what.contains("rank 0")), "{alone:?}");
+        assert_eq!(alone.exit_code(), ExitCode::FAILURE);
+        let peer = lonely(|| Err(Failure::Peer("rank 1 has left".to_owned())));
+        assert_eq!(peer.to_string(), "training failed: rank 1 has left");
+        assert_eq!(peer.exit_code(), ExitCode::FAILURE);
+        let input = lonely(|| Err(Failure::input("no such file")));
+        assert!(matches!(input, Failure::Input(_)), "{input:?}");
     }
 
     #[test]

@@ -107,3 +107,19 @@ fn texts_are_those_of_regular_files_with_a_bound_on_their_sum() {
     let refused = read_texts(folder.path(), "md", most - 1).expect_err("too long").to_string();
     assert!(refused.ends_with(&format!("it has more than {} bytes", most - 1)), "{refused}");
 }
+
+#[test]
+fn texts_are_also_those_of_links_and_there_is_at_least_one() {
+    let (folder, elsewhere) = (TempDir::new().expect("a folder"), TempDir::new().expect("another"));
+    let none = read_texts(folder.path(), "md", 100).expect_err("no file").to_string();
+    assert!(none.ends_with(": there is no file .md in it"), "{none}");
+    let linked = elsewhere.path().join("text");
+    fs::write(&linked, "linked").expect("written");
+    std::os::unix::fs::symlink(&linked, folder.path().join("b.md")).expect("a link");
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("c.md")).expect("a link");
+    fs::write(folder.path().join("a.md"), "own").expect("written");
+    assert_eq!(read_texts(folder.path(), "md", 100).expect("a text"), "own\nlinked");
+    fs::remove_file(linked).expect("removed");
+    let lost = read_texts(folder.path(), "md", 100).expect_err("it is lost").to_string();
+    assert!(lost.ends_with("/b.md: No such file or directory (os error 2)"), "{lost}");
+}

@@ -1,6 +1,7 @@
 //! Plots: of the loss, and of the updates of each parameter.
 
 use std::error::Error;
+use std::ops::Range;
 use std::path::Path;
 
 use hsdp::Norms;
@@ -31,8 +32,12 @@ fn write_svg(
 }
 
 fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box<dyn Error>> {
-    let points = || records.iter().map(|record| (record.step as f64, record.loss));
-    let highest = points().map(|(_, loss)| loss).fold(0.0, f64::max);
+    let points: Vec<(f64, f64)> = records
+        .iter()
+        .filter(|record| record.loss.is_finite())
+        .map(|record| (record.step as f64, record.loss))
+        .collect();
+    let [steps, losses] = axes(&points);
     let area = SVGBackend::with_string(text, (800, 480)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
@@ -40,7 +45,7 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .caption("Loss of each step", ("sans-serif", 20))
         .x_label_area_size(40)
         .y_label_area_size(56)
-        .build_cartesian_2d(0.0..records.len() as f64, 0.0..highest * 1.05)?;
+        .build_cartesian_2d(steps, losses)?;
     chart
         .configure_mesh()
         .x_desc("step")
@@ -49,9 +54,28 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .y_label_formatter(&|loss| format!("{loss:.1}"))
         .light_line_style(TRANSPARENT)
         .draw()?;
-    chart.draw_series(LineSeries::new(points(), BLUE.stroke_width(2)))?;
+    chart.draw_series(LineSeries::new(points, BLUE.stroke_width(2)))?;
     area.present()?;
     Ok(())
+}
+
+/// Returns the ranges of the steps and of the losses, which are never empty. Losses are shown from 0
+/// if all are positive.
+fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
+    let ends = |values: &mut dyn Iterator<Item = f64>| {
+        let none = (f64::INFINITY, f64::NEG_INFINITY);
+        let (least, most) = values.fold(none, |(least, most), it| (least.min(it), most.max(it)));
+        if least <= most { (least, most) } else { (0.0, 0.0) }
+    };
+    let (first, last) = ends(&mut points.iter().map(|(step, _)| *step));
+    let (lowest, highest) = ends(&mut points.iter().map(|(_, loss)| *loss));
+    let lowest = if lowest > 0.0 { 0.0 } else { lowest };
+    let margin = match (highest - lowest) * 0.05 {
+        0.0 => highest.abs().max(1.0),
+        margin => margin,
+    };
+    let bottom = if lowest < 0.0 { lowest - margin } else { 0.0 };
+    [first..last.max(first + 1.0), bottom..highest + margin]
 }
 
 /// The pixels of names, of the cells of all steps, of the rows, and above and below them.
@@ -179,4 +203,51 @@ fn is_drawn(ratio: f64) -> bool {
 fn shade(at: f64) -> RGBColor {
     let between = |pale: f64, dark: f64| (pale + (dark - pale) * at.clamp(0.0, 1.0)) as u8;
     RGBColor(between(222.0, 8.0), between(235.0, 48.0), between(247.0, 107.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64, loss: f64) -> StepRecord {
+        StepRecord { step, loss, grad_norm: 1.0, tokens: 1, seconds: 1.0, applied: true }
+    }
+
+    #[test]
+    fn the_axes_have_all_steps_and_finite_losses() {
+        for (points, expected) in [
+            (&[(0.0, 2.0), (9.0, 1.0)][..], [0.0..9.0, 0.0..2.1]),
+            (&[(500.0, 2.0), (700.0, 2.0)], [500.0..700.0, 0.0..2.1]),
+            (&[(3.0, -4.0), (5.0, -2.0)], [3.0..5.0, -4.1..-1.9]),
+            (&[(3.0, -4.0)], [3.0..4.0, -8.0..0.0]),
+            (&[(3.0, 0.0)], [3.0..4.0, 0.0..1.0]),
+            (&[], [0.0..1.0, 0.0..1.0]),
+        ] {
+            for (axis, expected) in axes(points).into_iter().zip(expected) {
+                let differs = |one: f64, other: f64| (one - other).abs() > 1e-9;
+                let wrong = differs(axis.start, expected.start) || differs(axis.end, expected.end);
+                assert!(!wrong, "{points:?}: {axis:?}, not {expected:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_loss_after_a_resume_fills_the_width_and_may_be_infinite_or_negative() {
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let file = folder.path().join("loss.svg");
+        let x_of_line = |records: &[StepRecord]| {
+            loss(&file, records, "loss").expect("it is drawn");
+            let svg = std::fs::read_to_string(&file).expect("a file");
+            let (_, line) = svg.rsplit_once("points=\"").expect("a line");
+            let (line, _) = line.split_once('"').expect("its end");
+            let x = line.split_whitespace().map(|point| point.split_once(',').expect("a point").0);
+            x.map(|x| x.parse().expect("a number")).collect::<Vec<i32>>()
+        };
+        let losses = [-1.0, f64::NAN, f64::INFINITY, -2.0, -3.0];
+        let records: Vec<_> = (1000..).zip(losses).map(|(step, loss)| record(step, loss)).collect();
+        let x = x_of_line(&records);
+        assert_eq!(x.len(), 3, "{x:?}");
+        assert!(x[2] - x[0] > 600 && x[1] > x[0] + 400, "{x:?}");
+        x_of_line(&records[1..2]);
+    }
 }

@@ -1,10 +1,17 @@
 //! The variables by which candle's threads and the allocator are set.
 
+use std::collections::BTreeSet;
 use std::env;
+use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::process::Command;
 use std::thread;
+
+use hsdp::Launched;
+
+use crate::failure::Failure;
+use crate::options::{Comm, RunOptions};
 
 /// The number of threads that compute: candle, its matmul and rayon read it.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -12,14 +19,52 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 /// The time after which mimalloc gives freed memory back to the system, in milliseconds; -1 is never.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Sets the variables that the user has not set, for a job whose `ranks` share this machine.
+/// Returns the number of ranks that share the cores on which this process may run: the ranks on this
+/// machine, or one rank if its launcher has bound this process to some of the cores. A launcher that
+/// does not set the number of processes on a machine counts as one machine.
+pub(crate) fn sharing(options: &RunOptions) -> Result<usize, Failure> {
+    let ranks = options.mesh.world_size();
+    if options.comm == Comm::Threads {
+        return Ok(ranks);
+    }
+    let launched = Launched::from_env().map_err(Failure::input)?;
+    let here = launched.and_then(|launched| launched.size_here).filter(|here| *here > 0);
+    Ok(if is_bound() { 1 } else { here.unwrap_or(ranks) })
+}
+
+/// Returns whether this process may use only some cores of the machine. False where the system does
+/// not list them.
+fn is_bound() -> bool {
+    let read = |file| fs::read_to_string(file).ok();
+    let status = read("/proc/self/status");
+    let allowed = status.as_deref().and_then(|text| {
+        let mut lines = text.lines();
+        lines.find_map(|line| cores(line.strip_prefix("Cpus_allowed_list:")?))
+    });
+    let online = read("/sys/devices/system/cpu/online").and_then(|text| cores(&text));
+    allowed.zip(online).is_some_and(|(allowed, online)| !online.is_subset(&allowed))
+}
+
+/// Reads a list of cores, such as `0-3,8`.
+fn cores(list: &str) -> Option<BTreeSet<usize>> {
+    let mut cores = BTreeSet::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        cores.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cores)
+}
+
+/// Sets the variables that the user has not set, for `ranks` that share the cores of this process.
 ///
-/// - A rank computes with its part of the cores. By default candle uses all cores for each op, and the ranks of this process would
-///   compete for them: four ranks on two cores would take almost twice as long.
-/// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and memory of the system has to be zeroed first.
+/// - A rank computes with its part of the cores. By default candle uses all cores for each op, and
+///   the ranks of this process would compete for them: four ranks on two cores would take almost
+///   twice as long.
+/// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and memory of the
+///   system has to be zeroed first.
 ///
-/// The allocator reads its variable when a process starts, and a process with threads cannot safely change its environment. So the program
-/// starts itself again.
+/// The allocator reads its variable when a process starts, and a process with threads cannot safely
+/// change its environment. So the program starts itself again.
 pub(crate) fn set(ranks: usize) -> io::Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (cores / ranks).max(1).to_string();
@@ -45,5 +90,46 @@ fn replace_process(mut command: Command) -> io::Error {
     match command.status() {
         Ok(status) => std::process::exit(status.code().unwrap_or(1)),
         Err(error) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(cores(" 0-3,8\n"), Some(BTreeSet::from([0, 1, 2, 3, 8])));
+        assert_eq!(cores("5"), Some(BTreeSet::from([5])));
+        assert_eq!([cores(""), cores("0-x")], [None, None]);
+    }
+
+    /// Variable with which this test runs in a process of its own.
+    const OWN: &str = "HSDP_TEST_OF_CORES";
+
+    #[test]
+    fn the_processes_of_one_machine_share_its_cores() {
+        let mesh = "4x2".parse().expect("a mesh");
+        let threads = RunOptions { mesh, ..RunOptions::default() };
+        let processes = RunOptions { comm: Comm::Mpi, ..threads.clone() };
+        if env::var_os(OWN).is_some() {
+            let [threads, processes] =
+                [threads, processes].map(|it| sharing(&it).expect("a number"));
+            println!("{threads} threads, {processes} processes");
+            return;
+        }
+        let shared = |local: &[(&str, &str)]| {
+            let mut own = Command::new(env::current_exe().expect("a path"));
+            own.args(["--nocapture", "the_processes_of_one_machine"]).env_clear().env(OWN, "1");
+            own.env("OMPI_COMM_WORLD_RANK", "3").env("OMPI_COMM_WORLD_SIZE", "8");
+            let ended = own.envs(local.iter().copied()).output().expect("it starts");
+            String::from_utf8_lossy(&ended.stdout).into_owned()
+        };
+        let unless_bound = |ranks: usize| if is_bound() { 1 } else { ranks };
+        for (local, here) in [(&[][..], 8), (&[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")], 2)] {
+            let expected = format!("8 threads, {} processes", unless_bound(here));
+            let printed = shared(local);
+            assert!(printed.contains(&expected), "{printed}");
+        }
     }
 }

@@ -69,6 +69,8 @@ impl<'a> Progress<'a> {
     /// not before.
     pub(crate) fn start(&mut self, first: u64) -> Result<(), Failure> {
         self.bar.set_position(first);
+        // The time left follows from the steps that this run makes.
+        self.bar.reset_eta();
         self.metrics = self.files.map(|files| files.begin(first)).transpose()?;
         Ok(())
     }
@@ -96,12 +98,62 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
-    /// Ends the bar, draws the ratios of updates, and returns all records.
+    /// Ends the bar at the last step that was made, draws the ratios of updates, and returns all records.
     pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
-        self.bar.finish();
+        match self.records.len() {
+            // It would show step 0, though the run may have been resumed after its last step.
+            0 => self.bar.finish_and_clear(),
+            // A finished bar would show all steps, also where a signal has ended the run.
+            _ => self.bar.abandon(),
+        }
         if let Some(files) = self.files {
             self.ratios.draw(&files.norms())?;
         }
         Ok(self.records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Returns the bar and the progress of a resumed run, which makes one step of 10 ms.
+    #[expect(clippy::disallowed_methods, reason = "the bar measures the time of a step")]
+    fn resumed(steps: u64, first: u64) -> (ProgressBar, Progress<'static>) {
+        let bar = bar(steps, &Warnings::of("test"));
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+        let (records, ratios) = (Vec::new(), Ratios::default());
+        let mut progress =
+            Progress { bar: bar.clone(), files: None, metrics: None, records, ratios };
+        progress.start(first).expect("no files");
+        thread::sleep(Duration::from_millis(10));
+        let record = StepRecord {
+            step: first,
+            loss: 1.0,
+            grad_norm: 1.0,
+            tokens: 1,
+            seconds: 0.01,
+            applied: true,
+        };
+        progress.add(record, None, None).expect("no files");
+        (bar, progress)
+    }
+
+    #[test]
+    fn a_bar_ends_at_the_last_step_that_was_made() {
+        for (first, made) in [(4, 5), (9, 10)] {
+            let (bar, progress) = resumed(10, first);
+            progress.finish().expect("no files");
+            assert_eq!((bar.position(), bar.is_finished()), (made, true));
+        }
+    }
+
+    #[test]
+    fn the_time_left_does_not_count_steps_of_an_earlier_run() {
+        let (bar, _) = resumed(2_000_000, 1_000_000);
+        assert!(bar.eta() > Duration::from_secs(1000), "{:?}", bar.eta());
     }
 }
