@@ -500,8 +500,8 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Reads the data, and returns it with the model that reads it. Adds oddities of the tokenizer to
-/// `warnings`.
+/// Reads the data, and returns it with the model that reads it. Adds differences between the
+/// tokenizer and the model to `warnings`.
 fn read_data(
     options: &Options,
     run: &RunOptions,

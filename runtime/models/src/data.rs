@@ -14,7 +14,7 @@ use crate::text::{random_windows, windows};
 
 pub use self::tokens::{FolderTokenizer, Tokens};
 
-/// Number of equal parts of a text, the last of which is held out.
+/// Number of equal parts of a text. The last one is held out.
 const PARTS: usize = 10;
 
 /// Maximum number of sequences of a text that are held out.

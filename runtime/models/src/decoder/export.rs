@@ -57,7 +57,8 @@ const MAX_COPIED: u64 = 256 << 20;
 ///
 /// | copied | files |
 /// |---|---|
-/// | tokenizer | `tokenizer.json`, `tokenizer_config.json`, `tokenizer.model`, `tekken.json`, `vocab.json`, `merges.txt`, `added_tokens.json`, `special_tokens_map.json` |
+/// | tokenizer | `tokenizer.json`, `tokenizer.model`, `tekken.json`, `vocab.json`, `merges.txt` |
+/// | its settings | `tokenizer_config.json`, `added_tokens.json`, `special_tokens_map.json` |
 /// | templates of chats | `chat_template.jinja`, `additional_chat_templates/*.jinja` |
 /// | generation | `generation_config.json` |
 ///
