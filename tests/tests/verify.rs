@@ -74,6 +74,19 @@ fn so_it_does_in_every_mode_of_accumulation() {
     }
 }
 
+/// The other ranks waited for a year.
+#[test]
+fn the_deadline_of_a_verification_counts() {
+    let frozen = ["--fault", "rank 1, step 1, unit 0, reduce: freeze", "--deadline", "2"];
+    let gpt = ["gpt", "--mesh", "1x2", "--steps", "3"];
+    let mut command = bounded(PROGRAM);
+    let output = command.args([&gpt[..], &SMALL, &frozen].concat()).output();
+    let output = output.expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("rank 1"), "{said}");
+}
+
 #[test]
 fn contrastive_ranks_do_what_one_process_does() {
     let small = ["contrastive", "--steps", "5", "--batch", "24", "--width", "16"];
@@ -92,8 +105,10 @@ fn a_ratio_is_compared_and_the_time_accounted_for() {
     let small = ["cost", "--mesh", "1x2", "--rounds", "1", "--steps", "2"];
     for (most, code) in [("1e9", 0), ("0", 1), ("nan", 1)] {
         let output = run(&[&small[..], &["--at-most", most]].concat());
-        let said = String::from_utf8_lossy(&output.stdout);
+        let [said, failed] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
         assert_eq!(output.status.code(), Some(code), "at most {most}: {said}");
+        assert_eq!(failed.lines().count(), usize::from(code == 1), "at most {most}: {failed}");
+        assert_eq!(failed.contains("the ratio is "), code == 1, "at most {most}: {failed}");
         let (_, sharded) = said.split_once("a sharded step").expect("an account");
         for part in ["forward", "backward", "gather", "reduce", "finish", "optimizer"] {
             assert!(sharded.contains(&format!("{part}: ")), "no {part} in {sharded}");

@@ -47,11 +47,10 @@ const STEPS: usize = 1000;
 const MAX_NORM: f64 = 1.0;
 /// Weight decay of parameters of at least two dims. Norms do not decay.
 const DECAY: f64 = 0.1;
-/// Learning rate of matrices that Muon updates, in rates of the rest.
+/// Factor by which the learning rate of matrices that Muon updates is above that of the others.
 const MUON_RATES: f64 = 5.0;
 
-/// Category that counts the tensors which candle makes in the first step: no checkpoint is written
-/// then.
+/// Category that counts the tensors of candle in the first step, in which no checkpoint is written.
 const ACTIVATIONS: Category = Category::Snapshot;
 
 #[global_allocator]
@@ -74,8 +73,8 @@ struct Options {
     #[arg(long, value_name = "FILE", requires = "model", conflicts_with = "data")]
     batches: Option<PathBuf>,
 
-    /// UTF-8 text file to train on, of at most 256 MiB, of which the last tenth is held out; by
-    /// default the Markdown files of this repository
+    /// UTF-8 text file to train on, of at most 256 MiB, whose last tenth is held out; by default
+    /// the Markdown files of this repository
     #[arg(long, value_name = "TEXT")]
     data: Option<PathBuf>,
 
@@ -98,8 +97,8 @@ struct Options {
     #[arg(long, value_name = "RATE", value_parser = learning_rate)]
     lr: Option<f64>,
 
-    /// Keep a moving average of the weights, of which each step keeps this fraction; it is
-    /// evaluated at the end, and exported in place of the weights; off by default
+    /// Keep a moving average of the weights, with this fraction of the earlier average in each
+    /// step; it is evaluated at the end, and exported in place of the weights; off by default
     #[arg(long, value_name = "DECAY", value_parser = fraction)]
     ema: Option<f64>,
 
@@ -131,9 +130,13 @@ struct Options {
     seed: u64,
 
     /// Folder for the trained model, which transformers and candle read: config.json,
-    /// model.safetensors in f32, and the other files of --model; with --lora the model as it was
-    /// (on the CPU rounded to --param-dtype, if that has 16 bits), adapters.safetensors, and the
-    /// folder peft with the adapters as PEFT reads them; files of these names are replaced
+    /// model.safetensors in f32, and the files of --model that belong to the tokenizer, to
+    /// templates of chats (chat_template.jinja, additional_chat_templates) and to generation
+    /// (generation_config.json); with --lora the model as it was (on the CPU rounded to
+    /// --param-dtype, if that has 16 bits), adapters.safetensors, and the folder peft with the
+    /// adapters as PEFT reads them. Files of these names are replaced; other files that would be
+    /// read with them are refused. The weights are those of the last step, also with --patience:
+    /// --save-best keeps those of the best evaluation
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
 }
@@ -497,8 +500,8 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Reads the data, and returns it with the model that reads it. Adds oddities of the tokenizer to
-/// `warnings`.
+/// Reads the data, and returns it with the model that reads it. Adds differences between the
+/// tokenizer and the model to `warnings`.
 fn read_data(
     options: &Options,
     run: &RunOptions,

@@ -14,7 +14,7 @@ use crate::text::{random_windows, windows};
 
 pub use self::tokens::{FolderTokenizer, Tokens};
 
-/// Number of equal parts of a text, the last of which is held out.
+/// Number of equal parts of a text. The last one is held out.
 const PARTS: usize = 10;
 
 /// Maximum number of sequences of a text that are held out.
@@ -62,6 +62,9 @@ pub enum DataError {
         /// Number of tokens of the model.
         vocabulary: usize,
     },
+    /// A sequence of a text would have no tokens.
+    #[error("a context of 0 has no tokens: it must be at least 1")]
+    EmptyContext,
     /// A text is too short.
     #[error("the text has {count} {item}s: a context of {context} needs at least {least}")]
     Short {
@@ -170,11 +173,15 @@ impl Data {
     /// at most 32 sequences, one after the other.
     ///
     /// # Errors
-    /// [`DataError::Short`] if the last tenth has no sequence.
+    /// [`DataError::EmptyContext`] if the context is 0, and [`DataError::Short`] if the last tenth
+    /// has no sequence.
     pub fn of_text(text: Tokens, cut: Windows) -> Result<Self, DataError> {
         let Tokens { mut ids, item, digest, .. } = text;
         let Windows { batch, context, seed } = cut;
-        let (count, least) = (ids.len(), PARTS * (context + 1));
+        if context == 0 {
+            return Err(DataError::EmptyContext);
+        }
+        let (count, least) = (ids.len(), context.saturating_add(1).saturating_mul(PARTS));
         if count < least {
             return Err(DataError::Short { count, item, context, least });
         }
@@ -190,7 +197,8 @@ impl Data {
     /// and so have the microbatches of a rank.
     ///
     /// # Panics
-    /// If the file has no such step.
+    /// If the file has no such step, or the place is beyond the ranks or microbatches for which the
+    /// file was read.
     #[must_use]
     pub fn microbatch(&self, place: Place) -> Sequences {
         let Place { step, microbatch, rank } = place;
@@ -202,6 +210,12 @@ impl Data {
             }
             Training::Batches { sequences, of_step, microbatches } => {
                 let step = usize::try_from(step).expect("the file has no such step");
+                let ranks = of_step / (microbatches * self.batch);
+                assert!(
+                    rank.index() < ranks && microbatch < *microbatches,
+                    "rank {rank} has no microbatch {microbatch} in step {step}: {ranks} ranks have \
+                     {microbatches} microbatches each"
+                );
                 let block = rank.index() * microbatches + microbatch;
                 let from = step * of_step + block * self.batch;
                 sequences.part(from..from + self.batch)

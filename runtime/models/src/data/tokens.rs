@@ -24,7 +24,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 pub struct Tokens {
     /// The tokens, in the order of the text.
     pub ids: Vec<u32>,
-    /// Number of different tokens, all of which are below it.
+    /// Number of different tokens. All tokens are below it.
     pub vocabulary: usize,
     /// A token, in words.
     pub item: &'static str,
@@ -93,8 +93,8 @@ impl FolderTokenizer {
         Ok(Self { tokenizer, bytes, folder: folder.to_owned(), vocabulary, warnings })
     }
 
-    /// Returns a text for each oddity that changes nothing in training: another padding token than
-    /// that of the model, and more tokens than the model has.
+    /// Returns a text for each difference from the model that changes nothing in training: another
+    /// padding token, or more tokens.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings

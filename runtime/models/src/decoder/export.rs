@@ -29,23 +29,38 @@ const PEFT: &str = "peft";
 const PEFT_CONFIG: &str = "peft/adapter_config.json";
 const PEFT_ADAPTERS: &str = "peft/adapter_model.safetensors";
 
-/// Files of the model's folder that are copied if they exist.
-const COPIED: [&str; 6] = [
+/// Files of the model's folder that are copied if they exist: all that transformers reads for
+/// texts and their generation.
+const COPIED: [&str; 10] = [
+    "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
+    "merges.txt",
     "special_tokens_map.json",
+    "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
+    "vocab.json",
 ];
+
+/// Folder in that of the model, from which the files `*.jinja` are copied.
+const TEMPLATES: &str = "additional_chat_templates";
 
 /// Maximum number of bytes of a file that is copied.
 const MAX_COPIED: u64 = 256 << 20;
 
 /// A folder to write a trained model to, which transformers and candle read: `config.json`,
-/// `model.safetensors` in f32, and the other files of the folder that the model came from. With
-/// adapters the model is as it was, and they are in `adapters.safetensors`, and in the folder
-/// `peft` as PEFT reads them.
+/// `model.safetensors` in f32, and copies of the following files of the folder that the model came
+/// from. With adapters the model is as it was, and they are in `adapters.safetensors`, and in the
+/// folder `peft` as PEFT reads them.
+///
+/// | copied | files |
+/// |---|---|
+/// | tokenizer | `tokenizer.json`, `tokenizer.model`, `tekken.json`, `vocab.json`, `merges.txt` |
+/// | its settings | `tokenizer_config.json`, `added_tokens.json`, `special_tokens_map.json` |
+/// | templates of chats | `chat_template.jinja`, `additional_chat_templates/*.jinja` |
+/// | generation | `generation_config.json` |
 ///
 /// ```no_run
 /// # use hsdp::ShardedModel;
@@ -66,7 +81,7 @@ const MAX_COPIED: u64 = 256 << 20;
 pub struct Export {
     folder: PathBuf,
     /// Files beside those of tensors.
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: Vec<(String, Vec<u8>)>,
     adapters: Vec<Param>,
     /// Parameters that are not of adapters.
     model: Vec<Param>,
@@ -136,29 +151,25 @@ impl Export {
         if from.is_some_and(|from| from.path().canonicalize().is_ok_and(|from| from == base)) {
             return Err(ExportError::IsSource { folder: folder.to_owned() });
         }
-        if let Some(name) = stale(folder, config).map_err(failed)? {
-            return Err(ExportError::Stale { folder: folder.to_owned(), name });
-        }
         let (adapters, model): (Vec<_>, Vec<_>) =
             recorded.params().cloned().partition(|param| linear::is_adapter(&param.name));
         let bytes = |json: Value| format!("{json:#}").into_bytes();
-        let mut files = vec![(CONFIG, bytes(config.to_json()?))];
+        let mut files = from.map_or_else(|| Ok(Vec::new()), |from| copied(from.path()))?;
+        if let Some(name) = stale(folder, config, &files).map_err(failed)? {
+            return Err(ExportError::Stale { folder: folder.to_owned(), name });
+        }
+        files.push((CONFIG.to_owned(), bytes(config.to_json()?)));
         if let Some(lora) = config.lora {
-            files.push((PEFT_CONFIG, bytes(peft_config(lora, &adapters, &base))));
+            files.push((PEFT_CONFIG.to_owned(), bytes(peft_config(lora, &adapters, &base))));
         }
-        for name in COPIED {
-            let path = from.map(|from| from.path().join(name)).filter(|path| path.exists());
-            if let Some(path) = path {
-                files.push((name, file::read(&path, MAX_COPIED).map_err(ExportError::Read)?));
-            }
-        }
-        // The folder of PEFT is made when it is written, if it does not exist yet.
-        let is_there =
-            |name: &&str| !name.starts_with(PEFT) || folder.join(PEFT).symlink_metadata().is_ok();
-        let names = files.iter().map(|(name, _)| *name).chain([MODEL]);
         let tensors = config.lora.map(|_| [ADAPTERS, PEFT_ADAPTERS]);
-        for name in names.chain(tensors.into_iter().flatten()).filter(is_there) {
-            file::Output::check(&folder.join(name), &[]).map_err(ExportError::Write)?;
+        let tensors = tensors.into_iter().flatten().chain([MODEL]);
+        for name in files.iter().map(|(name, _)| name.as_str()).chain(tensors) {
+            let path = folder.join(name);
+            // A folder in this one is made when it is written, if it does not exist yet.
+            if path.parent().is_some_and(|it| it.symlink_metadata().is_ok()) {
+                file::Output::check(&path, &[]).map_err(ExportError::Write)?;
+            }
         }
         Ok(Self { folder: folder.to_owned(), files, adapters, model })
     }
@@ -166,27 +177,16 @@ impl Export {
     /// Writes the files, each as a whole. The weights come last.
     ///
     /// # Errors
-    /// [`ExportError`]. Files that were written before it stay.
+    /// [`ExportError::Missing`] before anything is written. After another [`ExportError`], the
+    /// files that were written before it stay.
     pub fn write(&self, parameters: &BTreeMap<String, Vec<f32>>) -> Result<(), ExportError> {
-        if !self.adapters.is_empty() {
-            let path = self.folder.join(PEFT);
-            fs::create_dir_all(&path)
-                .map_err(|source| ExportError::Write(FileError::Io { path, source }))?;
-        }
-        for (name, bytes) in &self.files {
-            let written = replace_with(&self.folder.join(name), |sink| sink.write_all(bytes));
-            written.map_err(ExportError::Write)?;
-        }
         let [own, peft]: [fn(&str) -> String; 2] = [str::to_owned, peft_name];
+        let mut tensors = Vec::new();
         for (file, params, name) in [
             (ADAPTERS, &self.adapters, own),
             (PEFT_ADAPTERS, &self.adapters, peft),
             (MODEL, &self.model, own),
         ] {
-            if params.is_empty() {
-                continue;
-            }
-            let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
             let views = params.iter().map(|param| {
                 let values = parameters.get(&param.name);
                 match values.filter(|values| values.len() == param.numel()) {
@@ -197,7 +197,21 @@ impl Export {
                     }),
                 }
             });
-            let views = views.collect::<Result<Vec<_>, _>>()?;
+            tensors.push((file, views.collect::<Result<Vec<_>, _>>()?));
+        }
+        tensors.retain(|(_, views)| !views.is_empty());
+        for (name, bytes) in &self.files {
+            let path = self.folder.join(name);
+            if let Some(path) = path.parent() {
+                fs::create_dir_all(path).map_err(|source| {
+                    ExportError::Write(FileError::Io { path: path.to_owned(), source })
+                })?;
+            }
+            let written = replace_with(&path, |sink| sink.write_all(bytes));
+            written.map_err(ExportError::Write)?;
+        }
+        for (file, views) in tensors {
+            let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
             let written = replace_at(&self.folder.join(file), |path| {
                 safetensors::serialize_to_file(views, Some(metadata), path)
                     .map_err(io::Error::other)
@@ -223,18 +237,54 @@ impl fmt::Display for Export {
     }
 }
 
-/// Returns the name of a file in the folder that would be read with the export, or in its place.
-fn stale(folder: &Path, config: &DecoderConfig) -> io::Result<Option<String>> {
-    let is_stale = |name: &str| {
-        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
-        let adapters = (name == ADAPTERS || name == PEFT) && config.lora.is_none();
-        name == INDEX || is_part || adapters || name.starts_with("adapter_")
+/// Reads the files of the model's folder that are copied.
+fn copied(from: &Path) -> Result<Vec<(String, Vec<u8>)>, ExportError> {
+    let failed = |source| ExportError::Folder { folder: from.join(TEMPLATES), source };
+    let names = COPIED.map(str::to_owned).into_iter().filter(|name| from.join(name).exists());
+    let names = names.chain(templates(from).map_err(failed)?);
+    names
+        .map(|name| {
+            let bytes = file::read(&from.join(&name), MAX_COPIED).map_err(ExportError::Read)?;
+            Ok((name, bytes))
+        })
+        .collect()
+}
+
+/// Returns the names of the further templates of chats in a model's folder, with their folder.
+fn templates(folder: &Path) -> io::Result<Vec<String>> {
+    let names = match names(&folder.join(TEMPLATES)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        names => names?,
     };
+    let names = names.into_iter().filter(|name| name.ends_with(".jinja"));
+    Ok(names.map(|name| format!("{TEMPLATES}/{name}")).collect())
+}
+
+/// Returns the names in a folder, sorted.
+fn names(folder: &Path) -> io::Result<Vec<String>> {
     let names =
         fs::read_dir(folder)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
-    let mut stale = names.collect::<io::Result<Vec<String>>>()?;
-    stale.retain(|name| is_stale(name));
-    Ok(stale.into_iter().min())
+    let mut names = names.collect::<io::Result<Vec<String>>>()?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Returns the name of a file in the folder that would be read with the export, or in its place.
+/// `copied` are the files that the export replaces.
+fn stale(
+    folder: &Path,
+    config: &DecoderConfig,
+    copied: &[(String, Vec<u8>)],
+) -> io::Result<Option<String>> {
+    let is_stale = |name: &String| {
+        let is_part = name.starts_with("model-") && name.ends_with(".safetensors");
+        let adapters = (name == ADAPTERS || name == PEFT) && config.lora.is_none();
+        let is_kept = (COPIED.contains(&name.as_str()) || name.starts_with(TEMPLATES))
+            && !copied.iter().any(|(other, _)| other == name);
+        name == INDEX || is_part || adapters || is_kept || name.starts_with("adapter_")
+    };
+    let names = names(folder)?.into_iter().filter(|name| name != TEMPLATES);
+    Ok(names.chain(templates(folder)?).find(is_stale))
 }
 
 /// Returns the name of a matrix of an adapter in the file of PEFT.

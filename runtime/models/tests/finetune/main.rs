@@ -2,8 +2,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod data;
 #[cfg(unix)]
 mod ends;
+mod export;
 mod families;
 mod place;
 mod refusals;

@@ -231,6 +231,9 @@ fn an_export_beside_files_of_another_model_is_one_line() {
         "adapter_config.json",
         "adapters.safetensors",
         "peft",
+        "tokenizer.json",
+        "vocab.json",
+        "chat_template.jinja",
     ] {
         let place = Place::new();
         fs::create_dir(place.path("tuned")).expect("a folder");

@@ -84,9 +84,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     let ratio = compare(&work, options.rounds)?;
     show_accounts(&work, &account)?;
-    // Not the other way around: a NaN must not pass.
-    let passes = options.at_most.is_none_or(|most| ratio <= most);
-    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    match options.at_most {
+        None => Ok(ExitCode::SUCCESS),
+        Some(most) if ratio <= most => Ok(ExitCode::SUCCESS),
+        // A NaN does not pass.
+        Some(most) => {
+            Err(Failure::Work(format!("the ratio is {ratio:.6}: --at-most allows {most}")))
+        }
+    }
 }
 
 impl Side {

@@ -24,7 +24,8 @@ const NAME: &str = "verify";
 #[derive(Debug, Parser)]
 #[command(name = "verify", version)]
 enum Proof {
-    /// Trains as `train_gpt`, and beside it the same model without shards
+    /// Trains as `train_gpt`, and beside it the same model without shards; in each step the other
+    /// ranks wait for the model without shards at most for the seconds of --deadline
     Gpt(train_gpt::Options),
     /// Trains as `contrastive`, and beside it one rank with the whole batch
     Contrastive(contrastive::Options),

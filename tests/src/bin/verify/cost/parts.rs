@@ -1,4 +1,4 @@
-//! One vector that all threads read as a whole, and of which each thread writes a part.
+//! A vector that all threads read as a whole. Each thread writes a part of it.
 
 use std::ops::Range;
 
@@ -24,12 +24,12 @@ impl Parts {
         Self((0..ranks).map(part).collect())
     }
 
-    /// The range of the part of a rank.
+    /// Returns the range of the part of a rank.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         self.0[rank].range.clone()
     }
 
-    /// The part of a rank, locked for writing.
+    /// Returns the part of a rank, locked for writing.
     pub(super) fn of(&self, rank: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
         self.0[rank].values.write()
     }
