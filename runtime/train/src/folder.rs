@@ -96,9 +96,10 @@ impl Output {
 }
 
 impl Files {
-    /// Begins the files of a run whose first step is `first`: gives the trace its name, in the place
-    /// of an earlier one, and cuts the metrics back to the steps before. If there are none, removes
-    /// the other files of an earlier run, which would pass for those of this one until its end.
+    /// Begins the files of a run whose first step is `first`: gives the trace its name, in the
+    /// place of an earlier one, and cuts the metrics back to the steps before. If there are none,
+    /// removes the other files of an earlier run, which would pass for those of this one until its
+    /// end.
     pub(crate) fn begin(&self, first: u64) -> Result<Metrics, Failure> {
         if first == 0 {
             [SUMMARY, PLOT, NORMS].iter().try_for_each(|name| remove(&self.folder.join(name)))?;

@@ -59,8 +59,8 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
     Ok(())
 }
 
-/// Returns the ranges of the steps and of the losses, which are never empty. Losses are shown from 0
-/// if all are positive.
+/// Returns the ranges of the steps and of the losses, which are never empty. Losses are shown from
+/// 0 if all are positive.
 fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
     let ends = |values: &mut dyn Iterator<Item = f64>| {
         let none = (f64::INFINITY, f64::NEG_INFINITY);

@@ -19,9 +19,9 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 /// The time after which mimalloc gives freed memory back to the system, in milliseconds; -1 is never.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Returns the number of ranks that share the cores on which this process may run: the ranks on this
-/// machine, or one rank if its launcher has bound this process to some of the cores. A launcher that
-/// does not set the number of processes on a machine counts as one machine.
+/// Returns the number of ranks that share the cores on which this process may run: the ranks on
+/// this machine, or one rank if its launcher has bound this process to some of the cores. If the
+/// launcher does not set the number of processes on a machine, all ranks count.
 pub(crate) fn sharing(options: &RunOptions) -> Result<usize, Failure> {
     let ranks = options.mesh.world_size();
     if options.comm == Comm::Threads {
