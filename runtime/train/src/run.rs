@@ -153,7 +153,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ) -> Result<Self, Failure> {
         let options = setup.options();
         let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
-        training.evaluation.check()?;
+        training.evaluation.check().map_err(|problem| setup.refused(problem))?;
         let Training { steps, batches, content, evaluation, better, .. } = &training;
         let compared = format!("{steps} steps, {batches}, {content:?}, {evaluation:?}, {better:?}");
         setup.compare("training", &compared)?;
