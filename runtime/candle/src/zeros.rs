@@ -10,7 +10,7 @@
 //! A collective of a tape has the collective before it as such a parent, because the ranks
 //! communicate in one order, whatever their losses depend on. If the loss does not depend on the
 //! output of a collective, and the other ranks contribute zeros, then the gradient of its input is
-//! zeros that stand for none. A [`Search`] finds the parameters to which only such zeros come.
+//! zeros that stand for none. A [`Search`] finds the parameters that get only such zeros.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -185,7 +185,7 @@ fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
     }
 }
 
-/// A model of three layers, of which the last begins with a weight of zeros: the gradients of the
+/// A model of three layers. The last begins with a weight of zeros: the gradients of the
 /// first two are zeros in step 0.
 fn with_a_head_of_zeros(world: World, unused: Unused) -> ShardedModel {
     let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };

@@ -95,7 +95,7 @@ pub(crate) enum Float {
 /// replicate axis has size 1.
 type Copied = Dist<Invariant, Replicate>;
 
-/// A value of which each rank has its own.
+/// A value that differs between ranks.
 type Own = Dist<Invariant, Varying>;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! The ranks of a program: threads of this process, or processes of which this is one.
+//! The ranks of a program: threads of this process, or this process and others.
 
 mod environment;
 mod signals;
@@ -458,7 +458,7 @@ mod tests {
 
     use super::*;
 
-    /// Ranks of a process, of which there is one.
+    /// Ranks of a program with one process.
     static RANKS: LazyLock<Ranks> = LazyLock::new(|| {
         Ranks::join("test", RunOptions::default()).expect("threads are always there")
     });

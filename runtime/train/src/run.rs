@@ -38,7 +38,7 @@ pub use self::evaluation::Better;
 pub use self::progress::{StepRecord, bar};
 pub use self::report::Report;
 
-/// What a program says about its run, beside the options of its user.
+/// Settings of a run that the program chooses, beside the options of its user.
 #[derive(Clone, Debug)]
 pub struct Training {
     /// Number of steps, including those before the run was resumed.
@@ -361,7 +361,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
     }
 
-    /// Returns whether step `number` is to be made.
+    /// Returns whether the run goes on with step `number`.
     fn goes_on(&self, number: u64) -> bool {
         number < self.training.steps && !self.evaluations.is_enough()
     }

@@ -65,12 +65,12 @@ const MAX_COPIED: u64 = 256 << 20;
 /// ```no_run
 /// # use hsdp::ShardedModel;
 /// # use hsdp_models::decoder::{Decoder, Export, Pretrained};
-/// # fn train(from: &Pretrained) -> Result<ShardedModel, hsdp::Error> { unimplemented!() }
 /// let from = Pretrained::open("TinyLlama".as_ref())?;
 /// let decoder = Decoder::new(from.config().clone());
 /// let recorded = decoder.recorded()?;
 /// let export = Export::prepare("tuned".as_ref(), Some(&from), decoder.config(), &recorded)?;
-/// let model = train(&from)?;
+/// # let trained = |_: &Pretrained| -> Option<ShardedModel> { None };
+/// let model = trained(&from).expect("a model");
 /// let parameters = model.full_parameters()?; // collective
 /// if model.rank().index() == 0 {
 ///     export.write(&parameters)?;

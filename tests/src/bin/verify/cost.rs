@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         .map_err(|problem| Failure::Input(format!("mesh {mesh} has {problem}")))?;
     hsdp_train::prepare(mesh.world_size())?;
     let account = Account::listen(&Warnings::of(NAME))?;
-    // As many different characters as a text has. Their order does not matter for the time.
+    // A text has about this many different characters. Their order does not matter for the time.
     let text: String = (0..4096_u32).filter_map(|at| char::from_u32(32 + at * 37 % 95)).collect();
     let mut gpt = train_gpt::Options::parse_from([NAME]);
     (gpt.run.mesh, gpt.steps) = (mesh, steps);

@@ -106,7 +106,7 @@ fn wrong_parameters_after_an_update_are_found() {
         let sharded = Sharded { loss: summed.loss(), norm, verdict: &Verdict::Apply, gradients };
         let mut twin = Twin::new(job.clone());
         twin.check(&sharded).expect("the same numbers");
-        // As if no rank had updated anything.
+        // These are the parameters before any update.
         disagrees(twin.follow(Unsharded::new(&job).parameters().clone()), "parameter h.0");
     });
 }
