@@ -8,7 +8,7 @@ use std::panic;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 /// Changes of each input.

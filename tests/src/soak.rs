@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use hsdp_comm::Between;
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 pub use self::draw::Trial;

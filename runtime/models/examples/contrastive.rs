@@ -21,7 +21,7 @@ use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, Tape, gradient_
 use hsdp_train::memory::{Limit, Need, product};
 use hsdp_train::number::count;
 use hsdp_train::{Failure, MAX_STEPS, Warnings, command_line, threads};
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 /// Maximum batch and width: their products fit 64 bits. The memory of the process allows less.

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, IndexOp, Module, Result, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::*;
 use hsdp_candle::{Error, Recorded, record};
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

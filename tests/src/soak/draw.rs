@@ -10,7 +10,7 @@ use hsdp::{
 };
 use hsdp_comm::{Between, Fault, FaultKind, FaultPlace, Stage};
 use rand::seq::IndexedRandom as _;
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::support::models::{layer, three_units, unit};

@@ -8,7 +8,7 @@ use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::{Axis, Rank, World};
 use hsdp_comm::{Channel, Group, Tag};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use Copies::{Invariant, Replicate};

@@ -5,7 +5,7 @@ use hsdp::collective::{Collective, Reducer};
 use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::worlds::on_ranks;
 use rand::seq::SliceRandom as _;
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::reductions;

@@ -10,7 +10,7 @@ use hsdp::collective::{Collective, Copies, Differentiable, MAX_PRODUCT, Reducer}
 use hsdp::{Rank, World};
 use hsdp_comm::{Channel, Reduction, Tag};
 use hsdp_tests::support::worlds::outcomes;
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::{Done, differentiate, reductions};

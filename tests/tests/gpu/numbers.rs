@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use hsdp_kernels::HostBuffer;
 use hsdp_sharding::DType;
-use rand::RngExt;
+use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 

@@ -8,7 +8,7 @@ use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use rand::seq::SliceRandom as _;
-use rand::{RngExt as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::meshes;

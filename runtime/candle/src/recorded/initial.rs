@@ -4,7 +4,7 @@ use candle_core::Shape;
 use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
 use hsdp_sharding::Param;
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,7 +1,7 @@
 //! Initial values: a function of seed and name, so that all ranks have the same.
 
 use hsdp_sharding::Param;
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,7 +1,7 @@
 //! Text from a trained GPT.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Gpt;
