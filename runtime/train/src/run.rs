@@ -387,17 +387,14 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
     }
 
-    /// Returns the number of warnings of all ranks, and the number of ranks with other traffic than
-    /// planned. Collective.
-    fn count(&self, is_as_planned: bool) -> Result<[u64; 2], Failure> {
+    /// Returns the number of warnings of all ranks. Collective.
+    fn count_warnings(&self) -> Result<u64, Failure> {
         let world = self.model.world();
         // Ranks of one process count their warnings together.
         let counts = !world.shares_memory() || world.rank().index() == 0;
-        let warnings = if counts { self.setup.warnings().count() } else { 0 };
+        let own = vec![if counts { self.setup.warnings().count() } else { 0 }];
         let group = world.world_group(Channel::User);
-        let own = vec![warnings, u64::from(!is_as_planned)];
-        let sum = group.all_reduce(Tag::default(), Reduction::Sum, own)?.wait()?;
-        Ok([sum[0], sum[1]])
+        Ok(group.all_reduce(Tag::default(), Reduction::Sum, own)?.wait()?[0])
     }
 }
 

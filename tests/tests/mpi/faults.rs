@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use hsdp::{FlightRecord, explain};
 use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Named;
@@ -189,7 +190,13 @@ fn asked_for() -> Result<(), String> {
         return Err(format!("exit code {:?}: {}", ended.code, ended.err));
     }
     let summary = out.path().join("summary.json");
-    fs::read(&summary).map_err(|error| format!("summary.json: {error}"))?;
+    let summary = fs::read(&summary).map_err(|error| format!("summary.json: {error}"))?;
+    let summary: Value = serde_json::from_slice(&summary).map_err(|error| error.to_string())?;
+    let ranks = summary["ranks"].as_array().into_iter().flatten();
+    let ranks: Vec<Option<u64>> = ranks.map(|rank| rank["rank"].as_u64()).collect();
+    if ranks != [0, 1, 2, 3].map(Some) {
+        return Err(format!("summary.json has the costs of ranks {ranks:?}"));
+    }
     let saved = fs::read_dir(out.path().join("checkpoints")).map_err(|error| error.to_string())?;
     let saved = saved.flatten().any(|it| it.file_name().to_string_lossy().starts_with("step-"));
     if saved { Ok(()) } else { Err("no checkpoint was saved".to_owned()) }

@@ -2,9 +2,15 @@
 
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
-    ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Offload, Op, Rank, ShardedModel, World,
+    ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Offload, Op, Rank, ShardedModel, Tag,
+    World,
 };
 use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+
+/// Name of the collectives of updates.
+const UPDATE: &str = "update";
 
 /// A planned and a measured number.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +34,9 @@ pub(crate) struct Counted {
 /// One rank's costs.
 #[derive(Debug)]
 pub(crate) struct Costs {
-    /// Calls of each collective in the whole run, and the bytes that came from other ranks. Those of
-    /// updates are one, `update`.
-    pub(crate) traffic: Vec<(&'static str, Compared<Flow>)>,
+    /// Calls of each collective in the whole run, and the bytes that came from other ranks. The
+    /// collectives of updates are one entry, `update`.
+    traffic: Vec<(&'static str, Compared<Flow>)>,
     /// Peak bytes of each category, by its name. They are of the device if the model lies on one,
     /// with those of the host for the offloaded parts, and for an exchange through the host.
     pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
@@ -64,15 +70,12 @@ impl Counted {
             let (calls, bytes) = (planned.calls * self.steps, planned.bytes * self.steps);
             Compared { planned: Flow { calls, bytes }, measured }
         };
-        let mut traffic = vec![
+        let traffic = vec![
             (Op::AllGather.name(), compared(planned.all_gather, self.all_gather)),
             (Op::ReduceScatter.name(), compared(planned.reduce_scatter, self.reduce_scatter)),
             (Op::AllReduce.name(), compared(planned.all_reduce, self.all_reduce)),
+            (UPDATE, compared(planned.update, self.update)),
         ];
-        let update = compared(planned.update, self.update);
-        if [update.planned, update.measured] != [Flow::NONE; 2] {
-            traffic.push(("update", update));
-        }
         Costs { traffic, memory: held(model) }
     }
 }
@@ -83,10 +86,51 @@ impl Costs {
         self.traffic.iter().all(|(_, flow)| flow.planned == flow.measured)
     }
 
+    /// Returns the costs of all ranks, in their order. Collective.
+    ///
+    /// # Errors
+    /// Errors of an all-gather.
+    pub(crate) fn of_all(self, world: &World) -> Result<Vec<Self>, Failure> {
+        let flow = |flow: Flow| [flow.calls, flow.bytes.get()];
+        let traffic = self.traffic.iter().flat_map(|(_, it)| [it.planned, it.measured]);
+        let memory = self.memory.iter().flat_map(|(_, it)| [it.planned, it.measured]);
+        let own: Vec<u64> = traffic.flat_map(flow).chain(memory.map(ByteCount::get)).collect();
+        let (group, len) = (world.world_group(Channel::User), own.len());
+        let all = group.all_gather(Tag::default(), own)?.wait()?;
+        Ok(all.chunks(len).map(|numbers| self.with(numbers)).collect())
+    }
+
+    /// Returns costs with the names of these, and the numbers of another rank.
+    fn with(&self, numbers: &[u64]) -> Self {
+        let (traffic, memory) = numbers.split_at(4 * self.traffic.len());
+        let flow = |[calls, bytes]: [u64; 2]| Flow { calls, bytes: ByteCount(bytes) };
+        let traffic = self.traffic.iter().zip(traffic.as_chunks().0);
+        let memory = self.memory.iter().zip(memory.as_chunks().0);
+        Self {
+            traffic: traffic
+                .map(|((name, _), &[a, b, c, d])| {
+                    (*name, Compared { planned: flow([a, b]), measured: flow([c, d]) })
+                })
+                .collect(),
+            memory: memory
+                .map(|((name, _), &[planned, measured])| {
+                    let [planned, measured] = [planned, measured].map(ByteCount);
+                    (name.clone(), Compared { planned, measured })
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns the traffic to show. Most optimizers have none, and then it is not shown.
+    pub(crate) fn traffic(&self) -> impl Iterator<Item = &(&'static str, Compared<Flow>)> {
+        let is_none = |it: &Compared<Flow>| [it.planned, it.measured] == [Flow::NONE; 2];
+        self.traffic.iter().filter(move |(name, it)| *name != UPDATE || !is_none(it))
+    }
+
     /// Returns the totals of the rank, for `summary.json`.
     pub(crate) fn summary(&self, rank: usize) -> Value {
         let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
-        let traffic = self.traffic.iter().map(|(name, Compared { planned, measured })| {
+        let traffic = self.traffic().map(|(name, Compared { planned, measured })| {
             let sides = json!({ "planned": flow(*planned), "measured": flow(*measured) });
             ((*name).to_owned(), sides)
         });
@@ -99,6 +143,18 @@ impl Costs {
             "collectives": traffic.collect::<Map<_, _>>(),
             "peak_memory_bytes": memory.collect::<Map<_, _>>(),
         })
+    }
+}
+
+/// Checks that calls and bytes are exactly as planned on all ranks. Returns a sentence that says so.
+pub(crate) fn check_traffic(costs: &[Costs]) -> Result<String, Failure> {
+    let ranks = costs.len();
+    match costs.iter().filter(|costs| !costs.is_traffic_as_planned()).count() {
+        0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
+        0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
+        differ => Err(Failure::Disagreement(format!(
+            "calls and bytes are not as planned on {differ} of {ranks} ranks"
+        ))),
     }
 }
 
@@ -124,7 +180,8 @@ fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
     let mut held = peaks(rank, &device, memory::usage_on_device);
     let host = peaks(rank, &host, memory::usage).into_iter();
     // Without offloading the host has the matrices that go from rank to rank, and nothing else.
-    let shown = host.filter(|(_, peak)| offload != Offload::None || peak.planned > ByteCount::ZERO);
+    let update = Category::Update.to_string();
+    let shown = host.filter(|(name, _)| offload != Offload::None || *name == update);
     held.extend(shown.map(|(name, peak)| (format!("{name} (host)"), peak)));
     held
 }
@@ -146,4 +203,37 @@ fn peaks(
         peak(Category::Optimizer, plan.optimizer),
         peak(Category::Update, plan.update),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use hsdp::WorldOptions;
+
+    use super::*;
+
+    /// Costs of a rank whose all-gathers receive one byte less than planned for each rank before it.
+    fn costs(rank: Rank) -> Costs {
+        let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
+        let compared = Compared { planned: flow(4096), measured: flow(4096 - rank.index() as u64) };
+        let memory = Compared { planned: ByteCount(64), measured: ByteCount(rank.index() as u64) };
+        Costs { traffic: vec![("all_gather", compared)], memory: vec![("shard".into(), memory)] }
+    }
+
+    #[test]
+    fn every_rank_gets_the_costs_of_all_and_a_missing_byte_is_found() {
+        let ends = crate::threads::run(3, WorldOptions::default(), |world| {
+            let all = costs(world.rank()).of_all(&world)?;
+            let of_ranks = all.iter().enumerate().map(|(rank, costs)| costs.summary(rank));
+            let expected: Vec<Value> =
+                (0..3).map(|rank| costs(Rank::new(rank)).summary(rank)).collect();
+            assert_eq!(of_ranks.collect::<Vec<_>>(), expected);
+            Ok::<_, Failure>(check_traffic(&all).map_err(|failure| failure.to_string()))
+        });
+        let expected = "verification failed: calls and bytes are not as planned on 2 of 3 ranks";
+        for end in ends.expect("all ranks end") {
+            assert_eq!(end, Err(expected.to_owned()));
+        }
+        let one = check_traffic(&[costs(Rank::new(0))]);
+        assert_eq!(one.expect("it is as planned"), "calls and bytes are exactly as planned");
+    }
 }

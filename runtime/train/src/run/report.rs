@@ -6,7 +6,7 @@ use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Map, Value, json};
 
 use super::Run;
-use super::costs::{Compared, Costs};
+use super::costs::{Compared, Costs, check_traffic};
 use super::progress::StepRecord;
 use super::saving::Saving;
 use crate::failure::Failure;
@@ -29,8 +29,6 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 pub struct Report {
     ended: Ended,
-    /// Costs of each rank of this process.
-    costs: Vec<Costs>,
     first: Option<First>,
 }
 
@@ -41,8 +39,8 @@ struct First {
     mesh: Mesh,
     /// Reason why no further step was made, in words.
     reason: String,
-    /// Number of ranks with other traffic than planned.
-    differ: u64,
+    /// Costs of each rank.
+    costs: Vec<Costs>,
     loss: &'static str,
     warnings: u64,
     rows: Vec<[String; 2]>,
@@ -55,7 +53,8 @@ struct First {
 impl Report {
     /// Ends the run on all ranks. Collective.
     pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>, costs: Costs) -> Result<Self, Failure> {
-        let [warnings, differ] = run.count(costs.is_traffic_as_planned())?;
+        let warnings = run.count_warnings()?;
+        let costs = costs.of_all(run.model.world())?;
         let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;
         let ended = Ended {
@@ -64,7 +63,7 @@ impl Report {
             unsaved: run.saving.as_ref().and_then(Saving::unsaved),
         };
         let Some(progress) = run.progress.take() else {
-            return Ok(Self { ended, costs: vec![costs], first: None });
+            return Ok(Self { ended, first: None });
         };
         let records = progress.finish()?;
         let spec = run.model.plan().spec();
@@ -95,7 +94,7 @@ impl Report {
         let mut report = First {
             mesh: options.mesh,
             reason: run.reason(),
-            differ,
+            costs,
             loss: run.training.loss,
             warnings,
             rows: Vec::new(),
@@ -126,7 +125,7 @@ impl Report {
             row("skipped", format!("{skipped} steps, in which a gradient overflowed"));
         }
         report.rows = rows;
-        Ok(Self { ended, costs: vec![costs], first: Some(report) })
+        Ok(Self { ended, first: Some(report) })
     }
 
     /// Returns the number of steps that this run made on rank 0; 0 on other ranks.
@@ -177,17 +176,11 @@ impl Report {
         }
     }
 
-    /// Joins the reports of the ranks of this process, in their order. Returns the report of rank 0,
-    /// if it is among them.
+    /// Joins the reports of the ranks of this process. Returns the end of the run, and the report of
+    /// rank 0, if it is among them.
     pub(crate) fn of_all(reports: Vec<Self>) -> (Ended, Option<Self>) {
-        let (mut costs, mut first, mut ended) = (Vec::new(), None, Ended::default());
-        for report in reports {
-            costs.extend(report.costs);
-            first = first.or(report.first);
-            ended = report.ended;
-        }
-        let report = first.map(|first| Self { ended: ended.clone(), costs, first: Some(first) });
-        (ended, report)
+        let ended = reports.last().map(|report| report.ended.clone()).unwrap_or_default();
+        (ended, reports.into_iter().find(|report| report.first.is_some()))
     }
 
     /// Writes `summary.json` and `loss.svg`, and prints the tables of rank 0. Files stay as they are
@@ -210,60 +203,22 @@ impl Report {
         // The files come first: a stdout that takes no more does not lose them.
         if let Some(files) = files {
             let mut summary = first.fields.clone();
-            let ranks = self.costs.iter().enumerate();
+            let ranks = first.costs.iter().enumerate();
             let ranks: Vec<Value> = ranks.map(|(rank, costs)| costs.summary(rank)).collect();
             summary.insert("ranks".to_owned(), ranks.into());
             files.write_summary(&Value::Object(summary))?;
             plot::loss(&files.plot(), &first.records, first.loss)?;
         }
-        let exactness = check_traffic(first.differ, first.mesh.world_size());
+        let exactness = check_traffic(&first.costs);
         let said = exactness.as_ref().map_or_else(ToString::to_string, Clone::clone);
         stdout::print(format!(
             "{}\n\n{}\n{said}\n\n{}\n{}",
             first.overview(),
-            self.traffic_table(first.records.len()),
-            self.memory_table(first),
+            first.traffic_table(),
+            first.memory_table(),
             first.text,
         ))?;
         exactness.map(drop)
-    }
-
-    /// Returns the collectives of rank 0 in a step.
-    fn traffic_table(&self, steps: usize) -> Table {
-        let a_step = |total: u64| (total / steps as u64).to_string();
-        let costs = self.costs.first().into_iter().flat_map(|costs| &costs.traffic);
-        let rows = costs.map(|(name, Compared { planned, measured })| {
-            let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
-            let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
-            [(*name).to_owned(), calls_planned, calls, bytes_planned, bytes]
-        });
-        table(["a step of rank 0", "calls planned", "measured", "bytes planned", "measured"], rows)
-    }
-
-    /// Returns the peak memory of rank 0 by category.
-    fn memory_table(&self, first: &First) -> Table {
-        let used = |it: &Compared<ByteCount>| it.planned.max(it.measured) > ByteCount::ZERO;
-        let costs = self.costs.first().into_iter().flat_map(|costs| &costs.memory);
-        let planned = costs.filter(|(_, compared)| used(compared)).map(|(category, compared)| {
-            [category.clone(), compared.planned.to_string(), compared.measured.to_string()]
-        });
-        let own = first
-            .memory
-            .iter()
-            .map(|[name, measured]| [name.clone(), String::new(), measured.clone()]);
-        table(["peak memory of rank 0", "planned", "measured"], planned.chain(own))
-    }
-}
-
-/// Checks that calls and bytes are exactly as planned on all ranks: on `differ` ranks they are not.
-/// Returns a sentence that says so.
-fn check_traffic(differ: u64, ranks: usize) -> Result<String, Failure> {
-    match differ {
-        0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
-        0 => Ok(format!("calls and bytes are exactly as planned, on all {ranks} ranks")),
-        _ => Err(Failure::Disagreement(format!(
-            "calls and bytes are not as planned on {differ} of {ranks} ranks"
-        ))),
     }
 }
 
@@ -274,6 +229,32 @@ impl First {
             rows.push(["warnings".to_owned(), self.warnings.to_string()]);
         }
         table(["a run", &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
+    }
+
+    /// Returns the collectives of rank 0 in a step.
+    fn traffic_table(&self) -> Table {
+        let a_step = |total: u64| (total / self.records.len() as u64).to_string();
+        let costs = self.costs.first().into_iter().flat_map(Costs::traffic);
+        let rows = costs.map(|(name, Compared { planned, measured })| {
+            let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
+            let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
+            [(*name).to_owned(), calls_planned, calls, bytes_planned, bytes]
+        });
+        table(["a step of rank 0", "calls planned", "measured", "bytes planned", "measured"], rows)
+    }
+
+    /// Returns the peak memory of rank 0 by category.
+    fn memory_table(&self) -> Table {
+        let used = |it: &Compared<ByteCount>| it.planned.max(it.measured) > ByteCount::ZERO;
+        let costs = self.costs.first().into_iter().flat_map(|costs| &costs.memory);
+        let planned = costs.filter(|(_, compared)| used(compared)).map(|(category, compared)| {
+            [category.clone(), compared.planned.to_string(), compared.measured.to_string()]
+        });
+        let own = self
+            .memory
+            .iter()
+            .map(|[name, measured]| [name.clone(), String::new(), measured.clone()]);
+        table(["peak memory of rank 0", "planned", "measured"], planned.chain(own))
     }
 }
 
@@ -292,26 +273,4 @@ pub(crate) fn table<const COLUMNS: usize>(
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
-}
-
-#[cfg(test)]
-mod tests {
-    use hsdp::Flow;
-
-    use super::*;
-
-    #[test]
-    fn traffic_that_is_not_as_planned_is_found() {
-        let costs = |bytes: u64| {
-            let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
-            let compared = Compared { planned: flow(4096), measured: flow(bytes) };
-            Costs { traffic: vec![("all_gather", compared)], memory: Vec::new() }
-        };
-        let as_planned = [4096, 4095].map(|bytes| costs(bytes).is_traffic_as_planned());
-        assert_eq!(as_planned, [true, false]);
-        assert!(check_traffic(0, 2).is_ok());
-        let differs = check_traffic(1, 2).expect_err("a byte is missing on one rank");
-        let expected = "verification failed: calls and bytes are not as planned on 1 of 2 ranks";
-        assert_eq!(differs.to_string(), expected);
-    }
 }
