@@ -171,7 +171,7 @@ impl fmt::Display for Finding {
 mod tests {
     use super::LIBRARIES;
 
-    /// By default this program does not contain the crates that load the libraries.
+    /// This program does not contain the crates that load the libraries, unless built with features.
     #[test]
     fn the_names_are_those_that_are_loaded() {
         let cuda = include_str!("../../../kernels/src/cuda/driver/libraries.rs");

@@ -4,8 +4,8 @@
 //! Its ranks are threads or processes. It
 //!
 //! - shows a progress bar with the loss, the tokens a second and the time left;
-//! - keeps `metrics.jsonl`, `summary.json`, `loss.svg` and a trace in a folder, to which one run at
-//!   a time writes;
+//! - keeps `metrics.jsonl`, `summary.json`, `loss.svg` and a trace in a folder, which one run at a
+//!   time uses;
 //! - saves checkpoints and resumes from them;
 //! - ends after the current step on SIGINT or SIGTERM;
 //! - shows each warning of the libraries once;

@@ -103,9 +103,9 @@ impl Warnings {
         self.0.lock().bar = bar.downgrade();
     }
 
-    /// Also appends each shown warning to a file as a line of JSON, including warnings from before
-    /// this call. The file is created with the first warning. If it cannot be written, one line on
-    /// stderr reports it.
+    /// Appends each shown warning to a file as a line of JSON, in addition to stderr. Warnings from
+    /// before this call are included. The file is created with the first warning. If it cannot be
+    /// written, one line on stderr reports it.
     pub fn keep_in(&self, file: &Path) {
         let mut state = self.0.lock();
         let kept = state.kept.begin(file);

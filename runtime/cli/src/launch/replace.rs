@@ -66,7 +66,8 @@ fn die_with_parent() -> io::Result<()> {
     Ok(set_pdeathsig(Signal::SIGKILL)?)
 }
 
-/// Other systems have no such signal: a process that is killed leaves its children running.
+/// Does nothing, because other systems have no such signal: a process that is killed leaves its
+/// children running.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
 fn die_with_parent() -> io::Result<()> {

@@ -12,8 +12,8 @@ use super::rows::Rows;
 /// of a row form two halves, and a pair is two elements at the same place in both. The rest of a
 /// row, which partial rotary embeddings have, passes unchanged.
 ///
-/// `cos` and `sin` are `[positions, pairs]`, with at least `length` positions, of which the first
-/// are used. They get no gradient. To read a later part of a sequence, `narrow` both.
+/// `cos` and `sin` are `[positions, pairs]`. The first `length` positions are used, and there may be
+/// more. They get no gradient. To read a later part of a sequence, `narrow` both.
 ///
 /// On a GPU this is [`composed::rope`].
 ///

@@ -60,9 +60,9 @@ fn cores(list: &str) -> Option<BTreeSet<usize>> {
 /// Sets the variables that the user has not set, for `ranks` ranks that share the cores of this
 /// process.
 ///
-/// - A rank computes on its share of the cores. By default candle uses all cores for each op, so
-///   the ranks of this process would compete for them: four ranks on two cores would take almost
-///   twice as long.
+/// - A rank computes on its share of the cores. candle's default is all cores for each op, so the
+///   ranks of this process would compete for them: four ranks on two cores would take almost twice
+///   as long.
 /// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and the system
 ///   has to zero memory before it provides it again.
 ///
