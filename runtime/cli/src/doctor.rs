@@ -171,7 +171,8 @@ impl fmt::Display for Finding {
 mod tests {
     use super::LIBRARIES;
 
-    /// This program does not contain the crates that load the libraries, unless built with features.
+    /// Compares with the sources as texts, because without features this program does not contain
+    /// the crates that load the libraries.
     #[test]
     fn the_names_are_those_that_are_loaded() {
         let cuda = include_str!("../../../kernels/src/cuda/driver/libraries.rs");

@@ -110,8 +110,8 @@ impl BatchTokens {
     }
 }
 
-/// Returns the parts of the model that may be in the host's memory, for which `hsdp simulate`
-/// accepts this optimizer.
+/// Returns the values of `--offload` with which `hsdp simulate` accepts this optimizer on the
+/// machine.
 fn offloads(optimizer: Optimizer, machine: &Machine) -> &'static [Offload] {
     match (machine.device(), optimizer.updates_on_device()) {
         (None, _) => &[Offload::None],

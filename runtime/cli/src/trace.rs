@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     match options.json {
         true => print_json(&json::of(&explanation))?,
         false => {
-            // Each explanation has one line, even if a record has a newline.
+            // Each end has one line, even if a record has a newline.
             explanation.ends.iter_mut().for_each(|end| end.text = in_one_line(&end.text));
             print(explanation)?;
         }

@@ -80,7 +80,7 @@ impl Failure {
         self.exit_code()
     }
 
-    /// Returns the failure as it is reported while a rank trains.
+    /// Adds to the text that training failed.
     pub(crate) fn in_training(self) -> Self {
         let failed = |what| format!("training failed: {what}");
         match self {
@@ -113,7 +113,7 @@ impl Failure {
         }
     }
 
-    /// Adds the rank that a launcher has given to this process. It is for failures before the ranks
+    /// Adds the rank that a launcher has given to this process. Used for failures before the ranks
     /// have joined.
     pub(crate) fn with_launched_rank(self) -> Self {
         let launched = Launched::from_env().ok().flatten().filter(|launched| launched.size > 1);

@@ -45,7 +45,7 @@ const SECRET_BYTES: usize = 32;
 /// Returns the rank of this process, and the attempt that it belongs to.
 ///
 /// # Errors
-/// A text with the missing variables.
+/// A text that names the missing or invalid variable.
 pub(super) fn place() -> Result<(u32, u32), String> {
     let number = |name: &str| env::var(name).ok().and_then(|value| value.parse().ok());
     let rank = RANKS.into_iter().find_map(number);
