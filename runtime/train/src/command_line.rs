@@ -23,7 +23,8 @@ pub enum CommandLineError {
     Print(#[from] PrintError),
 }
 
-/// Reads the command line of this process. `--help` and `--version` end the process here, with exit code 0.
+/// Reads the command line of this process. `--help` and `--version` end the process here, with exit
+/// code 0.
 ///
 /// # Errors
 /// [`CommandLineError`], whose text is one line.
@@ -33,7 +34,7 @@ pub fn read<O: Parser>() -> Result<O, CommandLineError> {
             Ok(()) => std::process::exit(0),
             Err(error) => error.into(),
         },
-        // Here clap's text is the help.
+        // With this kind of error, clap's text is the help.
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             CommandLineError::Invalid { line: "a command is missing; --help lists them".to_owned() }
         }
@@ -45,7 +46,7 @@ fn show(help: &clap::Error) -> Result<(), PrintError> {
     unless_closed(help.print().and_then(|()| io::stdout().flush()))
 }
 
-/// The text before the first empty line, as one line. The text after it is advice and usage.
+/// Returns the text before the first empty line, as one line. Advice and usage follow that line.
 fn first_paragraph(text: &str) -> String {
     let said = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = said.collect::<Vec<_>>().join(" ");

@@ -1,22 +1,22 @@
-//! Ranks that are threads of one process. Each takes memory, and turns on the cores.
+//! Ranks that are threads of one process. Each takes memory and a share of the cores.
 
 use hsdp::{FlightRecord, RankFailure, World, WorldOptions};
 
 use crate::failure::Failure;
 
-/// In the examples, which train.
+/// Maximum number of ranks in the examples, which train.
 pub const IN_EXAMPLES: usize = 64;
 
-/// In a conformance case: every machine has room for so many.
+/// Maximum number of ranks in a conformance case. Every machine has room for them.
 pub const IN_A_CASE: usize = 128;
 
-/// In a bench: the largest mesh of `overhead`, whose models are small.
+/// Maximum number of ranks in a bench: the largest mesh of `overhead`, whose models are small.
 pub const IN_A_BENCH: usize = 256;
 
-/// Checks that at most `most` ranks are to run as threads of one process.
+/// Checks that no more than `most` ranks run as threads of one process.
 ///
 /// # Errors
-/// In words, which begin with the number.
+/// A text that begins with the number of ranks.
 pub fn check(ranks: usize, most: usize) -> Result<(), String> {
     match ranks <= most {
         true => Ok(()),
@@ -27,8 +27,8 @@ pub fn check(ranks: usize, most: usize) -> Result<(), String> {
 /// Runs each rank as a thread, and returns their results in the order of the ranks.
 ///
 /// # Errors
-/// The first failure of a rank that does not only follow from that of another rank, with an
-/// explanation from the last operations of the ranks.
+/// The failure of the rank that failed first, with an explanation that is derived from the last
+/// operations of the ranks.
 pub fn run<T: Send>(
     ranks: usize,
     options: WorldOptions,
@@ -38,7 +38,7 @@ pub fn run<T: Send>(
         .map_err(Failure::with_first_rank)
 }
 
-/// The result of a rank. A failure comes with the operations before it, which explain more than the
+/// Result of a rank. A failure comes with the rank's last operations, which explain more than the
 /// error.
 type Recorded<T> = (Result<T, Failure>, Option<FlightRecord>);
 
@@ -50,7 +50,7 @@ pub(crate) fn recorded<T>(world: World, rank: impl Fn(World) -> Result<T, Failur
     (result, record)
 }
 
-/// Returns the results of all ranks of this process, or the failure from which the others follow.
+/// Returns the results of all ranks of this process, or the failure that caused the others.
 pub(crate) fn results<T>(
     outcomes: Vec<Result<Recorded<T>, RankFailure>>,
 ) -> Result<Vec<T>, Failure> {

@@ -1,4 +1,4 @@
-//! A simulated step as text.
+//! Formats a simulated step as text.
 
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp_simulator::{Level, RankTiming, Share};
@@ -7,7 +7,7 @@ use hsdp_train::stderr::in_one_line;
 use super::Simulated;
 use crate::machine::memory_of;
 
-/// The tables of time and memory.
+/// Returns the tables of time and memory.
 pub(super) fn text(simulated: &Simulated<'_>) -> String {
     let parts = [heading(simulated), times(simulated), links(simulated), memory(simulated)];
     parts.join("\n")
@@ -29,7 +29,7 @@ fn heading(simulated: &Simulated<'_>) -> String {
     )
 }
 
-/// Where the time of the step goes, on ranks of each color.
+/// Describes the parts of the step's time, on ranks of each color.
 fn times(simulated: &Simulated<'_>) -> String {
     let ranks = &simulated.prediction.timing.ranks;
     let mut table = Table::new();
@@ -54,7 +54,7 @@ fn times(simulated: &Simulated<'_>) -> String {
     }
 }
 
-/// The most colors of ranks in the table.
+/// Maximum number of colors of ranks in the table.
 const MOST: usize = 4;
 
 fn name(ranks: &RankTiming) -> String {
@@ -64,7 +64,7 @@ fn name(ranks: &RankTiming) -> String {
     }
 }
 
-/// The use of links, on the ranks that use them most.
+/// Describes the use of links, on the ranks that use them most.
 fn links(simulated: &Simulated<'_>) -> String {
     let prediction = &simulated.prediction;
     let colors = 0..prediction.timing.ranks.len();
@@ -96,7 +96,7 @@ fn on_rank(simulated: &Simulated<'_>) -> String {
     text
 }
 
-/// The host's memory, if something is offloaded.
+/// Describes the host's memory, if parts are offloaded.
 fn on_host(simulated: &Simulated<'_>) -> String {
     let each = simulated.prediction.memory.offloaded.total();
     let machine = &simulated.machine;

@@ -10,7 +10,7 @@ use super::{METRICS_NEW, cannot_write};
 use crate::failure::Failure;
 use crate::file::{self, FileError};
 
-/// Maximum number of bytes of a line: the norms of 80,000 parameters.
+/// Maximum number of bytes in a line, enough for the norms of 80,000 parameters.
 const MAX_LINE: u64 = 16 << 20;
 
 /// The file.
@@ -21,7 +21,8 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Begins the file with its existing lines of steps before `first`, the first step of this run.
+    /// Creates the file with the lines of an earlier run for steps before `first`, the first step
+    /// of this run.
     pub(crate) fn from_step(path: &Path, first: u64) -> Result<Self, Failure> {
         let kept = lines_before(path, first)?;
         let failed = |error| cannot_write(path, &error);
@@ -37,13 +38,13 @@ impl Metrics {
             file.flush().and_then(|()| fs::rename(&new, path)).map_err(failed)
         };
         begin().inspect_err(|_| {
-            // Removes a file that could not be written whole.
+            // Removes an incomplete file.
             let _ = fs::remove_file(&new);
         })?;
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Appends a line. If the run is killed, the file has the lines of all steps that it made.
+    /// Appends a line. If the run is killed, the file has the lines of all completed steps.
     pub(crate) fn add(&mut self, line: &impl Serialize) -> Result<(), Failure> {
         let added = serde_json::to_writer(&mut self.file, line)
             .map_err(io::Error::from)
@@ -59,9 +60,9 @@ struct OfStep {
     step: u64,
 }
 
-/// Returns the complete lines of steps before `step`, without their ends; none if there is no such
-/// file. Other lines are left out. They are read one at a time: with the norms of each step, all of
-/// them may exceed the memory.
+/// Returns the complete lines of steps before `step`, without their line ends. Returns none if the
+/// file is absent, and skips other lines. The lines are read one at a time, because with norms in
+/// each step all of them may exceed the memory.
 fn lines_before(
     path: &Path,
     step: u64,

@@ -1,4 +1,4 @@
-//! Plots: of the loss, and of the updates of each parameter.
+//! Plots of the loss and of the updates of each parameter.
 
 use std::error::Error;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(crate) fn loss(file: &Path, records: &[StepRecord], loss: &str) -> Result<()
     write_svg(file, |text| draw(text, records, loss))
 }
 
-/// Draws a picture, and writes it as a whole.
+/// Draws a picture, and writes it as one complete file.
 fn write_svg(
     file: &Path,
     draw: impl FnOnce(&mut String) -> Result<(), Box<dyn Error>>,
@@ -59,8 +59,8 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
     Ok(())
 }
 
-/// Returns the ranges of the steps and of the losses, which are never empty. Losses are shown from
-/// 0 if all are positive.
+/// Returns the ranges of the steps and of the losses. Neither range is empty. The losses' range
+/// begins at 0 if all losses are positive.
 fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
     let ends = |values: &mut dyn Iterator<Item = f64>| {
         let none = (f64::INFINITY, f64::NEG_INFINITY);
@@ -78,24 +78,26 @@ fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
     [first..last.max(first + 1.0), bottom..highest + margin]
 }
 
-/// The pixels of names, of the cells of all steps, of the rows, and above and below them.
+/// Sizes in pixels: the width of the names and of the cells of all steps, the height of a row, and
+/// the margins above and below the rows.
 const NAMES: i32 = 250;
 const CELLS: usize = 560;
 const ROW: usize = 14;
 const TOP: i32 = 64;
 const BOTTOM: i32 = 40;
 
-/// The most cells, so that a browser shows them.
+/// Maximum number of cells. A browser shows this many without trouble.
 const MOST_CELLS: usize = 50_000;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The most steps for which [`updates`] has room, with a row for each of so many parameters.
+/// Returns the maximum number of steps that [`updates`] draws for `rows` parameters.
 pub(crate) fn most_columns(rows: usize) -> usize {
     (MOST_CELLS / rows.max(1)).clamp(1, CELLS / 2)
 }
 
-/// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each of the steps.
+/// Draws the ratios of updates to parameters into an SVG file, with a row for each parameter and a
+/// column for each step.
 pub(crate) fn updates(file: &Path, steps: &[(u64, Norms)]) -> Result<(), Failure> {
     write_svg(file, |text| draw_updates(text, steps))
 }
@@ -154,7 +156,7 @@ fn write(
     Ok(area.draw_text(text, &style, (x, y))?)
 }
 
-/// Colors from pale to dark blue, between the least and the largest power of ten.
+/// Colors from pale to dark blue, between the smallest and the largest power of ten.
 struct Scale {
     least: i32,
     most: i32,
@@ -167,7 +169,7 @@ impl Scale {
         let exponents = ratios.filter(|it| is_drawn(*it)).map(f64::log10);
         let (least, most) =
             exponents.fold((f64::MAX, f64::MIN), |(least, most), it| (least.min(it), most.max(it)));
-        // Nothing was changed.
+        // No parameter was changed.
         if least > most {
             return Self { least: -1, most: 0 };
         }
@@ -175,7 +177,7 @@ impl Scale {
         Self { least, most: (most.ceil() as i32).max(least + 1) }
     }
 
-    /// The color of a ratio; none for a parameter that was not updated, or was zero.
+    /// Returns the color of a ratio. `None` for a parameter that was not updated, or was zero.
     fn color(&self, ratio: f64) -> Option<RGBColor> {
         let span = f64::from(self.most - self.least);
         is_drawn(ratio).then(|| shade((ratio.log10() - f64::from(self.least)) / span))
@@ -198,7 +200,7 @@ fn is_drawn(ratio: f64) -> bool {
     ratio > 0.0 && ratio.is_finite()
 }
 
-/// A color between pale blue at 0 and dark blue at 1.
+/// Returns a color between pale blue at 0 and dark blue at 1.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "colors from 0 to 255")]
 fn shade(at: f64) -> RGBColor {
     let between = |pale: f64, dark: f64| (pale + (dark - pale) * at.clamp(0.0, 1.0)) as u8;
