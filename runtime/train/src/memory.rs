@@ -56,9 +56,7 @@ impl Need {
         self
     }
 
-    /// The sum of all parts.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 

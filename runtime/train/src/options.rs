@@ -264,8 +264,7 @@ impl RunOptions {
 
     /// Returns the options that are equal on all ranks, in words. The number of the device of a rank
     /// may differ.
-    #[must_use]
-    pub fn shared(&self) -> String {
+    pub(crate) fn shared(&self) -> String {
         let alike = Self { device: Placement::Host, ..self.clone() };
         format!("{alike:?} on {}", self.device)
     }
@@ -278,8 +277,7 @@ impl RunOptions {
 
     /// Returns the options of the world: its deadline, its faults and the folder of its flight
     /// records.
-    #[must_use]
-    pub fn world(&self) -> WorldOptions {
+    pub(crate) fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
         let flight_dir = self.out.as_ref().map(|out| out.join(FLIGHT));
         let (late, faults) = (self.late, self.faults.clone());

@@ -4,23 +4,24 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// The file that is locked. It stays when the run ends: without it two later runs could lock two files of this name.
+/// Name of the file that is locked. It stays when the run ends: without it two later runs could lock
+/// two files of this name.
 const NAME: &str = "run.lock";
 
 /// The most bytes of the file that a second run reads: the number of a process has fewer.
 const MOST_BYTES: u64 = 20;
 
-/// The right to write to the folder of a run, which one process at a time has. It ends when this value is dropped, or when the
-/// process ends, however that happens: the operating system holds the lock.
+/// The right to write to the folder of a run, which one process at a time has. It ends when this
+/// value is dropped, or when the process ends, however that happens: the operating system holds the
+/// lock.
 #[derive(Debug)]
-pub struct FolderLock {
+pub(crate) struct FolderLock {
     locked: File,
 }
 
 /// The reason for which a folder could not be locked. No file has been changed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LockError {
+pub(crate) enum LockError {
     /// Another process holds the lock.
     #[error("another run{} writes to {}", by(*.holder), .folder.display())]
     Held {
@@ -44,13 +45,12 @@ fn by(holder: Option<u32>) -> String {
 }
 
 impl FolderLock {
-    /// Takes the lock of a folder that exists, without waiting for it. A program takes it before it changes any other file there.
+    /// Takes the lock of a folder that exists, without waiting for it. A program takes it before it
+    /// changes any other file there.
     ///
-    /// A file system without locks, such as NFS without a lock daemon, is a warning: the user then keeps two runs apart.
-    ///
-    /// # Errors
-    /// [`LockError::Held`] if another run has it; [`LockError::Io`].
-    pub fn take(folder: &Path) -> Result<Self, LockError> {
+    /// A file system without locks, such as NFS without a lock daemon, is a warning: the user then
+    /// keeps two runs apart.
+    pub(crate) fn take(folder: &Path) -> Result<Self, LockError> {
         let path = folder.join(NAME);
         let refused = |source| LockError::Io { path: path.clone(), source };
         let mut file = open(&path).map_err(refused)?;
