@@ -20,7 +20,7 @@ use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
 use hsdp::{
     Adafactor, AdafactorOptions, ByteCount, ElemCount, Ema, Error, Gradients, Lion, LionOptions,
-    Muon, MuonOptions, Placement, Plan, State, Update,
+    Muon, MuonOptions, Placement, State, Update,
 };
 use hsdp_candle::Pass;
 use hsdp_models::data::{Data, DataError, Tokens, Windows};
@@ -359,9 +359,7 @@ impl<'a> Inputs<'a> {
         }
         let decoder = decoder(config, options, run);
         let spec = options.declared(decoder.spec().map_err(Failure::input)?);
-        let plan = Plan::new(spec.clone(), run.mesh, run.model().plan_options());
-        let plan = plan.map_err(Failure::input)?;
-        Need::of_run(run, &plan, steps).check(Limit::of_process())?;
+        Need::of_run(run, spec.clone(), steps)?.check(Limit::of_process())?;
         let to = options.export.as_deref().filter(|_| ranks.has_first());
         let export = to.map(|to| Export::prepare(to, folder.as_ref(), &decoder)).transpose();
         let export = export.map_err(|error| Failure::Input(format!("--export: {error}")))?;
