@@ -62,7 +62,9 @@ impl Need {
         self
     }
 
-    fn bytes(&self) -> u64 {
+    /// Returns the sum of all parts.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 

@@ -277,7 +277,8 @@ impl RunOptions {
 
     /// Returns the options of the world: its deadline, its faults and the folder of its flight
     /// records.
-    pub(crate) fn world(&self) -> WorldOptions {
+    #[must_use]
+    pub fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
         let flight_dir = self.out.as_ref().map(|out| out.join(FLIGHT));
         let (late, faults) = (self.late, self.faults.clone());
