@@ -512,8 +512,8 @@ impl Options {
         if self.ema.is_some() { spec.averaged() } else { spec }
     }
 
-    /// Returns the options that are equal on all ranks, in words. The paths of files may differ, but
-    /// whether there is one decides what a rank does.
+    /// Returns the options that are equal on all ranks, in words. The paths of files may differ,
+    /// but whether there is one decides what a rank does.
     fn shared(&self) -> String {
         let mut alike = Self { run: RunOptions::default(), ..self.clone() };
         for path in [&mut alike.model, &mut alike.batches, &mut alike.data, &mut alike.export] {

@@ -17,10 +17,10 @@ const SIGTERM: u8 = 15;
 
 /// The reason why a program fails, with the exit code that follows from it.
 ///
-/// `?` converts every error. The options and files of a user ([`CommandLineError`], [`FileError`], a
-/// folder to which another run writes, [`TooMuch`], a fault that the world cannot have) become
-/// [`Input`](Self::Input); an error that a rank most often gets because another rank gave up becomes
-/// [`Peer`](Self::Peer); every other error becomes [`Work`](Self::Work).
+/// `?` converts every error. The options and files of a user ([`CommandLineError`], [`FileError`],
+/// a folder to which another run writes, [`TooMuch`], a fault that the world cannot have) become
+/// [`Input`](Self::Input); an error that a rank most often gets because another rank gave up
+/// becomes [`Peer`](Self::Peer); every other error becomes [`Work`](Self::Work).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure {

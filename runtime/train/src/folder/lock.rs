@@ -4,8 +4,8 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Name of the file that is locked. It stays when the run ends: without it two later runs could lock
-/// two files of this name.
+/// Name of the file that is locked. It stays when the run ends: without it two later runs could
+/// lock two files of this name.
 const NAME: &str = "run.lock";
 
 /// The most bytes of the file that a second run reads: the number of a process has fewer.
