@@ -21,7 +21,9 @@ use crate::file::{self, replace_with};
 use crate::options::RunOptions;
 use crate::warnings::Warnings;
 
-pub use self::lock::{FolderLock, LockError};
+use self::lock::FolderLock;
+
+pub(crate) use self::lock::LockError;
 pub(crate) use self::metrics::Metrics;
 pub use self::switch::Switch;
 pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};

@@ -78,12 +78,12 @@ use mimalloc::MiMalloc;
 
 pub use self::digest::Digest;
 pub use self::failure::{Failure, program};
-pub use self::folder::{FolderLock, LockError, Switch};
+pub use self::folder::Switch;
 pub use self::options::{
     Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, RunOptions,
 };
 pub use self::ranks::{Ranks, Setup, main, prepare, with_ranks};
-pub use self::run::{Better, Place, Report, Run, StepRecord, Training, bar};
+pub use self::run::{Better, Place, Report, Run, Training, bar};
 pub use self::stderr::{tell, tell_with, tell_within};
 pub use self::stdout::{print, print_json};
 pub use self::warnings::Warnings;

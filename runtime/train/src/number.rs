@@ -9,15 +9,6 @@ pub fn count<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize,
     count.ok_or_else(|| format!("expected a whole number from {LEAST} to {MOST}"))
 }
 
-/// Parses a finite number above 0.
-///
-/// # Errors
-/// A text that states the bound.
-pub fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected a number above 0".to_owned())
-}
-
 /// Parses a learning rate: a number above 0, also in f32, and at most 1e6.
 ///
 /// # Errors
@@ -53,9 +44,9 @@ mod tests {
     #[test]
     fn a_nan_is_no_number_of_anything() {
         for wrong in ["nan", "inf", "0", "-1", "one"] {
-            assert!(positive(wrong).is_err() && seconds(wrong).is_err(), "{wrong}");
+            assert!(learning_rate(wrong).is_err() && seconds(wrong).is_err(), "{wrong}");
         }
-        assert_eq!((positive("1e300"), seconds("1e9")), (Ok(1e300), Ok(1e9)));
+        assert_eq!((learning_rate("1e6"), seconds("1e9")), (Ok(1e6), Ok(1e9)));
         assert!(seconds("1e10").is_err());
     }
 }

@@ -266,8 +266,7 @@ impl RunOptions {
     }
 
     /// Describes the options that must be equal on all ranks. Their device numbers may differ.
-    #[must_use]
-    pub fn shared(&self) -> String {
+    pub(crate) fn shared(&self) -> String {
         let alike = Self { device: Placement::Host, ..self.clone() };
         format!("{alike:?} on {}", self.device)
     }

@@ -32,10 +32,11 @@ use self::norms::StepNorms;
 use self::progress::Progress;
 use self::saving::{Ends, Saving};
 
+pub(crate) use self::progress::StepRecord;
 pub(crate) use self::report::Ended;
 
 pub use self::evaluation::Better;
-pub use self::progress::{StepRecord, bar};
+pub use self::progress::bar;
 pub use self::report::Report;
 
 /// Settings of a run that the program chooses rather than its user.

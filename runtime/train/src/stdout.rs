@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write as _};
 
+use comfy_table::{CellAlignment, Row, Table, presets};
 use serde_json::Value;
 
 /// An error in which stdout accepts no more output, for example because its disk is full.
@@ -33,6 +34,22 @@ pub fn print_json(value: &Value) -> Result<(), PrintError> {
     write(format!("{text}\n").as_bytes())
 }
 
+/// Returns a table with words in its first column and numbers in the others.
+///
+/// ```
+/// let table = hsdp_train::stdout::table(["part", "bytes"], [["parameters", "4096"]]);
+/// hsdp_train::print(table)?;
+/// # Ok::<(), hsdp_train::stdout::PrintError>(())
+/// ```
+pub fn table(header: impl Into<Row>, rows: impl IntoIterator<Item: Into<Row>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
 /// Replaces each control character that is neither a newline nor a tab with the output of `escape`.
 fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -46,10 +63,7 @@ fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> String {
 }
 
 /// Writes bytes to stdout, and returns when the system has accepted them.
-///
-/// # Errors
-/// The errors of [`print()`].
-pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
+fn write(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = io::stdout().lock();
     unless_closed(out.write_all(bytes).and_then(|()| out.flush()))
 }

@@ -1,8 +1,10 @@
 //! Formats a simulated step as text.
 
-use comfy_table::{CellAlignment, Table, presets};
+use std::iter;
+
 use hsdp_simulator::{Level, RankTiming, Share};
 use hsdp_train::stderr::in_one_line;
+use hsdp_train::stdout::table;
 
 use super::Simulated;
 use crate::machine::memory_of;
@@ -32,22 +34,17 @@ fn heading(simulated: &Simulated<'_>) -> String {
 /// Describes the parts of the step's time, on ranks of each color.
 fn times(simulated: &Simulated<'_>) -> String {
     let ranks = &simulated.prediction.timing.ranks;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
     let names = ranks.iter().take(MOST).map(name);
-    table.set_header(std::iter::once("part of the step".to_owned()).chain(names));
-    for share in Share::ALL {
+    let rows = Share::ALL.map(|share| {
         let of = |rank: &RankTiming| {
             let time = rank.shares.of(share);
             let part = 100.0 * time.seconds() / simulated.prediction.timing.step.seconds();
             format!("{time} ({part:.1} %)")
         };
         let times = ranks.iter().take(MOST).map(of);
-        table.add_row(std::iter::once(share.name().to_owned()).chain(times));
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+        Vec::from_iter(iter::once(share.name().to_owned()).chain(times))
+    });
+    let table = table(iter::once("part of the step".to_owned()).chain(names), rows);
     match ranks.len().saturating_sub(MOST) {
         0 => table.to_string(),
         hidden => format!("{table}\nand {hidden} more kinds of ranks, which --json has"),

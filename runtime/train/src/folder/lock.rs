@@ -15,14 +15,13 @@ const MOST_BYTES: u64 = 20;
 /// system holds the lock, so it ends when this value is dropped, or whenever and however the
 /// process ends.
 #[derive(Debug)]
-pub struct FolderLock {
+pub(crate) struct FolderLock {
     locked: File,
 }
 
 /// The reason why a folder could not be locked. Files are unchanged.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LockError {
+pub(crate) enum LockError {
     /// Another process holds the lock.
     #[error("another run{} writes to {}", by(*.holder), .folder.display())]
     Held {
@@ -51,10 +50,7 @@ impl FolderLock {
     ///
     /// A file system without locks, such as NFS without a lock daemon, causes a warning: the user
     /// then has to keep two runs apart.
-    ///
-    /// # Errors
-    /// [`LockError::Held`] if another run holds the lock; [`LockError::Io`].
-    pub fn take(folder: &Path) -> Result<Self, LockError> {
+    pub(crate) fn take(folder: &Path) -> Result<Self, LockError> {
         let path = folder.join(NAME);
         let refused = |source| LockError::Io { path: path.clone(), source };
         let mut file = open(&path).map_err(refused)?;

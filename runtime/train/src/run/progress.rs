@@ -11,20 +11,20 @@ use crate::warnings::Warnings;
 
 /// A line of `metrics.jsonl`, without norms of each parameter and an evaluation.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct StepRecord {
+pub(crate) struct StepRecord {
     /// Number of the step, from 0.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Mean loss of all ranks.
-    pub loss: f64,
+    pub(crate) loss: f64,
     /// 2-norm of the gradients, before clipping; null in the file where a gradient overflowed.
-    pub grad_norm: f64,
+    pub(crate) grad_norm: f64,
     /// Number of tokens on all ranks.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// Time of the microbatches and the update.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// False if all ranks skipped the update because a gradient overflowed.
     #[serde(skip)]
-    pub applied: bool,
+    pub(crate) applied: bool,
 }
 
 /// A line of `metrics.jsonl`, with norms of each parameter and an evaluation if there are any.

@@ -1,6 +1,6 @@
 //! The end of a run: the printed report, and `summary.json`.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use super::progress::StepRecord;
 use super::saving::Saving;
 use crate::failure::Failure;
 use crate::folder::{Files, plot};
-use crate::stdout;
+use crate::stdout::{self, table};
 
 /// How training ended. It is equal on all ranks.
 #[derive(Clone, Debug, Default)]
@@ -260,17 +260,4 @@ impl First {
 
 fn shown(loss: Option<f64>) -> String {
     format!("{:.4}", loss.unwrap_or(f64::NAN))
-}
-
-/// Returns a table with words on the left and numbers on the right.
-pub(crate) fn table<const COLUMNS: usize>(
-    header: [&str; COLUMNS],
-    rows: impl IntoIterator<Item = [String; COLUMNS]>,
-) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
