@@ -80,6 +80,15 @@ impl Failure {
         self.exit_code()
     }
 
+    /// Returns the failure of a program that cannot read its inputs. An error of any type is one of
+    /// input there.
+    pub(crate) fn in_reading(self) -> Self {
+        match self {
+            Self::Work(what) | Self::Peer(what) => Self::Input(what),
+            other => other,
+        }
+    }
+
     /// Adds to the text that training failed.
     pub(crate) fn in_training(self) -> Self {
         let failed = |what| format!("training failed: {what}");
