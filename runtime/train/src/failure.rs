@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::{self, Display};
 use std::process::ExitCode;
 
+use hsdp::comm::Finding;
 use hsdp::{CommError, FlightRecord, Launched, explain};
 
 use crate::command_line::CommandLineError;
@@ -80,6 +81,15 @@ impl Failure {
         self.exit_code()
     }
 
+    /// Returns the failure of a program that cannot read its inputs. An error of any type is one of
+    /// input there.
+    pub(crate) fn in_reading(self) -> Self {
+        match self {
+            Self::Work(what) | Self::Peer(what) => Self::Input(what),
+            other => other,
+        }
+    }
+
     /// Adds to the text that training failed.
     pub(crate) fn in_training(self) -> Self {
         let failed = |what| format!("training failed: {what}");
@@ -90,11 +100,14 @@ impl Failure {
         }
     }
 
-    /// Adds an explanation that is derived from the last operations of the ranks.
+    /// Adds an explanation that is derived from the last operations of the ranks. A process that
+    /// has its own record alone can compare nothing. It explains a failure only if its rank waits.
     pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
+        let explanation = explain(records);
+        let is_empty = explanation.compared == 0 && explanation.finding == Finding::Nothing;
         match self {
-            Self::Work(_) | Self::Peer(_) if !records.is_empty() => {
-                Self::Explained(Box::new(self), explain(records).to_string())
+            Self::Work(_) | Self::Peer(_) if !is_empty => {
+                Self::Explained(Box::new(self), explanation.to_string())
             }
             other => other,
         }
@@ -188,7 +201,7 @@ pub fn program(name: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> 
 mod tests {
     use std::io;
 
-    use hsdp::{Rank, RankFailure};
+    use hsdp::{Channel, Rank, RankFailure, Tag, WorldOptions};
 
     use super::*;
 
@@ -199,6 +212,22 @@ mod tests {
     fn bad_fault() -> hsdp::Error {
         let (fault, problem) = ("rank 9".to_owned(), "there are 2 ranks".to_owned());
         hsdp::Error::Comm(CommError::BadFault { fault, problem })
+    }
+
+    #[test]
+    fn a_record_that_is_compared_with_none_explains_nothing() {
+        let records = hsdp::launch(2, WorldOptions::default(), |world| {
+            world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+            Ok::<_, hsdp::Error>(world.flight_record())
+        });
+        let records: Vec<_> = records.into_iter().map(|it| it.expect("a record")).collect();
+        let explained = |records| Failure::work("it is wrong").explained(records);
+        for alone in [&records[..1], &[]] {
+            let failure = explained(alone);
+            assert!(matches!(failure, Failure::Work(_)), "{failure:?}");
+        }
+        let failure = explained(&records);
+        assert!(matches!(failure, Failure::Explained(..)), "{failure:?}");
     }
 
     #[test]

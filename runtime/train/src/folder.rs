@@ -75,8 +75,11 @@ impl Output {
         recorder: &Recorder,
     ) -> Result<Self, Failure> {
         let refuse =
-            |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
-        fs::create_dir_all(folder).map_err(refuse)?;
+            |why: String| Failure::Input(format!("cannot write to {}: {why}", folder.display()));
+        if folder.exists() && !folder.is_dir() {
+            return Err(refuse("it exists, and is no folder".to_owned()));
+        }
+        fs::create_dir_all(folder).map_err(|error| refuse(error.to_string()))?;
         let lock = FolderLock::take(folder)?;
         if !options.resume {
             refuse_checkpoints(folder)?;
@@ -154,7 +157,10 @@ fn refuse_checkpoints(folder: &Path) -> Result<(), Failure> {
     let (kind, step, way_on) = match (newest(CHECKPOINTS)?, newest(BEST)?) {
         (Some(step), _) => ("checkpoints", step, "go on from it with --resume".to_owned()),
         (None, Some(step)) => {
-            ("best checkpoints", step, format!("remove {}", folder.join(BEST).display()))
+            let best = folder.join(BEST);
+            let ways =
+                format!("begin anew with --resume and --save-best, remove {}", best.display());
+            ("best checkpoints", step, ways)
         }
         (None, None) => return Ok(()),
     };
@@ -298,7 +304,7 @@ mod tests {
             best.contains("has best checkpoints of an earlier run, the newest of step 6"),
             "{best}"
         );
-        assert!(!best.contains("--resume"), "{best}");
+        assert!(best.contains(": begin anew with --resume and --save-best, remove "), "{best}");
         let newest = refusal(&["best/step-00000006/x", "checkpoints/step-00000007/x"]);
         assert!(newest.contains("the newest of step 7: go on from it with --resume"), "{newest}");
         let unread = refusal(&["checkpoints"]);

@@ -14,6 +14,7 @@ use hsdp::{
 use crate::failure::Failure;
 use crate::folder::FLIGHT;
 use crate::number::{count, seconds};
+use crate::run::Place;
 use crate::threads;
 
 /// Maximum number of units that are gathered ahead. No model has more units.
@@ -123,8 +124,9 @@ pub struct RunOptions {
     pub resume: bool,
 
     /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev),
-    /// for warnings.jsonl if there are warnings, and for flight/ if the run fails; one run at a
-    /// time writes to it, and holds the lock on run.lock in it; by default no file is written
+    /// for warnings.jsonl if there are warnings, and for flight/, with the last operations of each
+    /// rank, if a rank panics, is late, or leaves others waiting; one run at a time writes to it,
+    /// and holds the lock on run.lock in it; by default no file is written
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -271,6 +273,17 @@ impl RunOptions {
         format!("{alike:?} on {}", self.device)
     }
 
+    /// Returns the number of a microbatch, from 0, among those of all ranks in all steps: by step,
+    /// then by microbatch, then by rank. The numbers of a step are the next ranks x microbatches
+    /// ones, so a run that is resumed on another mesh goes on with the next number if this product
+    /// is the same.
+    #[must_use]
+    pub fn number_of(&self, place: Place) -> u64 {
+        let (ranks, microbatches) = (self.mesh.world_size() as u64, self.microbatches as u64);
+        let in_step = place.microbatch as u64 * ranks + u64::from(place.rank.get());
+        place.step * ranks * microbatches + in_step
+    }
+
     /// Returns the number of ranks that run in this process.
     #[must_use]
     pub fn ranks_here(&self) -> usize {
@@ -350,6 +363,21 @@ mod tests {
             let refused = refusal(options.of_process().map(drop));
             assert!(refused.starts_with(problem), "{refused}");
         }
+    }
+
+    #[test]
+    fn microbatches_of_all_ranks_are_numbered_one_after_the_other() {
+        let numbers = |mesh: &str, microbatches: usize, step: u64| {
+            let mesh: Mesh = mesh.parse().expect("a mesh");
+            let options = RunOptions { mesh, microbatches, ..RunOptions::default() };
+            let places = (0..microbatches).flat_map(|microbatch| {
+                mesh.ranks().map(move |rank| Place { step, microbatch, rank })
+            });
+            places.map(|place| options.number_of(place)).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("2x2", 2, 0), (0..8).collect::<Vec<_>>());
+        assert_eq!(numbers("2x2", 2, 3), (24..32).collect::<Vec<_>>());
+        assert_eq!(numbers("1x2", 4, 3), numbers("2x2", 2, 3));
     }
 
     #[test]

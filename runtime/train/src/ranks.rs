@@ -175,8 +175,9 @@ impl Ranks {
     /// If a process cannot read its inputs, the ranks of all processes end with its error.
     ///
     /// # Errors
-    /// The failure of `read`, or the failure of the rank that failed first, with an explanation
-    /// that is derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has
+    /// [`Failure::Input`] with the text of any failure of `read`: rank 0 reports it, and the
+    /// processes of other ranks end with [`Failure::Elsewhere`]. The failure of the rank that
+    /// failed first, with an explanation that is derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has
     /// ended the run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot
     /// be written; [`Failure::Disagreement`] if calls and bytes were not as planned.
     pub fn run<I: Sync>(
@@ -185,7 +186,8 @@ impl Ranks {
         train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
     ) -> Result<(), Failure> {
         let _signals = self.signals.during_run();
-        let inputs = read().and_then(|inputs| Ok((inputs, self.output()?)));
+        let inputs = read().map_err(Failure::in_reading);
+        let inputs = inputs.and_then(|inputs| Ok((inputs, self.output()?)));
         // Other processes wait for this one. They learn its problem where they compare inputs.
         let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
         let files = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
@@ -363,6 +365,11 @@ impl<'a> Setup<'a> {
         }
     }
 
+    /// Returns the name of the program.
+    pub(crate) fn program(&self) -> &'static str {
+        self.ranks.name
+    }
+
     pub(crate) fn warnings(&self) -> &'a Warnings {
         &self.ranks.warnings
     }
@@ -491,8 +498,11 @@ mod tests {
     #[test]
     fn the_ranks_learn_the_problem_of_one_that_has_no_inputs() {
         let problem = Failure::input("cannot read x");
+        // The program's `read` may fail with an error of any type.
+        let other = Failure::work("cannot read x");
         for (inputs, expected) in [
             ([Ok(&()), Err(&problem)], "rank 1: cannot read x"),
+            ([Ok(&()), Err(&other)], "rank 1: cannot read x"),
             ([Err(&problem), Ok(&())], "rank 0: cannot read x"),
             // All ranks have this problem, so the text names no rank.
             ([Err(&problem), Err(&problem)], "cannot read x"),

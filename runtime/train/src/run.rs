@@ -199,7 +199,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// Errors of files, and errors of saving that no later save can repair. [`Failure::Work`] if
-    /// the step before was not updated.
+    /// the step before was not updated, or lacks an [evaluation](Self::evaluate) that was due.
     pub fn next_step(&mut self) -> Result<Option<u64>, Failure> {
         if let Some(step) = self.step.take() {
             self.end(step)?;
@@ -301,7 +301,10 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     /// Evaluates the model after the update if an evaluation is due: at the interval of
     /// [`EvaluationOptions`], and after the last step. `evaluate` must return a number that is
     /// equal on all ranks. It is written to the metrics as `evaluation`. The best model is saved,
-    /// and a run whose evaluations no longer improve ends, if [`EvaluationOptions`] ask for that.
+    /// and a run whose evaluations no longer improve ends, if [`EvaluationOptions`] ask for that. A
+    /// NaN is a warning, and counts as not better.
+    ///
+    /// A program with these options calls this method in each step.
     ///
     /// # Errors
     /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated
@@ -322,6 +325,12 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         drop(span);
         let compared = format!("{value}");
         self.model.world().compare("evaluation", &compared)?;
+        if value.is_nan() && self.setup.is_first() {
+            let made = number + 1;
+            hsdp_warnings::warn!(
+                "the evaluation after step {made} is NaN, and counts as not better"
+            );
+        }
         let is_best = self.evaluations.add(value, due);
         if let Some(step) = &mut self.step {
             step.evaluation = Some(value);
@@ -374,6 +383,10 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let Stage::Updated(record, norms) = stage else {
             return Err(out_of_order("next_step", "update"));
         };
+        if evaluation.is_none() && self.evaluations.due(number + 1, self.training.steps).is_some() {
+            let before = format!("evaluate, which is due after step {},", number + 1);
+            return Err(out_of_order("next_step", &before));
+        }
         if let Some(progress) = &mut self.progress {
             progress.add(record, norms, evaluation)?;
         }

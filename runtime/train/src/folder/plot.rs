@@ -6,6 +6,8 @@ use std::path::Path;
 
 use hsdp::Norms;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::BoldPoints;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -38,6 +40,7 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .map(|record| (record.step as f64, record.loss))
         .collect();
     let [steps, losses] = axes(&points);
+    let marks = RangedCoordf64::from(losses.clone()).key_points(BoldPoints(LOSSES));
     let area = SVGBackend::with_string(text, (800, 480)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
@@ -51,12 +54,29 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .x_desc("step")
         .y_desc(loss)
         .x_label_formatter(&|step| format!("{step:.0}"))
-        .y_label_formatter(&|loss| format!("{loss:.1}"))
+        .y_labels(LOSSES)
+        .y_label_formatter(&|loss| label(*loss, &marks))
         .light_line_style(TRANSPARENT)
         .draw()?;
     chart.draw_series(LineSeries::new(points, BLUE.stroke_width(2)))?;
     area.present()?;
     Ok(())
+}
+
+/// Maximum number of labels on the axis of the losses.
+const LOSSES: usize = 11;
+
+/// Returns the label of a mark on an axis, with as many digits as the distance of `marks` needs.
+fn label(value: f64, marks: &[f64]) -> String {
+    let distance = marks.windows(2).map(|pair| pair[1] - pair[0]).fold(1.0, f64::min);
+    let shows = |digits: &i32| {
+        let scaled = distance * 10_f64.powi(*digits);
+        (scaled - scaled.round()).abs() < 0.01 * scaled
+    };
+    match (1..=5).find(shows) {
+        Some(digits) => format!("{value:.digits$}", digits = digits.unsigned_abs() as usize),
+        None => format!("{value:.2e}"),
+    }
 }
 
 /// Returns the ranges of the steps and of the losses. Neither range is empty. The losses' range
@@ -230,6 +250,33 @@ mod tests {
                 let wrong = differs(axis.start, expected.start) || differs(axis.end, expected.end);
                 assert!(!wrong, "{points:?}: {axis:?}, not {expected:?}");
             }
+        }
+    }
+
+    #[test]
+    fn labels_of_small_losses_differ() {
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let file = folder.path().join("loss.svg");
+        let labels = |losses: [f64; 2]| {
+            let records: Vec<_> = (0..).zip(losses).map(|(step, it)| record(step, it)).collect();
+            loss(&file, &records, "loss").expect("it is drawn");
+            let svg = std::fs::read_to_string(&file).expect("a file");
+            let texts = svg.lines().map(str::trim).filter(|it| it.contains('.'));
+            let labels = texts.filter(|it| it.parse::<f64>().is_ok());
+            labels.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let of_a_model = ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "3.5", "4.0"];
+        let ends = |labels: Vec<String>| [labels[0].clone(), labels[labels.len() - 1].clone()];
+        assert_eq!(labels([4.2, 2.0]), of_a_model);
+        assert_eq!(ends(labels([0.1, 0.02])), ["0.00", "0.10"]);
+        assert_eq!(ends(labels([0.004, 0.002])), ["0.0000", "0.0040"]);
+        assert_eq!(ends(labels([3e-7, 2e-7])), ["0.00e0", "3.00e-7"]);
+        for losses in [[0.1, 0.02], [0.03, 0.01], [0.004, 0.002], [3e-7, 2e-7], [-1.0, -0.999]] {
+            let mut labels = labels(losses);
+            let count = labels.len();
+            assert!(count > 4, "{labels:?}");
+            labels.dedup();
+            assert_eq!(labels.len(), count, "{labels:?}");
         }
     }
 

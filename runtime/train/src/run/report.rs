@@ -36,6 +36,7 @@ pub struct Report {
 #[derive(Debug)]
 struct First {
     records: Vec<StepRecord>,
+    program: &'static str,
     mesh: Mesh,
     /// Reason why no further step was made, in words.
     reason: String,
@@ -92,6 +93,7 @@ impl Report {
             unreachable!("an object was written down")
         };
         let mut report = First {
+            program: run.setup.program(),
             mesh: options.mesh,
             reason: run.reason(),
             costs,
@@ -228,7 +230,7 @@ impl First {
         if self.warnings > 0 {
             rows.push(["warnings".to_owned(), self.warnings.to_string()]);
         }
-        table(["a run", &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
+        table([self.program, &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
     }
 
     /// Returns the collectives of rank 0 in a step.
