@@ -24,7 +24,7 @@ use crate::folder::{Files, Output, Recorder};
 use crate::options::{Comm, RunOptions};
 use crate::run::{Ended, Report, Run, Training};
 use crate::stderr::tell;
-use crate::threads;
+use crate::threads::Records;
 use crate::warnings::Warnings;
 
 use self::signals::Signals;
@@ -257,8 +257,9 @@ impl Ranks {
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        let results = threads::results(self.launch(|world| threads::recorded(world, &rank))?);
-        results.map_err(|failure| match self.has_first() {
+        let records = Records::default();
+        let outcomes = self.launch(|world| records.of(world, &rank))?;
+        records.results(outcomes).map_err(|failure| match self.has_first() {
             true => failure.with_first_rank(),
             false => failure,
         })
