@@ -325,9 +325,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             // The other ranks fail in their evaluation, and would not take part in the comparison.
             let rank = self.model.rank();
             return Err(Failure::work(format!(
-                "evaluate of step {number} on rank {rank}: the evaluation was dropped before its \
-                 mean, or another operation failed, and evaluate has returned {value}: take the \
-                 mean, or return an error"
+                "evaluate after step {number} on rank {rank}: the evaluation was dropped before \
+                 its mean, or another operation failed, and evaluate has returned {value}: take \
+                 the mean, or return an error"
             )));
         }
         let compared = format!("{value}");
