@@ -16,9 +16,10 @@ pub enum Error {
     // error as the source.
     #[error("{0}")]
     Runtime(#[from] hsdp::Error),
-    /// candle failed.
-    #[error(transparent)]
-    Candle(CandleError),
+    /// candle failed. An error of a unit's forward is a [`Context`](CandleError::Context) with the
+    /// name of the unit.
+    #[error("{}", in_one_line(.0))]
+    Candle(#[source] CandleError),
     /// The model has no unit of this name.
     #[error("the model has no unit {name}, it has {known}")]
     UnknownUnit {
@@ -289,6 +290,24 @@ impl From<CandleError> for Error {
             }
             error => Self::Candle(error),
         }
+    }
+}
+
+impl Error {
+    /// Adds the unit whose forward failed to an error of candle. The errors of hsdp name theirs.
+    pub(crate) fn in_unit(self, unit: &str) -> Self {
+        match self {
+            Self::Candle(error) => Self::Candle(error.context(format!("unit {unit}"))),
+            ours => ours,
+        }
+    }
+}
+
+/// Displays an error of candle, which puts each context in a line of its own.
+fn in_one_line(error: &CandleError) -> String {
+    match error {
+        CandleError::Context { inner, context } => format!("{context}: {}", in_one_line(inner)),
+        error => error.to_string(),
     }
 }
 

@@ -5,7 +5,6 @@ mod recomputed;
 mod start;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -151,13 +150,14 @@ impl<'step> Pass<'step> {
         input: &Tensor,
         forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor, Error> {
-        self.told(&format_args!("unit {name}"), self.run(name, input, forward))
+        self.told(name, self.run(name, input, forward))
     }
 
-    /// Records an error for the other ranks.
-    fn told<T>(&self, place: &dyn fmt::Display, result: Result<T, Error>) -> Result<T, Error> {
-        result.inspect_err(|error| {
-            self.inner.handle().note_failure(&format_args!("{place}: {error}"));
+    /// Records an error of a unit for the other ranks, and adds the unit to it.
+    fn told<T>(&self, unit: &str, result: Result<T, Error>) -> Result<T, Error> {
+        result.map_err(|error| {
+            self.inner.handle().note_failure(&format_args!("unit {unit}: {error}"));
+            error.in_unit(unit)
         })
     }
 

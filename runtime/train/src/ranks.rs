@@ -24,7 +24,7 @@ use crate::folder::{Files, Output, Recorder};
 use crate::options::{Comm, RunOptions};
 use crate::run::{Ended, Report, Run, Training};
 use crate::stderr::tell;
-use crate::threads;
+use crate::threads::Records;
 use crate::warnings::Warnings;
 
 use self::signals::Signals;
@@ -259,8 +259,9 @@ impl Ranks {
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        let results = threads::results(self.launch(|world| threads::recorded(world, &rank))?);
-        results.map_err(|failure| match self.has_first() {
+        let records = Records::default();
+        let outcomes = self.launch(|world| records.of(world, &rank))?;
+        records.results(outcomes).map_err(|failure| match self.has_first() {
             true => failure.with_first_rank(),
             false => failure,
         })
@@ -462,11 +463,20 @@ fn connect_devices(_: &World, device: Placement) -> Result<(), Failure> {
 mod tests {
     use std::sync::LazyLock;
 
+    use hsdp::comm::Between;
+    use hsdp::{
+        LossSum, Mesh, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions, Unit, UnitGradients,
+    };
+
     use super::*;
+    use crate::options::EvaluationOptions;
+    use crate::threads;
 
     /// Ranks of a program with one process.
     static RANKS: LazyLock<Ranks> = LazyLock::new(|| {
-        Ranks::join("test", RunOptions::default()).expect("threads are always there")
+        let mesh = Mesh::new(2, 2).expect("a mesh");
+        let options = RunOptions { mesh, ..RunOptions::default() };
+        Ranks::join("test", options).expect("threads are always there")
     });
 
     /// Returns the failures of two ranks: rank 0 reports one, and rank 1 is silent.
@@ -526,5 +536,50 @@ mod tests {
         }
         let ended = Ended { steps: 3, was_stopped: false, unsaved: None };
         assert!(RANKS.outcome(ended, false).is_ok());
+    }
+
+    /// Trains one step. All ranks drop their evaluation before its mean, and return a number.
+    fn train_and_drop_the_evaluation(setup: Setup<'_>) -> Result<Report, Failure> {
+        let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [8])));
+        let unit = spec.unit_ids().next().expect("one unit");
+        let model =
+            ShardedModel::new(setup.world(), spec, setup.model_options(), |_| vec![0.5; 8])?;
+        let sgd = Sgd::new(&model, SgdOptions::default());
+        let evaluation =
+            EvaluationOptions { evaluate_every: Some(1), ..EvaluationOptions::default() };
+        let training = Training { evaluation, ..Training::of_steps(1) };
+        let mut run = setup.start(model, sgd, training)?;
+        while run.next_step()?.is_some() {
+            let gradients = run.gradients(|mut pass, _| -> Result<(), hsdp::Error> {
+                drop(pass.unshard(unit)?);
+                let _ = pass.loss(LossSum::new(1.0, 1))?;
+                pass.reduce(unit, UnitGradients::of([vec![1.0_f32; 8]]))?;
+                pass.finish()
+            })?;
+            run.update(|model, sgd| sgd.step(model, gradients))?;
+            run.evaluate(|model, _| -> Result<f64, hsdp::Error> {
+                let mut evaluation = model.evaluation()?;
+                let mut pass = evaluation.batch()?;
+                drop(pass.unshard(unit)?);
+                pass.finish()?;
+                Ok(f64::NAN)
+            })?;
+        }
+        run.finish()
+    }
+
+    #[test]
+    fn an_evaluation_that_is_dropped_before_its_mean_is_the_failure_of_the_run() {
+        for between in [Between::Memory, Between::Messages] {
+            for _ in 0..20 {
+                let options = WorldOptions { between, ..RANKS.options.world() };
+                let trained = threads::run(4, options, |world| {
+                    train_and_drop_the_evaluation(Setup { world, ranks: &RANKS, files: None })
+                });
+                let failure = trained.expect_err("no mean was taken").to_string();
+                let named = "the evaluation was dropped before its mean";
+                assert!(failure.contains(named), "{between:?}: {failure}");
+            }
+        }
     }
 }

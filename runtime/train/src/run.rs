@@ -308,7 +308,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated
-    /// twice; [`Failure::Peer`] if the number is not equal on all ranks.
+    /// twice, or if `evaluate` returns a number after it has dropped an evaluation before its mean;
+    /// [`Failure::Peer`] if the number is not equal on all ranks.
     pub fn evaluate<E: Into<Failure>>(
         &mut self,
         evaluate: impl FnOnce(&mut ShardedModel, &mut O) -> Result<f64, E>,
@@ -321,8 +322,18 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             return Ok(None);
         };
         let span = info_span!("evaluation").entered();
+        let epoch = self.model.world().epoch();
         let value = evaluate(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
         drop(span);
+        if self.model.world().epoch() != epoch {
+            // The other ranks fail in their evaluation, and would not take part in the comparison.
+            let rank = self.model.rank();
+            return Err(Failure::work(format!(
+                "evaluate after step {number} on rank {rank}: the evaluation was dropped before \
+                 its mean, or another operation failed, and evaluate has returned {value}: take \
+                 the mean, or return an error"
+            )));
+        }
         let compared = format!("{value}");
         self.model.world().compare("evaluation", &compared)?;
         if value.is_nan() && self.setup.is_first() {

@@ -59,7 +59,7 @@ impl Pass<'_> {
         if self.kind == Kind::Evaluation {
             return self.unit(name, input, |parameters, input| forward(parameters, input));
         }
-        self.told(&format_args!("unit {name}"), self.run_first(name, input, forward))
+        self.told(name, self.run_first(name, input, forward))
     }
 
     fn run_first(
