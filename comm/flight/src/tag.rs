@@ -124,7 +124,7 @@ names! {
         AllReduce = "all_reduce",
         /// The agreement of all ranks before the optimizer, with norms and weights.
         Agreement = "agreement",
-        /// Collecting whole parameters, for export or a checkpoint.
+        /// Work on whole parameters: checkpoints, imports, exports, norms.
         Export = "export",
         /// The backward of a collective that users call: it never meets a forward.
         Backward = "backward",

@@ -163,7 +163,7 @@ fn an_operation_of_a_checkpoint_is_named_in_words() {
     });
     reads(
         &explain(&records),
-        &["wait in barrier of a checkpoint, an export or norms (sequence 0)"],
+        &["wait in barrier of a checkpoint, an import, an export or norms (sequence 0)"],
     );
 }
 

@@ -385,7 +385,7 @@ impl<'a> Inputs<'a> {
         })?;
         if setup.index().index() == 0 {
             for what in folder.warnings().iter().chain(self.data.warnings()) {
-                tracing::warn!(%what, "files of the model contradict each other");
+                tracing::warn!(%what, "files contradict each other");
             }
         }
         Ok(model)

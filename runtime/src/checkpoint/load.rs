@@ -428,7 +428,7 @@ struct Read {
     fitting: Option<Fitting>,
 }
 
-/// The parameters that were read, by unit. A model takes them without an error.
+/// The parameters that were read, by unit. A model takes them without an error to return.
 pub(super) enum Parameters {
     /// Copies that the buffers of the model take.
     Copies(Vec<HostShard>),

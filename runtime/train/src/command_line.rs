@@ -54,9 +54,18 @@ pub fn read<O: Parser>() -> Result<O, CommandLineError> {
 /// Refuses two arguments of one command with the same name.
 fn check_names(command: &Command) -> Result<(), CommandLineError> {
     let mut names = BTreeSet::new();
+    // clap adds these options when it parses.
+    if !command.is_disable_help_flag_set() {
+        names.extend(["-h", "--help"].map(str::to_owned));
+    }
+    if !command.is_disable_version_flag_set() && command.get_version().is_some() {
+        names.extend(["-V", "--version"].map(str::to_owned));
+    }
     for argument in command.get_arguments() {
-        let long = argument.get_long_and_visible_aliases().into_iter().flatten();
-        let short = argument.get_short_and_visible_aliases().into_iter().flatten();
+        let aliases = argument.get_all_aliases().into_iter().flatten();
+        let long = argument.get_long().into_iter().chain(aliases);
+        let aliases = argument.get_all_short_aliases().into_iter().flatten();
+        let short = argument.get_short().into_iter().chain(aliases);
         let own = long.map(|name| format!("--{name}")).chain(short.map(|name| format!("-{name}")));
         for name in own.chain([argument.get_id().to_string()]) {
             if let Some(name) = names.replace(name) {
@@ -106,6 +115,18 @@ mod tests {
     }
 
     #[derive(Args)]
+    struct Helped {
+        #[arg(short)]
+        hidden: bool,
+    }
+
+    #[derive(Args)]
+    struct Hidden {
+        #[arg(long = "kept", alias = "keep")]
+        kept: bool,
+    }
+
+    #[derive(Args)]
     struct Other {
         #[arg(short, long)]
         data: Option<String>,
@@ -142,6 +163,8 @@ mod tests {
         assert_eq!(refusal(With::<Renamed>::command()), expected("--keep"));
         assert_eq!(refusal(With::<Short>::command()), expected("-k"));
         assert_eq!(refusal(With::<Field>::command()), expected("keep"));
+        assert_eq!(refusal(With::<Helped>::command()), expected("-h"));
+        assert_eq!(refusal(With::<Hidden>::command()), expected("--keep"));
         assert_eq!(refusal(Commands::command()), expected("--keep"));
         check_names(&With::<Other>::command()).expect("all names differ");
     }

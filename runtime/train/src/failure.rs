@@ -19,8 +19,8 @@ const SIGTERM: u8 = 15;
 /// The reason why a program fails. It determines the exit code.
 ///
 /// `?` converts every error. Errors in a user's options and files ([`CommandLineError`],
-/// [`FileError`], a folder to which another run writes, [`TooMuch`], a fault that the world cannot have) become
-/// [`Input`](Self::Input). An error that usually means that another rank gave up becomes
+/// [`FileError`], a folder to which another run writes, [`TooMuch`], a fault that the world cannot
+/// have) become [`Input`](Self::Input). An error that usually means that another rank gave up becomes
 /// [`Peer`](Self::Peer). Every other error becomes [`Work`](Self::Work).
 #[derive(Debug)]
 #[non_exhaustive]

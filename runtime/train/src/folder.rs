@@ -158,8 +158,10 @@ fn refuse_checkpoints(folder: &Path) -> Result<(), Failure> {
         (Some(step), _) => ("checkpoints", step, "go on from it with --resume".to_owned()),
         (None, Some(step)) => {
             let best = folder.join(BEST);
-            let ways =
-                format!("begin anew with --resume and --save-best, remove {}", best.display());
+            let ways = format!(
+                "remove {}, begin anew with --resume and --save-best, which removes it",
+                best.display()
+            );
             ("best checkpoints", step, ways)
         }
         (None, None) => return Ok(()),
@@ -304,7 +306,8 @@ mod tests {
             best.contains("has best checkpoints of an earlier run, the newest of step 6"),
             "{best}"
         );
-        assert!(best.contains(": begin anew with --resume and --save-best, remove "), "{best}");
+        let ways = "/best, begin anew with --resume and --save-best, which removes it, or choose";
+        assert!(best.contains(ways), "{best}");
         let newest = refusal(&["best/step-00000006/x", "checkpoints/step-00000007/x"]);
         assert!(newest.contains("the newest of step 7: go on from it with --resume"), "{newest}");
         let unread = refusal(&["checkpoints"]);

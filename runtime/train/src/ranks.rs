@@ -176,10 +176,11 @@ impl Ranks {
     ///
     /// # Errors
     /// [`Failure::Input`] with the text of any failure of `read`: rank 0 reports it, and the
-    /// processes of other ranks end with [`Failure::Elsewhere`]. The failure of the rank that
-    /// failed first, with an explanation that is derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has
-    /// ended the run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot
-    /// be written; [`Failure::Disagreement`] if calls and bytes were not as planned.
+    /// processes of other ranks end with [`Failure::Elsewhere`]. The first failure, in the order of
+    /// the ranks, that does not only follow from that of another rank, with an explanation that is
+    /// derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has ended the
+    /// run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot be written;
+    /// [`Failure::Disagreement`] if calls and bytes were not as planned.
     pub fn run<I: Sync>(
         &self,
         read: impl FnOnce() -> Result<I, Failure>,

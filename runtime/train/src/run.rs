@@ -327,9 +327,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         drop(span);
         if self.model.world().epoch() != epoch {
             // The other ranks fail in their evaluation, and would not take part in the comparison.
-            let rank = self.model.rank();
+            let (rank, made) = (self.model.rank(), number + 1);
             return Err(Failure::work(format!(
-                "evaluate after step {number} on rank {rank}: the evaluation was dropped before \
+                "evaluate after step {made} on rank {rank}: the evaluation was dropped before \
                  its mean, or another operation failed, and evaluate has returned {value}: take \
                  the mean, or return an error"
             )));

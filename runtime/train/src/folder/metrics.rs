@@ -76,24 +76,22 @@ const LISTED: usize = 3;
 /// Steps without a line.
 #[derive(Debug, Default)]
 struct Missing {
-    /// Step that the next line should have. `None` before the first line.
-    next: Option<u64>,
+    /// Step that the next line should have.
+    next: u64,
     ranges: Vec<RangeInclusive<u64>>,
 }
 
 impl Missing {
     /// Adds the step of the next line.
     fn add(&mut self, step: u64) {
-        if let Some(next) = self.next.filter(|next| *next < step) {
-            self.ranges.push(next..=step - 1);
+        if self.next < step {
+            self.ranges.push(self.next..=step - 1);
         }
-        self.next = Some(step + 1);
+        self.next = self.next.max(step + 1);
     }
 
-    /// Describes the missing steps, numbered from 0, if all steps up to `first` were made. If there
-    /// is no line at all, all of them are missing.
+    /// Describes the missing steps, numbered from 0, if all steps up to `first` were made.
     fn until(mut self, first: u64) -> Option<String> {
-        self.next.get_or_insert(0);
         self.add(first);
         let shown = self.ranges.iter().take(LISTED).map(|it| match it.start() == it.end() {
             true => it.start().to_string(),
@@ -109,8 +107,8 @@ impl Missing {
 }
 
 /// Returns the complete lines of steps before `step`, with their steps and without their line ends.
-/// Returns none if the file is absent, and skips other lines. The lines are read one at a time, because with norms in
-/// each step all of them may exceed the memory.
+/// Returns none if the file is absent, and skips other lines. The lines are read one at a time,
+/// because with norms in each step all of them may exceed the memory.
 fn lines_before(
     path: &Path,
     step: u64,
@@ -144,7 +142,8 @@ mod tests {
         };
         assert_eq!(missing(&[], 0), None);
         assert_eq!(missing(&[0, 1, 2], 3), None);
-        assert_eq!(missing(&[5, 6], 7), None, "the run may have begun in another folder");
+        assert_eq!(missing(&[2, 3], 4).as_deref(), Some("0 to 1"));
+        assert_eq!(missing(&[0, 2, 1, 3], 4).as_deref(), Some("1"), "its line is not in its place");
         assert_eq!(missing(&[], 3).as_deref(), Some("0 to 2"));
         assert_eq!(missing(&[], 1).as_deref(), Some("0"));
         assert_eq!(missing(&[0, 1, 3, 6], 9).as_deref(), Some("2, 4 to 5, 7 to 8"));

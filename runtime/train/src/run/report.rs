@@ -2,6 +2,7 @@
 
 use comfy_table::Table;
 use hsdp::checkpoint::Checkpointed;
+use hsdp::memory::{self, Category};
 use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Map, Value, json};
 
@@ -120,6 +121,11 @@ impl Report {
         }
         if run.evaluations.is_enough() {
             row("ended", report.reason.clone());
+        }
+        let loaded = memory::usage(run.model.rank(), Category::Load).peak;
+        report.fields.insert("peak_load_bytes".to_owned(), loaded.get().into());
+        if loaded > ByteCount::ZERO {
+            report.memory.push(["load of a checkpoint".to_owned(), loaded.to_string()]);
         }
         row("speed", format!("{:.0} tokens/s", tokens as f64 / seconds));
         let skipped = report.records.len() - applied;

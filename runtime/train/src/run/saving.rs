@@ -132,6 +132,11 @@ impl Saving {
             steps.retain(|it| *it <= step);
             own = vec![steps.len() as u64, steps.into_iter().max().unwrap_or_default()];
             if own[0] == 0 && folder.exists() {
+                hsdp_warnings::warn!(
+                    "the best checkpoints in {} are removed: they are of steps after step {step}, \
+                     from which the run goes on",
+                    folder.display()
+                );
                 fs::remove_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
             }
         }
