@@ -72,6 +72,7 @@ mod mesh;
 mod plan;
 mod rank;
 mod spec;
+pub mod step;
 
 pub use self::balance::balanced;
 pub use self::count::{ByteCount, ElemCount};

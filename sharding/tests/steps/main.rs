@@ -1,0 +1,212 @@
+//! The order of steps on whole worlds of machines. PROTOCOL.md of the runtime, "Why every rank issues
+//! the same".
+
+mod world;
+
+use hsdp_sharding::step::{
+    Begin, Gradients, Input, Intent, LossScale, Rules, Sequences, Uneven, UnitOrder, Weights,
+};
+use hsdp_sharding::{
+    Accumulation, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit, UnitId,
+};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use crate::world::{Call, Draws, World};
+
+fn cases(cases: u32) -> ProptestConfig {
+    let rng_seed = RngSeed::Fixed(0x6873_6470);
+    ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+/// A model, its mesh and its options.
+fn plan() -> impl Strategy<Value = Plan> {
+    let unit = (0..4_u8, any::<bool>());
+    let model = prop::collection::vec(unit, 1..=5).prop_map(|units| {
+        units.into_iter().enumerate().fold(ModelSpec::new(), |spec, (at, (kind, after))| {
+            let weight = Param::new(format!("{at}.weight"), [7]);
+            let unit = Unit::new(format!("{at}"));
+            let unit = unit.param(if kind == 0 { weight.frozen() } else { weight });
+            spec.unit(match (kind, after) {
+                (0, true) => unit.forward_only(),
+                (1, true) => unit.keep(),
+                _ => unit,
+            })
+        })
+    });
+    let options = (
+        prop::sample::select(&Accumulation::ALL[..]),
+        prop_oneof![0..3_usize, Just(usize::MAX)],
+        prop::sample::select(&FullCopies::ALL[..]),
+    );
+    (model, 1..=3_usize, 1..=3_usize, options).prop_map(|(spec, replicas, shards, options)| {
+        let (accumulation, prefetch, full_copies) = options;
+        let options = PlanOptions { accumulation, prefetch, full_copies, ..PlanOptions::default() };
+        Plan::new(spec, Mesh::new(replicas, shards).expect("a mesh"), options).expect("a plan")
+    })
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    (
+        prop::sample::select(vec![Sequences::OfEachChannel, Sequences::One]),
+        prop::sample::select(vec![UnitOrder::Follow, UnitOrder::Error]),
+        prop::sample::select(vec![Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
+        prop::sample::select(vec![Gradients::InTurn, Gradients::AtTheEnd]),
+        prop::sample::select(vec![Weights::Enter, Weights::Ignored]),
+        prop::sample::select(vec![LossScale::Fixed, LossScale::Dynamic]),
+        prop::option::of((1..3_u64).prop_map(|every| every.try_into().expect("above 0"))),
+    )
+        .prop_map(|(sequences, order, uneven, gradients, weights, loss_scale, compared)| Rules {
+            sequences,
+            order,
+            uneven,
+            gradients,
+            // Ranks without data need weights.
+            weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
+            loss_scale,
+            compare_replicas: compared,
+        })
+}
+
+/// What the programs of a world do in a microbatch.
+struct Programs<'a> {
+    plan: &'a Plan,
+    draws: Draws,
+    /// The order in which most ranks use the units.
+    order: Vec<UnitId>,
+}
+
+impl<'a> Programs<'a> {
+    fn new(plan: &'a Plan, seed: u64) -> Self {
+        let mut programs = Self { plan, draws: Draws(seed | 1), order: plan.order().to_vec() };
+        if programs.draws.once_in(2) {
+            programs.order = programs.shuffled(&plan.order().to_vec());
+        }
+        programs
+    }
+
+    fn shuffled(&mut self, units: &[UnitId]) -> Vec<UnitId> {
+        let mut units = units.to_vec();
+        for at in (1..units.len()).rev() {
+            units.swap(at, self.draws.below(at + 1));
+        }
+        units
+    }
+
+    /// The units that a rank uses, most often all in the order of the others.
+    fn used(&mut self) -> Vec<UnitId> {
+        let order = self.order.clone();
+        let units = if self.draws.once_in(6) { self.shuffled(&order) } else { order };
+        let skips = self.draws.once_in(4);
+        units.into_iter().filter(|_| !(skips && self.draws.once_in(3))).collect()
+    }
+
+    fn microbatch(&mut self, calls: &mut Vec<Call>) {
+        calls.push(Call::Microbatch);
+        let used = self.used();
+        calls.extend(used.iter().map(|unit| Call::Need(*unit)));
+        if !self.draws.once_in(8) {
+            calls.push(Call::Loss);
+        }
+        let back: Vec<UnitId> = used.into_iter().rev().collect();
+        let mut backward: Vec<Call> =
+            back.iter().flat_map(|unit| [Call::Need(*unit), Call::Offer(*unit)]).collect();
+        if self.draws.once_in(4) {
+            // Gradients that come late, or never, and calls that have no place.
+            let len = backward.len();
+            for _ in 0..len {
+                backward.swap(self.draws.below(len), self.draws.below(len));
+            }
+            backward.truncate(len - self.draws.below(len + 1) / 2);
+        }
+        calls.extend(backward);
+        calls.push(Call::EndMicrobatch);
+    }
+
+    /// A step of all ranks.
+    fn step(&mut self, rules: &Rules, number: u64) -> Vec<Vec<Call>> {
+        let is_given = self.draws.once_in(2);
+        let count = 1 + self.draws.below(3);
+        let is_even = rules.uneven != Uneven::ZeroWeight && !self.draws.once_in(6);
+        let mut scripts = Vec::new();
+        for _ in 0..self.plan.mesh().world_size() {
+            let own = if is_even { count } else { self.draws.below(count + 1) };
+            let has_data = is_even || own > 0 && !self.draws.once_in(5);
+            let input = if has_data { Input::Ready } else { Input::Exhausted };
+            let microbatches = is_given.then_some(count);
+            let intent = Intent::Step { microbatches, input };
+            let mut calls = vec![Call::Begin(Begin { step: number, intent })];
+            // With a given number and data, only weights of 0 allow fewer.
+            let own = match (is_given, rules.uneven) {
+                (true, Uneven::Error | Uneven::Stop) => count,
+                _ => own,
+            };
+            for _ in 0..if has_data { own } else { 0 } {
+                self.microbatch(&mut calls);
+            }
+            calls.push(Call::Finish);
+            scripts.push(calls);
+        }
+        scripts
+    }
+
+    fn evaluation(&mut self) -> Vec<Vec<Call>> {
+        let ranks = 0..self.plan.mesh().world_size();
+        ranks
+            .map(|_| {
+                let mut calls = vec![Call::Evaluate];
+                for _ in 0..self.draws.below(3) {
+                    calls.push(Call::Batch);
+                    calls.extend(self.used().into_iter().map(Call::Need));
+                    calls.push(Call::EndBatch);
+                }
+                calls.extend([Call::Mean, Call::EndEvaluation]);
+                calls
+            })
+            .collect()
+    }
+
+    fn end_of_run(&mut self) -> Vec<Vec<Call>> {
+        let begin = Call::Begin(Begin { step: 9, intent: Intent::End });
+        vec![vec![begin]; self.plan.mesh().world_size()]
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(3000))]
+
+    /// No rank is ever stuck, and all ranks issue the same operations in each channel, whatever the
+    /// programs do, whichever rank goes on next, and whenever operations complete.
+    #[test]
+    fn no_rank_is_ever_stuck(
+        plan in plan(), rules in rules(), seed in any::<u64>(), worlds in any::<[bool; 3]>()
+    ) {
+        let shares_memory = plan.options().full_copies == FullCopies::PerProcess;
+        prop_assume!(!(shares_memory && rules.sequences == Sequences::One));
+        let mut programs = Programs::new(&plan, seed.rotate_left(17));
+        let mut world = World::new(plan.clone(), rules, seed);
+        [world.overflows, world.names_samples, _] = worlds;
+        world.weight_hint = u64::from(worlds[2]);
+        for number in 0..3 {
+            if programs.draws.once_in(5) {
+                // An attempt that is aborted in its middle.
+                let turns = programs.draws.below(400);
+                let scripts = programs.step(&rules, number);
+                world.run_a_little(scripts, turns).map_err(TestCaseError::fail)?;
+                if world.is_ended_anywhere() {
+                    world.run_on().map_err(TestCaseError::fail)?;
+                } else {
+                    world.abort();
+                }
+            }
+            let scripts = programs.step(&rules, number);
+            world.run(scripts).map_err(TestCaseError::fail)?;
+            if programs.draws.once_in(3) {
+                let scripts = programs.evaluation();
+                world.run(scripts).map_err(TestCaseError::fail)?;
+            }
+        }
+        let scripts = programs.end_of_run();
+        world.run(scripts).map_err(TestCaseError::fail)?;
+    }
+}
