@@ -43,6 +43,18 @@ const FEATURES: [(&str, Option<&[&str]>); 5] = [
 /// The feature that may be on by default.
 const BY_DEFAULT: &str = "data";
 
+/// Crates whose modules still import each other in circles.
+const IN_CIRCLES: [&str; 8] = [
+    "comm/control/src",
+    "comm/nccl-sys/src",
+    "kernels/src",
+    "runtime/checkpoint/src",
+    "runtime/simulator/src",
+    "runtime/src",
+    "runtime/train/src",
+    "sharding/src",
+];
+
 /// Lists of functions in docs/architecture.md, file by file.
 const WAYS: [&str; 2] = ["## A gradient's way", "## The partial's way back"];
 
@@ -98,11 +110,22 @@ fn wrong_edges_are_told_apart_from_right_ones() {
 }
 
 #[test]
-fn no_modules_of_comm_import_each_other_in_a_circle() {
-    let imports = Imports::between("comm/src", &sources::rust());
-    let within: Vec<_> = imports.circles().iter().map(|circle| imports.within(circle)).collect();
-    let rule = "a module imports only those that do not lead back to it";
-    assert!(within.is_empty(), "{rule}:\n{}", within.join("\n"));
+fn no_modules_import_each_other_in_a_circle() {
+    let sources = sources::rust();
+    let roots: Vec<&str> =
+        sources.iter().filter_map(|it| it.path.strip_suffix("/lib.rs")).collect();
+    assert!(roots.len() > 15, "the crates are found: {roots:?}");
+    for root in roots {
+        let imports = Imports::between(root, &sources);
+        let within: Vec<_> =
+            imports.circles().iter().map(|circle| imports.within(circle)).collect();
+        assert_eq!(
+            !within.is_empty(),
+            IN_CIRCLES.contains(&root),
+            "{root}: a module imports only those that do not lead back to it:\n{}",
+            within.join("\n")
+        );
+    }
 }
 
 #[test]

@@ -60,8 +60,7 @@ impl Gathers {
     /// no unit gathers along with the others.
     pub(super) fn end_finding(&mut self) {
         if let Sequence::Finding(finding) = &mut self.sequence {
-            let ends =
-                if finding.found.is_empty() { UnitUse::Follows } else { UnitUse::Ends };
+            let ends = if finding.found.is_empty() { UnitUse::Follows } else { UnitUse::Ends };
             finding.end.get_or_insert(ends);
         }
     }

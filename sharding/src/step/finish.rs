@@ -2,9 +2,7 @@
 
 use super::reductions::Turn;
 use super::rules::reduces_once;
-use super::{
-    Course, Exchange, Goal, Input, Output, Refused, State, StepMachine, Supply, Uneven,
-};
+use super::{Course, Exchange, Goal, Input, Output, Refused, State, StepMachine, Supply, Uneven};
 use crate::Accumulation;
 
 /// How far the end of a step is.

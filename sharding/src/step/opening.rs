@@ -1,9 +1,7 @@
 //! Where a step begins, or a rank ends its run: exchanges of headers.
 
 use super::training::Training;
-use super::{
-    Begin, Course, Exchange, Headers, Intent, Output, Refused, State, StepMachine,
-};
+use super::{Begin, Course, Exchange, Headers, Intent, Output, Refused, State, StepMachine};
 
 /// A step that begins, or the end of a run.
 #[derive(Debug)]

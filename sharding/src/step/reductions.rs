@@ -255,7 +255,10 @@ impl Reductions {
     }
 
     fn next_all_reduced(&self, plan: &Plan) -> Option<UnitId> {
-        plan.reductions().get(self.all_reduced).copied().filter(|_| self.all_reduced < self.scattered)
+        plan.reductions()
+            .get(self.all_reduced)
+            .copied()
+            .filter(|_| self.all_reduced < self.scattered)
     }
 
     /// Mode `Every` with replicas, at the end of a microbatch: all-reduces its sums, and adds them to

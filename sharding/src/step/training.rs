@@ -280,7 +280,8 @@ impl StepMachine {
             Goal::EndBatch => self.end_batch_next(),
             Goal::Mean => self.mean_next(),
         };
-        let hands_out = matches!((self.goal, output), (Goal::Unit { .. }, Some(Output::Hand { .. })));
+        let hands_out =
+            matches!((self.goal, output), (Goal::Unit { .. }, Some(Output::Hand { .. })));
         if output.is_none() || hands_out {
             self.goal = Goal::Nothing;
         }

@@ -56,15 +56,17 @@ fn rules() -> impl Strategy<Value = Rules> {
         prop::sample::select(vec![LossScale::Fixed, LossScale::Dynamic]),
         prop::option::of((1..3_u64).prop_map(|every| every.try_into().expect("above 0"))),
     )
-        .prop_map(|(sequences, order, uneven, gradients, weights, loss_scale, compared)| Rules {
-            sequences,
-            order,
-            uneven,
-            gradients,
-            // Ranks without data need weights.
-            weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
-            loss_scale,
-            compare_replicas: compared,
+        .prop_map(|(sequences, order, uneven, gradients, weights, loss_scale, compared)| {
+            Rules {
+                sequences,
+                order,
+                uneven,
+                gradients,
+                // Ranks without data need weights.
+                weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
+                loss_scale,
+                compare_replicas: compared,
+            }
         })
 }
 

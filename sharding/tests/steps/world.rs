@@ -192,7 +192,11 @@ impl World {
     }
 
     /// Goes on for some turns, in which ranks may be left in the middle of a step.
-    pub(crate) fn run_a_little(&mut self, scripts: Vec<Vec<Call>>, turns: usize) -> Result<(), String> {
+    pub(crate) fn run_a_little(
+        &mut self,
+        scripts: Vec<Vec<Call>>,
+        turns: usize,
+    ) -> Result<(), String> {
         for (member, script) in self.members.iter_mut().zip(scripts) {
             (member.script, member.calls, member.ended) = (script, 0, None);
             member.words.clear();
@@ -360,7 +364,8 @@ impl World {
             return;
         }
         loop {
-            let Some(key) = self.members[rank].stream.get(self.members[rank].drained).copied() else {
+            let Some(key) = self.members[rank].stream.get(self.members[rank].drained).copied()
+            else {
                 return;
             };
             let (channel, group, _) = key;
