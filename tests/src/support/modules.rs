@@ -12,16 +12,18 @@ impl Imports {
     /// Those of a crate whose sources lie in `folder`, without its tests.
     ///
     /// # Panics
-    /// If the folder has no `lib.rs`.
+    /// If the folder has neither `lib.rs` nor `main.rs`.
     #[must_use]
     pub fn between(folder: &str, sources: &[Source]) -> Self {
-        let front_page = sources.iter().find(|it| it.path == format!("{folder}/lib.rs"));
+        let front_page = ["lib.rs", "main.rs"].map(|name| format!("{folder}/{name}"));
+        let front_page = sources.iter().find(|it| front_page.contains(&it.path));
         let exports = exports(&code(&front_page.expect("a crate has a front page").text));
         let mut imports = Self(BTreeMap::new());
         for source in sources {
             let path = source.path.strip_prefix(folder).and_then(|path| path.strip_prefix('/'));
             let is_test = source.path.ends_with("/tests.rs") || source.path.contains("/tests/");
-            if let Some(path) = path.filter(|path| *path != "lib.rs" && !is_test) {
+            let is_front = path.is_some_and(|path| ["lib.rs", "main.rs"].contains(&path));
+            if let Some(path) = path.filter(|_| !is_front && !is_test) {
                 imports.read(path, &code(&source.text), &exports);
             }
         }
