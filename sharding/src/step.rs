@@ -43,6 +43,7 @@
 //! | `(g1)` | the rank waits for an operation |
 //! | `<headers>` | the ranks exchange records |
 
+mod call;
 mod evaluation;
 mod finding;
 mod finish;
@@ -61,6 +62,7 @@ mod units;
 
 use std::sync::Arc;
 
+pub use self::call::{Call, Kind, Members};
 use self::evaluation::Evaluation;
 use self::opening::Opening;
 use self::order::Orders;

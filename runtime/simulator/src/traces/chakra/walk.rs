@@ -6,7 +6,7 @@ use super::after::After;
 use super::nodes::Nodes;
 use super::prepared::Prepared;
 use crate::Time;
-use crate::order::{Action, Block, Placement, Reference};
+use crate::host::{Action, Block, Placement, Reference};
 
 /// The state of a rank between two actions.
 pub(super) struct Walk {
