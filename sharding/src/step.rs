@@ -44,6 +44,7 @@
 //! | `<headers>` | the ranks exchange records |
 
 mod call;
+mod dry_run;
 mod evaluation;
 mod finding;
 mod finish;
@@ -63,6 +64,7 @@ mod units;
 use std::sync::Arc;
 
 pub use self::call::{Call, Kind, Members};
+pub use self::dry_run::DryRun;
 use self::evaluation::Evaluation;
 use self::opening::Opening;
 use self::order::Orders;

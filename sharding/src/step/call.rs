@@ -1,7 +1,7 @@
 //! The collectives that outputs issue: with whom, of what, and how much.
 
-use super::{Exchange, Output, StepMachine};
-use crate::{DType, FullCopies, Mesh, UnitId};
+use super::{Exchange, Output};
+use crate::{DType, FullCopies, Mesh, Plan, UnitId};
 
 /// The ranks that take part in a collective of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,13 +55,12 @@ pub struct Call {
     pub unit: Option<UnitId>,
 }
 
-impl StepMachine {
-    /// Returns the collective that an output issues, if it issues one.
+impl Output {
+    /// Returns the collective that is issued in a step of `plan`, if one is.
     #[must_use]
-    pub fn call(&self, output: Output) -> Option<Call> {
-        let plan = &self.plan;
-        Some(match output {
-            Output::Gather { unit, .. } => Call {
+    pub fn call(self, plan: &Plan) -> Option<Call> {
+        Some(match self {
+            Self::Gather { unit, .. } => Call {
                 kind: Kind::Gather,
                 members: match plan.options().full_copies {
                     FullCopies::PerRank => Members::Shard,
@@ -71,33 +70,33 @@ impl StepMachine {
                 elements: plan.layout(unit).shard_len(),
                 unit: Some(unit),
             },
-            Output::ReduceScatter { unit, .. } => Call {
+            Self::ReduceScatter { unit, .. } => Call {
                 kind: Kind::ReduceScatter,
                 members: Members::Shard,
                 dtype: plan.options().reduce_dtype,
                 elements: plan.layout(unit).trainable().len,
                 unit: Some(unit),
             },
-            Output::AllReduce(unit) => Call {
+            Self::AllReduce(unit) => Call {
                 kind: Kind::AllReduce,
                 members: Members::Replicate,
                 dtype: plan.options().reduce_dtype,
                 elements: plan.layout(unit).trainable().shard_len,
                 unit: Some(unit),
             },
-            Output::Exchange(exchange) => Call {
+            Self::Exchange(exchange) => Call {
                 kind: Kind::Exchange(exchange),
                 members: Members::World,
                 dtype: DType::U64,
                 elements: exchange.words(plan.spec().params().count()),
                 unit: None,
             },
-            Output::Hand { .. }
-            | Output::Free { .. }
-            | Output::Accumulate(_)
-            | Output::Fold(_)
-            | Output::Await(_)
-            | Output::Follow(_) => return None,
+            Self::Hand { .. }
+            | Self::Free { .. }
+            | Self::Accumulate(_)
+            | Self::Fold(_)
+            | Self::Await(_)
+            | Self::Follow(_) => return None,
         })
     }
 }

@@ -24,12 +24,15 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use hsdp_sharding::step::{
-    Begin, Gradients, Input, Intent, LossScale, Rules, Sequences, Uneven, UnitOrder, Weights,
+    Begin, Call as Collective, DryRun, Gradients, Input, Intent, Kind, LossScale, Members, Rules,
+    Sequences, Uneven, UnitOrder, Weights,
 };
 use hsdp_sharding::{
-    Accumulation, AfterForward, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit,
-    UnitId,
+    Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
+    PlanOptions, Rank, Unit, UnitId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -289,4 +292,52 @@ proptest! {
             prop_assert_eq!(words.split(' ').filter(|it| it.starts_with('d')).count(), 0, "{}", words);
         }
     }
+
+    /// Traffic is the sum over the collectives of a step, each with the bytes that the other members
+    /// give.
+    #[test]
+    fn traffic_is_a_sum_over_the_collectives_of_a_step(
+        plan in plan(), rules in rules(), microbatches in 1..4_usize, is_given in any::<bool>()
+    ) {
+        let rules = Rules { order: UnitOrder::Error, ..rules };
+        let plan = Arc::new(plan);
+        let given = is_given.then_some(microbatches);
+        let step = DryRun::of(&plan, rules, given, microbatches);
+        for rank in plan.mesh().ranks() {
+            let mut sums = [Flow::NONE; 3];
+            for call in step.outputs().filter_map(|output| output.call(&plan)) {
+                let Some((kind, bytes)) = received(&plan, rank, call) else { continue };
+                sums[kind] += Flow { calls: 1, bytes: ByteCount(bytes) };
+            }
+            let planned = plan.traffic(rank, microbatches as u64);
+            let planned = [planned.all_gather, planned.reduce_scatter, planned.all_reduce];
+            prop_assert_eq!(sums, planned, "rank {}", rank);
+        }
+    }
+}
+
+/// Returns the kind of a collective of units, and the bytes that a rank receives from other members;
+/// nothing if there are none.
+fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
+    let (mesh, size) = (plan.mesh(), call.dtype.size_bytes() as u64);
+    let (shards, replicas) = (mesh.shard_size() as u64, mesh.replicate_size() as u64);
+    let elements = call.elements as u64;
+    if call.members.count(mesh) == 1 {
+        return None;
+    }
+    Some(match call.kind {
+        // One copy for all ranks, into the memory of the first.
+        Kind::Gather if call.members == Members::World => {
+            (0, if rank.index() == 0 { (shards - 1) * elements * size } else { 0 })
+        }
+        Kind::Gather => (0, (shards - 1) * elements * size),
+        Kind::ReduceScatter => (1, (shards - 1) * (elements / shards) * size),
+        Kind::AllReduce => {
+            // The contributions to its own slice, and the finished sums of all others.
+            let at = mesh.coordinate(rank).replicate_index as u64;
+            let own = elements / replicas + u64::from(at < elements % replicas);
+            (2, (replicas - 1) * own * size + (elements - own) * 4)
+        }
+        Kind::Exchange(_) => return None,
+    })
 }

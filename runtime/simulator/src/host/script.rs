@@ -60,7 +60,7 @@ impl Script {
             Microbatches::Given(count) => (true, count.max(1)),
             Microbatches::Asked(count) => (false, count.max(1)),
         };
-        let written = count.min(WRITTEN as u64) as usize;
+        let written = usize::try_from(count).unwrap_or(usize::MAX).min(WRITTEN);
         let microbatches = given.then_some(written);
         let intent = Intent::Step { microbatches, input: Input::Ready };
         self.feed(|machine| machine.begin(Begin { step: 0, intent }));
@@ -200,7 +200,7 @@ impl Script {
     }
 
     fn issue(&mut self, output: Output) -> usize {
-        let call = self.machine.call(output).expect("the output issues a collective");
+        let call = output.call(&self.plan).expect("the output issues a collective");
         self.block.operations.push(operation(call));
         let index = self.block.operations.len() - 1;
         self.act(Action::Issue(index));
