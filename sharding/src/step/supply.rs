@@ -2,17 +2,20 @@
 
 use crate::Rank;
 
-/// The policy for steps in which some ranks have data and others have none. The same on all ranks; the ranks compare it.
+/// The policy for steps in which some ranks have data and others have none. It is equal on all ranks,
+/// which compare it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Uneven {
     /// An error on all ranks, which lists the ranks with data and the ranks without.
     #[default]
     Error,
-    /// The run ends on all ranks when the first rank has no more data. No item counts twice; the remaining data of the other ranks is
-    /// not used. A step without a given number of microbatches ends in the same way.
+    /// The run ends on all ranks when the first rank has no more data. No item counts twice; the
+    /// remaining data of the other ranks is not used. A step without a given number of microbatches
+    /// ends in the same way.
     Stop,
-    /// Ranks without data take part with weight 0 until no rank has data. Gradients are those of the available data, and
-    /// every rank updates its shards. Not allowed if each rank counts once, since weights do not enter then.
+    /// Ranks without data take part with weight 0 until no rank has data. Gradients are those of the
+    /// available data, and every rank updates its shards. Not allowed for an objective in which weights
+    /// do not enter.
     ZeroWeight,
 }
 
@@ -70,5 +73,36 @@ impl Supply {
             Uneven::Stop => Some(Course::Ends),
             Uneven::ZeroWeight => Some(Course::Goes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn supply(inputs: [Input; 3]) -> Supply {
+        Supply::default().renewed(inputs.into_iter())
+    }
+
+    #[test]
+    fn what_follows_from_who_has_data() {
+        use Input::{Exhausted, Ready};
+        let course = |inputs| {
+            [Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]
+                .map(|policy| supply(inputs).course(policy))
+        };
+        let (goes, ends) = (Some(Course::Goes), Some(Course::Ends));
+        assert_eq!(course([Ready, Ready, Ready]), [goes, goes, goes]);
+        assert_eq!(course([Ready, Exhausted, Ready]), [None, ends, goes]);
+        assert_eq!(course([Exhausted, Exhausted, Exhausted]), [ends, ends, ends]);
+    }
+
+    #[test]
+    fn ranks_are_named() {
+        let before = supply([Input::Exhausted, Input::Ready, Input::Exhausted]);
+        let inputs = [Input::Ready, Input::Exhausted, Input::Ready];
+        let supply = before.renewed(inputs.into_iter());
+        assert_eq!(supply.ready, [0, 2].map(Rank::new));
+        assert_eq!(supply.exhausted, [1].map(Rank::new));
     }
 }

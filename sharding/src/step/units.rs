@@ -51,3 +51,45 @@ impl NextUnit {
         (place, next)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDS: UnitUse = UnitUse::Needs(UnitId::new(7));
+
+    /// The conclusion of ranks that say this after as many units.
+    fn decided(said: &[(UnitUse, usize)]) -> (usize, NextUnit) {
+        let declared: Vec<_> = (0..9).map(UnitId::new).collect();
+        NextUnit::of(said, &declared)
+    }
+
+    #[test]
+    fn ranks_without_a_forward_follow_the_others() {
+        use UnitUse::{Ends, Follows};
+        let gather = NextUnit::Gather(UnitId::new(7));
+        assert_eq!(decided(&[(Follows, 0), (NEEDS, 3), (NEEDS, 3)]), (3, gather));
+        assert_eq!(decided(&[(Ends, 2), (Follows, 0)]), (2, NextUnit::Over));
+        assert_eq!(decided(&[(Follows, 0), (Follows, 0)]), (0, NextUnit::Nothing));
+    }
+
+    #[test]
+    fn the_first_ranks_that_differ_are_named() {
+        use UnitUse::{Ends, Follows};
+        let other = UnitUse::Needs(UnitId::new(0));
+        let differ =
+            |first, second| (3, NextUnit::Differ([(Rank::new(1), first), (Rank::new(2), second)]));
+        let said = [(Follows, 0), (NEEDS, 3), (other, 3), (Ends, 3)];
+        assert_eq!(decided(&said), differ(NEEDS, other));
+        assert_eq!(decided(&[(Follows, 0), (NEEDS, 3), (Ends, 3)]), differ(NEEDS, Ends));
+    }
+
+    #[test]
+    fn a_rank_that_has_used_more_units_needs_the_declared_one() {
+        use UnitUse::Ends;
+        let third = UnitUse::Needs(UnitId::new(3));
+        let differ = |said| NextUnit::Differ([(Rank::new(0), third), (Rank::new(1), said)]);
+        assert_eq!(decided(&[(Ends, 9), (NEEDS, 3)]), (3, differ(NEEDS)));
+        assert_eq!(decided(&[(NEEDS, 5), (Ends, 3), (Ends, 4)]), (3, differ(Ends)));
+    }
+}
