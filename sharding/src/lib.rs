@@ -19,7 +19,7 @@
 //! | gradients of several microbatches | `set_requires_gradient_sync` | [`Accumulation`] |
 //! | what an optimizer keeps | (measured) | [`State`] |
 //! | matrices that one rank updates | (by hand) | [`Param::matrices`], [`Owners`] |
-//! | order of the collectives | explicit prefetching | [`Plan::gathers`], [`Plan::reductions`] |
+//! | order of the collectives | explicit prefetching | [`step`], [`Plan::gathers`], [`Plan::reductions`] |
 //! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`], [`UpdatePlan`] |
 //!
 //! Six ranks form two replicas of three shards. Each replica holds every unit once:
@@ -55,11 +55,11 @@
 //!
 //! # Modules
 //!
-//! All modules are private, and their items are exported here. In reading order: `rank`, `count`
+//! All modules but `step` are private, and their items are exported here. In reading order: `rank`, `count`
 //! and `dtype` (basic types), `mesh`, `balance` (an even split), `spec` (the model's description),
 //! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows and blocks), `plan`
 //! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`, `state`, `owners`, `update` and `fingerprint`),
-//! `error`.
+//! `error`, and `step` (the machine that decides the order of a step), which is public.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
 //! The host of a rank in a step: what it does, action by action, as the machine of the step says.
-//! SIMULATOR.md, "The order of a step".
+//! SIMULATOR.md, "The actions of a step".
 
 mod script;
 

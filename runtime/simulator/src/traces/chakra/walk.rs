@@ -1,4 +1,4 @@
-//! The nodes that each node follows: the actions of a host, as SIMULATOR.md, "The order of a step", has them, without their times.
+//! The nodes that each node follows: the actions of a host, as SIMULATOR.md, "The actions of a step", has them, without their times.
 
 use std::io::{self, Write};
 
