@@ -7,5 +7,5 @@
 pub use crate::{
     Accumulation, AdamW, AdamWOptions, DType, Full, Gradients, LearningRate, LossSum, Mesh,
     ModelOptions, ModelSpec, Optimizer, Param, Pass, Precision, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Unit, UnitGradients, UnitId, Update, World, WorldOptions,
+    StepOptions, Unit, UnitGradients, UnitId, Unused, Update, World, WorldOptions,
 };

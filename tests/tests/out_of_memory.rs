@@ -126,7 +126,7 @@ fn without<T>(
 fn there_is_no_memory_for_the_state_of_a_checkpoint() {
     let _turn = alone();
     let folder = tempfile::tempdir().expect("a folder");
-    for category in [Category::Shard, Category::Optimizer] {
+    for category in [Category::Load, Category::Optimizer] {
         let told = on_ranks(4, |world| {
             let rank = world.rank();
             let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
@@ -134,7 +134,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
             let mut sgd = Sgd::new(&model, SgdOptions { momentum, ..SgdOptions::default() });
             let mut checkpoints =
                 Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
-            if category == Category::Shard {
+            if category == Category::Load {
                 let mut step = model.begin_step(StepOptions::microbatches(1))?;
                 slopes::microbatch(&mut step, 1.0)?;
                 let gradients = step.finish()?;
@@ -146,7 +146,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
             Ok(told)
         });
         let expected = match category {
-            Category::Shard => "out of memory",
+            Category::Load => "out of memory",
             _ => "loading of unit first on rank 1, step 0: out of memory",
         };
         let expected =

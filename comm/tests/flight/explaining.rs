@@ -152,6 +152,22 @@ fn a_missing_rank() {
 }
 
 #[test]
+fn an_operation_of_a_checkpoint_is_named_in_words() {
+    let records = records(soon(), |world| match world.rank().index() {
+        0 => super::until("the end", || world.end().is_some()),
+        _ => {
+            let group = world.world_group(Channel::User);
+            let tag = Tag::new(Stage::Export).step(7);
+            settled(group.barrier(tag)).expect_err("rank 0 does not come");
+        }
+    });
+    reads(
+        &explain(&records),
+        &["wait in barrier of a checkpoint, an export or norms (sequence 0)"],
+    );
+}
+
+#[test]
 fn a_rank_that_did_nothing_at_all() {
     let records = records(soon(), |world| match world.rank().index() {
         0 => super::until("the end", || world.end().is_some()),

@@ -28,6 +28,9 @@ pub enum Category {
     Update,
     /// Copies of shards and state that a checkpoint is written from.
     Snapshot,
+    /// Parameters that were read from a checkpoint, until all ranks have read theirs and the shards
+    /// take them.
+    Load,
     /// Any other purpose. It is not counted.
     Other,
 }
@@ -43,7 +46,7 @@ pub struct Usage {
 
 impl Category {
     /// Every category that is counted.
-    pub const COUNTED: [Self; 8] = [
+    pub const COUNTED: [Self; 9] = [
         Self::Shard,
         Self::GatherInput,
         Self::Full,
@@ -52,6 +55,7 @@ impl Category {
         Self::Optimizer,
         Self::Update,
         Self::Snapshot,
+        Self::Load,
     ];
 
     pub(super) const fn index(self) -> usize {
@@ -70,6 +74,7 @@ impl fmt::Display for Category {
             Self::Optimizer => "optimizer",
             Self::Update => "update",
             Self::Snapshot => "snapshot",
+            Self::Load => "load",
             Self::Other => "other",
         })
     }
@@ -173,7 +178,7 @@ impl Tag {
     pub(super) const PROBE: Self = Self(u32::MAX);
 
     /// The counters of a rank and a category.
-    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 8, which fits")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 9, which fits")]
     pub(super) const fn new(rank: usize, category: Category) -> Self {
         match category {
             Category::Other => Self::NONE,

@@ -1,4 +1,5 @@
-//! candle-nn's `VarBuilder` over the parameters of a unit, so that constructors that take one need no change.
+//! candle-nn's `VarBuilder` over the parameters of a unit, so that constructors that take one need
+//! no change.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -9,8 +10,8 @@ use crate::error::Error;
 use crate::model::Parameters;
 use crate::recorded::buffers;
 
-/// Makes a `VarBuilder` of `parameters`, in the compute dtype of the unit that reads, and on their
-/// device.
+/// Makes a `VarBuilder` over `parameters`, in the compute dtype of the unit that reads them, and on
+/// their device.
 ///
 /// A layer that is made inside a unit's forward reads the parameters that are gathered for it:
 ///
@@ -19,16 +20,19 @@ use crate::recorded::buffers;
 /// # use candle_nn::{Module, linear};
 /// # use hsdp_candle::Units;
 /// fn forward(units: &dyn Units, x: &Tensor) -> Result<Tensor> {
-///     units.unit("h.0", x, &mut |p, x| linear(4, 4, hsdp_candle::var_builder(p).pp("h.0"))?.forward(x))
+///     units.unit("h.0", x, &mut |p, x| {
+///         linear(4, 4, hsdp_candle::var_builder(p).pp("h.0"))?.forward(x)
+///     })
 /// }
 /// ```
 ///
-/// It asks for a parameter when the constructor does, and copies nothing. It has the names of the
-/// whole model; a parameter of another unit is gathered with that unit. Its `get` fails with
-/// [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the constructor asks for something
-/// other than the model declares: an f32 builder over a bf16 model would copy each parameter; and
-/// with [`Error::Buffers`] if it asks for running statistics that the model declares as trainable.
-/// Initialization hints have no effect (see [`record`](crate::record)).
+/// The builder reads a parameter when the constructor asks for it, and copies nothing. It has the
+/// names of the whole model; a parameter of another unit is gathered with that unit. Its `get`
+/// fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the constructor asks for
+/// something other than the model declares. For example, an f32 builder over a bf16 model would
+/// copy each parameter. It fails with [`Error::Buffers`] if the constructor asks for running
+/// statistics that the model declares as trainable. Initialization hints have no effect (see
+/// [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
     let (dtype, device) = (parameters.dtype(), parameters.device().clone());
@@ -38,7 +42,7 @@ pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
 struct OfUnit<'a>(&'a dyn Parameters);
 
 impl OfUnit<'_> {
-    /// Gets a parameter, after a check of its shape if one is asked for.
+    /// Gets a parameter, and checks its shape if one is given.
     fn checked(
         &self,
         name: &str,
@@ -61,7 +65,7 @@ impl OfUnit<'_> {
                 Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
             }
             let tensor = self.0.get(name)?;
-            // Another unit, which is read too, may compute in another dtype.
+            // The read parameter may belong to another unit, which computes in another dtype.
             let (asked, computed) = (dtype, tensor.dtype());
             if asked != computed {
                 Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;

@@ -1,8 +1,10 @@
-//! candle tensors on a GPU: parameters are copied into them on the device, gradients are lent without a copy.
+//! candle tensors on a GPU: parameters are copied into them on the device, gradients are lent
+//! without a copy.
 //!
-//! candle puts every operation on a tensor on the stream of its device, and records it nowhere else. So a parameter is copied from
-//! its gathered unit on that stream, after the gather. A gradient is lent as foreign memory, which candle's stream may use again once
-//! the gradient is packed (`DeviceBuffer::foreign`).
+//! candle issues every operation on a tensor on the stream of its device, and records it nowhere
+//! else. So a parameter is copied from its gathered unit on that stream, after the gather. A
+//! gradient is lent as foreign memory, which candle's stream may use again once the gradient is
+//! packed (`DeviceBuffer::foreign`).
 
 use std::mem;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use hsdp::GradientValues;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, DevicePart, DeviceSlice, Stream};
 use parking_lot::Mutex;
 
-/// A gathered parameter, and the candle device of the tensors that it goes into.
+/// A gathered parameter, and the candle device of the tensors that will hold it.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) part: DevicePart,
@@ -28,7 +30,7 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// A new storage with the parameter's elements.
+    /// Returns a new storage with the parameter's elements.
     pub(crate) fn storage(&self) -> Result<CudaStorage> {
         let slice = self.part.on_device().expect("a `Parameter` is on a device");
         match slice.dtype() {
@@ -40,13 +42,14 @@ impl Parameter {
     }
 }
 
-/// A storage that candle owns, with these elements, copied on candle's stream.
+/// Copies elements into a storage that candle owns, on candle's stream.
 fn copied<T: CudaDType + DeviceRepr>(
     from: &DeviceSlice<'_>,
     device: &CudaDevice,
 ) -> Result<CudaStorage> {
     let stream = device.cuda_stream();
-    // SAFETY: CU-7, all elements are written below, before anything else is put on the stream.
+    // SAFETY: CU-7, all elements are written below, before another operation is issued on the
+    // stream.
     let mut copy: CudaSlice<T> = unsafe { device.alloc(from.len()) }?;
     let ours = library(device)?;
     let (address, bytes) = (from.buffer().address(from.range().start), size_of::<T>() * from.len());
@@ -54,7 +57,8 @@ fn copied<T: CudaDType + DeviceRepr>(
         let (to, _written) = copy.device_ptr_mut(&stream);
         let issued: std::result::Result<(), CudaError> =
             ours.enqueue((&[from.buffer()], &mut []), |raw| {
-                // SAFETY: CU-7, both have so many bytes, and the copy is on the stream on which `copy` was made.
+                // SAFETY: CU-7, both have `bytes` bytes, and the copy is on the stream on which
+                // `copy` was made.
                 unsafe { result::memcpy_dtod_async(to, address, bytes, raw) }
                     .map_err(|error| of_candle(&error))
             });
@@ -67,32 +71,35 @@ fn of_candle(error: &result::DriverError) -> CudaError {
     CudaError::Mismatch { operation: "copy to a tensor of candle", problem: format!("{error:?}") }
 }
 
-/// The stream of a candle device, as a foreign stream.
+/// Returns the stream of a candle device, as a foreign stream.
 fn library(device: &CudaDevice) -> Result<Arc<Stream>> {
     let stream = device.cuda_stream();
     let ordinal = stream.context().ordinal();
     let ours = Device::new(ordinal).map_err(candle_core::Error::wrap)?;
-    // SAFETY: CU-7, candle retains the primary context, and its stream lives as long as the tensors that are made or read here.
+    // SAFETY: CU-7, candle retains the primary context, and its stream lives as long as the tensors
+    // that are made or read here.
     Ok(Arc::new(unsafe { Stream::foreign(&ours, stream.cu_stream()) }))
 }
 
-/// A tensor of a parameter, a leaf of candle's graph.
+/// Makes a tensor of a parameter, a leaf of candle's graph.
 pub(crate) fn tensor_of(parameter: &Parameter, shape: Shape) -> Result<Tensor> {
     let storage = Storage::Cuda(parameter.storage()?);
     Ok(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false))
 }
 
-/// Puts a parameter into the storage of `tensor`, where all views of it see it.
+/// Moves a parameter into the storage of `tensor`, for all views of it.
 pub(crate) fn fill(tensor: &Tensor, parameter: &Parameter) -> Result<()> {
     exchange(tensor, parameter.storage()?).map(drop)
 }
 
-/// Frees the storage of `tensor`, for all views of it. The storage that remains has a dtype that every candle op refuses.
+/// Frees the storage of `tensor`, for all views of it. Leaves a storage with a dtype that every
+/// candle op refuses.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
     exchange(tensor, vacant(tensor)?).map(drop)
 }
 
-/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until [`move_back`].
+/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until
+/// [`move_back`].
 pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
     let storage = Storage::Cuda(exchange(tensor, vacant(tensor)?)?);
     Ok(Tensor::from_storage(storage, tensor.shape(), candle_core::op::BackpropOp::none(), true))
@@ -111,14 +118,15 @@ fn vacant(tensor: &Tensor) -> Result<CudaStorage> {
     Ok(CudaStorage { slice, device: device.clone() })
 }
 
-/// Puts `storage` into `tensor`, and returns the storage that it replaces.
+/// Replaces the storage of `tensor`, and returns the old one.
 fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<CudaStorage> {
     let exchange = Exchange(Mutex::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
-/// Exchanges a storage as a whole. candle lends it under its lock, so no other code may be reading the tensor.
+/// Op that exchanges a whole storage. candle lends it under its lock, so no other code may be
+/// reading the tensor.
 struct Exchange(Mutex<CudaStorage>);
 
 impl InplaceOp1 for Exchange {
@@ -136,7 +144,7 @@ impl InplaceOp1 for Exchange {
     }
 }
 
-/// A copy of a tensor's elements, the result of an identity op.
+/// Copies a tensor's elements, as the result of an identity op.
 pub(crate) fn copy(storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
@@ -176,12 +184,13 @@ pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
         (dtype, address, storage.device.clone())
     };
     let (stream, len) = (library(&device)?, tensor.elem_count());
-    // SAFETY: CU-7, the tensor has so many elements from there on, keeps them, and is not written: it is a gradient.
+    // SAFETY: CU-7, the tensor has `len` elements from `address` on, keeps them, and is not
+    // written: it is a gradient.
     let buffer = unsafe { DeviceBuffer::foreign(&stream, (dtype, len), address, Box::new(tensor)) };
     Ok(Arc::new(buffer.map_err(candle_core::Error::wrap)?))
 }
 
-/// The device address of an element.
+/// Returns the device address of an element.
 fn address_of<T: CudaDType>(storage: &CudaStorage, element: usize) -> Result<u64> {
     let stream = storage.device.cuda_stream();
     let (start, _read) = storage.as_cuda_slice::<T>()?.device_ptr(&stream);

@@ -1,9 +1,9 @@
-//! Collectives in candle's graph. A value's type has its state on each axis of the mesh, and gradients flow through the
-//! collectives.
+//! Collectives in candle's graph. A value's type has its state on each axis of the mesh, and
+//! gradients flow through the collectives.
 //!
-//! This is for models that no wrapper shards: gathered negatives of a contrastive loss, statistics over all ranks' batches,
-//! parallel layers of one's own. The states and the rules are those of [`hsdp::dist`]; [`Candle`] records them in candle's
-//! autograd.
+//! This module is for models that no wrapper shards: gathered negatives of a contrastive loss,
+//! statistics over all ranks' batches, parallel layers of one's own. The states and the rules are
+//! those of [`hsdp::dist`]; [`Candle`] records them in candle's autograd.
 //!
 //! | concept | PyTorch | here |
 //! |---|---|---|
@@ -16,9 +16,10 @@
 //! | average, product, min, max of `reduce_scatter` | a wrong gradient without an error, or an error in the backward | the right gradients |
 //! | integers | fail in the backward, or give no error | refused in the forward; allowed on a tape without gradients |
 //!
-//! Data-parallel training by hand, on two ranks that are threads. A parameter is Replicate: all ranks hold it, and each
-//! uses it in its own way. Each rank's loss is Varying, and `to_partial` makes it a term of a sum, which is Partial. The
-//! gradient is Partial too, and an all-reduce gives its sum to all ranks:
+//! The following program is data-parallel training by hand, on two ranks that are threads. A
+//! parameter is Replicate: all ranks hold it, and each uses it in its own way. Each rank's loss is
+//! Varying, and `to_partial` makes it a term of a sum, which is Partial. The gradient is Partial
+//! too, and an all-reduce gives its sum to all ranks:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -45,12 +46,14 @@
 //! # Ok::<(), hsdp_candle::Error>(())
 //! ```
 //!
-//! A collective is a custom op with two parents: its input, and the collective before it. So candle's backward runs every
-//! collective, in the reverse order, on every rank. Each collective adds a level to candle's recursion: a tape is for one
-//! forward and backward, with thousands of collectives, not with millions.
+//! A collective is a custom op with two parents: its input, and the collective before it. So
+//! candle's backward runs every collective, in the reverse order, on every rank. Each collective
+//! adds a level to candle's recursion: a tape is for one forward and backward, with thousands of
+//! collectives, not with millions.
 //!
-//! In reading order: `carrier` (the calls from a [`Tape`]), `recorded` and `tie` (the ops), `rows` (shapes), `elements`,
-//! `integers`; `functions`, `pairs`, `along_dim`, `gradient` (the public functions).
+//! In reading order: `carrier` (the calls from a [`Tape`]), `recorded` and `tie` (the ops), `rows`
+//! (shapes), `elements`, `integers`; `functions`, `pairs`, `along_dim`, `gradient` (the public
+//! functions).
 
 mod along_dim;
 mod carrier;
@@ -80,10 +83,10 @@ pub type Dist<R, S> = hsdp::dist::Dist<Candle, R, S>;
 /// A candle tensor whose states are known only at run time.
 pub type Tagged = hsdp::dist::Tagged<Candle>;
 
-/// The groups along which candle tensors communicate, and the collectives that were applied to them, in order.
+/// Groups along which candle tensors communicate, and the collectives applied to them, in order.
 pub type Tape = hsdp::dist::Tape<Candle>;
 
-/// The error of a collective that cannot be applied to this tensor. Nothing was issued.
+/// Returns the error of a collective that cannot be applied to this tensor. It has not been issued.
 fn refuse(call: &Call<'_, Tensor>, what: String) -> Error {
     let (operation, rank) = (call.collective.name(), call.group.rank());
     hsdp::Error::Collective { operation, rank, what }.into()

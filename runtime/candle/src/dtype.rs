@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor, bail};
 use hsdp::{ModelSpec, Precision};
 
-/// The candle dtype that corresponds to an hsdp dtype.
+/// Returns the candle dtype that corresponds to an hsdp dtype.
 ///
 /// # Errors
 /// If `dtype` is u64, which candle does not have.
@@ -25,8 +25,9 @@ pub(crate) fn is_in_16_bits(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Returns whether the units of a model cast their inputs: a unit declares its compute dtype, so
-/// that the output of one unit may have another dtype than the next one computes in.
+/// Returns whether the units of a model cast their inputs. They do if a unit declares its compute
+/// dtype, because the output of one unit may then have another dtype than the next unit computes
+/// in.
 pub(crate) fn casts_inputs(spec: &ModelSpec) -> bool {
     spec.units().iter().any(|unit| unit.compute_dtype.is_some())
 }
@@ -39,7 +40,7 @@ pub(crate) fn cast_input(input: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// The output of a model, cast to the output dtype of `precision` if one is set.
+/// Casts the output of a model to the output dtype of `precision`, if one is set.
 pub(crate) fn cast_output(precision: Precision, tensor: &Tensor) -> Result<Tensor> {
     match precision.output {
         Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),

@@ -12,12 +12,14 @@ use candle_core::{DType, DeviceLocation, Error as CandleError};
 #[non_exhaustive]
 pub enum Error {
     /// The runtime failed: a collective failed, a step ended early, or a call came out of turn.
-    // Not transparent: a caller that knows no candle finds the runtime's error as the source.
+    // Displayed rather than transparent, so that a caller that knows no candle finds the runtime's
+    // error as the source.
     #[error("{0}")]
     Runtime(#[from] hsdp::Error),
-    /// candle failed.
-    #[error(transparent)]
-    Candle(CandleError),
+    /// candle failed. An error of a unit's forward is a [`Context`](CandleError::Context) with the
+    /// name of the unit.
+    #[error("{}", in_one_line(.0))]
+    Candle(#[source] CandleError),
     /// The model has no unit of this name.
     #[error("the model has no unit {name}, it has {known}")]
     UnknownUnit {
@@ -40,7 +42,7 @@ pub enum Error {
          twice, or another unit reads its parameters; mark it `keep`"
     )]
     Freed {
-        /// The unit.
+        /// The unit whose parameters were freed.
         unit: String,
     },
     /// A constructor asks for a parameter in another shape than the model declares.
@@ -57,8 +59,8 @@ pub enum Error {
         /// The shape in the model's description.
         declared: Vec<usize>,
     },
-    /// A constructor asks for a parameter in another dtype than that in which the unit that holds
-    /// it computes.
+    /// A constructor asks for a parameter in another dtype than the compute dtype of the unit that
+    /// holds it.
     #[error(
         "parameter {parameter} of unit {unit} is asked for as {asked:?}, and that unit computes in \
          {computed:?}: cast the activations, or set `Precision::parameters` or `Unit::compute_in`"
@@ -73,7 +75,7 @@ pub enum Error {
         /// The dtype of the gathered parameters.
         computed: DType,
     },
-    /// A constructor asks for a parameter on another device than that of the model.
+    /// A constructor asks for a parameter on another device than the model's.
     #[error(
         "parameter {parameter} of unit {unit} is asked for on {asked:?}, and lies on {lies_on:?}"
     )]
@@ -106,7 +108,7 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// A constructor asks for state that a forward changes, which hsdp does not keep.
+    /// A constructor asks for state that a forward changes. hsdp does not keep such state.
     #[error(
         "{names} are buffers, not parameters: a forward in training changes them, and not by \
          gradients, so hsdp would lose the changes; use a norm without running statistics \
@@ -114,7 +116,7 @@ pub enum Error {
          in a `ModelSpec` of your own and run the layer with `train` false"
     )]
     Buffers {
-        /// The names, separated by commas, and the reason where it is not the name.
+        /// Names separated by commas, each with a reason if the name itself is not the reason.
         names: String,
     },
     /// The loss of a check has no gradient for these parameters.
@@ -128,12 +130,12 @@ pub enum Error {
         trainable: usize,
         /// The names of the parameters without a gradient, in the order of the recording.
         parameters: Vec<String>,
-        /// These names by layer, with numbers and names in braces as in a shell.
+        /// The names by layer, with numbers and names in braces as in a shell.
         listed: String,
         /// The likely causes.
         causes: String,
     },
-    /// `Recorded::map` changed what the constructors decide.
+    /// `Recorded::map` changed a name or a shape, which the constructors determine.
     #[error(
         "`Recorded::map` declares parameter {parameter} as {name} of shape {shape:?}: its name and \
          its shape are those that the constructors ask for, {recorded:?}"
@@ -162,7 +164,8 @@ pub enum Error {
         /// The pattern.
         pattern: String,
     },
-    /// A recomputed unit depends on something with a history beside its parameters and its input.
+    /// A recomputed unit depends on something with a history other than its parameters and its
+    /// input.
     #[error(
         "the output of recomputed unit {unit} depends on {what}, beside its own parameters and its \
          input: their gradients would be lost, because the backward runs its forward again with \
@@ -172,10 +175,10 @@ pub enum Error {
     History {
         /// The unit.
         unit: String,
-        /// The things that the output depends on.
+        /// Description of what the output depends on.
         what: String,
     },
-    /// A tensor left the forward of a recomputed unit beside its output, and is used.
+    /// A tensor that left the forward of a recomputed unit, but is not its output, is used.
     #[error(
         "a tensor left recomputed unit {unit} beside its output, and {what} depends on it: its \
          gradients would be lost, because the backward runs the forward again for the gradient of \
@@ -196,12 +199,12 @@ pub enum Error {
          or detach it if it is not trained"
     )]
     Undeclared {
-        /// The number of such variables.
+        /// The number of these variables.
         count: usize,
         /// Their shapes and dtypes.
         variables: String,
     },
-    /// The forward of a recomputed unit did something else in the backward.
+    /// The forward of a recomputed unit differed in the backward.
     #[error("recomputed unit {unit} is not repeatable: {how}")]
     NotRepeatable {
         /// The unit.
@@ -240,7 +243,7 @@ pub enum Error {
     },
 }
 
-/// The dtype of a storage whose parameter was freed: a dtype that no candle op accepts.
+/// Dtype of a storage whose parameter was freed. candle's ops refuse it.
 pub(crate) const VACANT: DType = DType::F4;
 
 impl From<hsdp_comm::Error> for Error {
@@ -249,7 +252,7 @@ impl From<hsdp_comm::Error> for Error {
     }
 }
 
-/// A rank of [`hsdp::launch`] that panicked, or could not be started.
+/// Converts the failure of a rank of [`hsdp::launch`] that panicked, or could not be started.
 impl From<hsdp_comm::RankFailure> for Error {
     fn from(failure: hsdp_comm::RankFailure) -> Self {
         Self::Runtime(failure.into())
@@ -270,7 +273,8 @@ impl From<CandleError> for Error {
                 Ok(ours) => ours,
                 Err(carrier) => Self::Candle(CandleError::Io(carrier)),
             },
-            // A context stays around candle's own errors, and is dropped around one of ours, which stays typed.
+            // candle's own errors keep their context. hsdp's errors lose it, so that they stay
+            // typed.
             CandleError::Context { inner, context } => match Self::from(*inner) {
                 Self::Candle(inner) => {
                     Self::Candle(CandleError::Context { inner: Box::new(inner), context })
@@ -289,7 +293,25 @@ impl From<CandleError> for Error {
     }
 }
 
-/// The error that candle's `Context` trait has wrapped. It wraps candle's own errors too.
+impl Error {
+    /// Adds the unit whose forward failed to an error of candle. The errors of hsdp name theirs.
+    pub(crate) fn in_unit(self, unit: &str) -> Self {
+        match self {
+            Self::Candle(error) => Self::Candle(error.context(format!("unit {unit}"))),
+            ours => ours,
+        }
+    }
+}
+
+/// Displays an error of candle, which puts each context in a line of its own.
+fn in_one_line(error: &CandleError) -> String {
+    match error {
+        CandleError::Context { inner, context } => format!("{context}: {}", in_one_line(inner)),
+        error => error.to_string(),
+    }
+}
+
+/// Returns the error that candle's `Context` trait has wrapped. It wraps candle's own errors too.
 fn of_wrapped(wrapped: Box<dyn std::error::Error + Send + Sync>, context: String) -> Error {
     let wrapped = match wrapped.downcast::<Error>() {
         Ok(ours) => return *ours,
@@ -309,8 +331,8 @@ impl From<Error> for CandleError {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            // The only variant of candle's error that carries another error, displays it unchanged,
-            // and returns it.
+            // Only this variant of candle's error carries another error, displays it unchanged, and
+            // returns it.
             ours => Self::Io(io::Error::other(ours)),
         }
     }

@@ -7,18 +7,19 @@ use hsdp::{Full, HostBuffer};
 use crate::cuda;
 use crate::storage;
 
-/// A gathered parameter, in the form that candle's device takes.
+/// A gathered parameter, in the form that candle's device needs.
 #[derive(Debug)]
 pub(crate) enum Gathered {
-    /// The buffer becomes a tensor's storage without a copy.
+    /// A buffer that becomes a tensor's storage without a copy.
     Host(HostBuffer),
-    /// The parameter is copied once, on the device, because a candle storage owns its memory.
+    /// A parameter that is copied once, on the device, because a candle storage owns its memory.
     #[cfg(feature = "candle-cuda")]
     Device(cuda::Parameter),
 }
 
 impl Gathered {
-    /// Takes the parameter out of `full`, for tensors of `device`; `None` if it is taken out already.
+    /// Takes the parameter out of `full`, for tensors on `device`. `None` if it has already been
+    /// taken.
     pub(crate) fn take(full: &mut Full, index: usize, device: &Device) -> Option<Self> {
         #[cfg(feature = "candle-cuda")]
         if let (Device::Cuda(device), Some(part)) = (device, full.on_device(index)) {
@@ -28,7 +29,7 @@ impl Gathered {
         full.take(index).map(Self::Host)
     }
 
-    /// Makes a tensor of it, as a leaf of candle's graph.
+    /// Makes a tensor, a leaf of candle's graph.
     pub(crate) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
         match self {
             Self::Host(buffer) => storage::tensor_of(buffer, shape),
@@ -37,7 +38,7 @@ impl Gathered {
         }
     }
 
-    /// Puts it into the storage of `tensor`, where all views of it see it.
+    /// Moves the parameter into the storage of `tensor`, for all views of it.
     pub(crate) fn fill(self, tensor: &Tensor) -> Result<()> {
         match self {
             Self::Host(buffer) => storage::fill(tensor, buffer),
@@ -47,7 +48,8 @@ impl Gathered {
     }
 }
 
-/// Frees the storage of `tensor`, for all views of it. Returns its buffer, if that was on the host and not vacant.
+/// Frees the storage of `tensor`, for all views of it. Returns its buffer, if that was on the host
+/// and not vacant.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     #[cfg(feature = "candle-cuda")]
     if tensor.device().is_cuda() {
@@ -56,7 +58,8 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     storage::vacate(tensor)
 }
 
-/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until [`move_back`].
+/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until
+/// [`move_back`].
 pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "candle-cuda")]
     if tensor.device().is_cuda() {

@@ -1,4 +1,4 @@
-//! A gradient that lies in a candle tensor, lent to the reduction without a copy.
+//! A gradient in a candle tensor, lent to the reduction without a copy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use hsdp_kernels::{GradientValues, Values};
 
-/// Lends a gradient, multiplied by `factor` in f32. It is not copied if it is contiguous and the
-/// factor is 1.
+/// Lends a gradient, multiplied by `factor` in f32. A contiguous gradient with the factor 1 is not
+/// copied.
 pub(crate) fn lent(gradient: &Tensor, factor: f32) -> Result<Arc<dyn GradientValues>> {
     #[cfg(feature = "candle-cuda")]
     if gradient.device().is_cuda() {
@@ -25,7 +25,7 @@ pub(crate) fn lent(gradient: &Tensor, factor: f32) -> Result<Arc<dyn GradientVal
     })
 }
 
-/// A gradient times a factor, in f32. Products are made as they are read, a range at a time.
+/// A gradient times a factor, in f32. Products are computed as they are read, a range at a time.
 #[derive(Debug)]
 struct Scaled {
     gradient: TensorGradient,
@@ -56,12 +56,12 @@ impl GradientValues for Scaled {
 #[derive(Debug)]
 pub(crate) struct TensorGradient {
     tensor: Tensor,
-    /// The index of the first element in the tensor's storage.
+    /// Index of the first element in the tensor's storage.
     start: usize,
 }
 
 impl TensorGradient {
-    /// Takes a gradient without a copy; one that is not contiguous is copied.
+    /// Takes a gradient without a copy if it is contiguous, and copies it otherwise.
     pub(crate) fn new(gradient: &Tensor) -> Result<Self> {
         let tensor = gradient.detach().contiguous()?;
         let start = {

@@ -1,14 +1,14 @@
 //! Trains models written in [candle](candle_core) on [hsdp]. Parameters are sharded over ranks,
-//! gathered for the forward and the backward of their unit, and freed in between. The gradients of a
-//! unit are reduced as soon as they are complete. Models that no wrapper shards can use collectives
-//! with gradients: [`distributed`].
+//! gathered for the forward and the backward of their unit, and freed in between. The gradients of
+//! a unit are reduced as soon as they are complete. Models that no wrapper shards can use
+//! collectives with gradients: [`distributed`].
 //!
 //! candle has no hooks and is not patched: custom ops drive the sharding, and others carry the
 //! collectives. The crate does not wrap modules: a forward is written against two small traits,
 //! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
-//! layers by their own constructors, from a [`var_builder`]. Layers of transformers with gradients,
-//! which candle-nn lacks, and models are in the crate `hsdp-models`. The crate supports the CPU, and with the feature
-//! `candle-cuda` GPUs.
+//! layers with their own constructors, from a [`var_builder`]. The crate `hsdp-models` has models,
+//! and layers of transformers with gradients, which candle-nn lacks. This crate supports the CPU,
+//! and GPUs with the feature `candle-cuda`.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -23,8 +23,9 @@
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | layers and models | `torch.nn.functional`, `torchtitan`, `transformers` | the crate `hsdp-models` |
 //!
-//! [`prelude`] has the names of a training loop, those of [`hsdp::prelude`] among them. A linear model on
-//! two ranks that are threads: the runtime begins and ends the step, and candle runs the microbatch.
+//! [`prelude`] has the names of a training loop, including those of [`hsdp::prelude`]. The
+//! following program trains a linear model on two ranks that are threads. The runtime begins and
+//! ends the step, and candle runs the microbatch.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -58,9 +59,10 @@
 //!
 //! # Models with constructors
 //!
-//! A model whose constructors take a `VarBuilder` is not rewritten. [`record`] finds its parameters,
-//! without memory for them, and groups them to units; and each unit's forward makes its own layers.
-//! Here the backward runs the blocks again instead of keeping their tensors ([`Units::recomputed`]):
+//! A model whose constructors take a `VarBuilder` is not rewritten. [`record`] finds its
+//! parameters, without memory for them, and groups them into units. Each unit's forward makes its
+//! own layers. Here the backward runs the blocks again instead of keeping their tensors
+//! ([`Units::recomputed`]):
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -129,9 +131,9 @@
 //!
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
-//! `usage`, `unit` (the state of a unit in a microbatch), `variables` (what else a loss depends
-//! on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending buffers),
-//! `error`; [`distributed`].
+//! `usage`, `unit` (the state of a unit in a microbatch), `variables` (the variables that a loss
+//! depends on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending
+//! buffers), `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 

@@ -1,16 +1,18 @@
-//! The traits that a model is written against: units by name, and in them parameters by name.
+//! The traits that a model is written against. They provide units by name, and their parameters by
+//! name.
 //!
-//! A model written against these two traits is ordinary candle code. [`Pass`](crate::Pass) runs it
-//! sharded, [`Plain`](crate::Plain) runs it on whole [`Var`](candle_core::Var)s.
+//! A model that uses these two traits is ordinary candle code. [`Pass`](crate::Pass) runs it
+//! sharded, and [`Plain`](crate::Plain) runs it on whole [`Var`](candle_core::Var)s.
 
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use hsdp_sharding::ModelSpec;
 
-/// Gives a unit's forward its parameters.
+/// Provides a unit's forward with its parameters.
 ///
-/// Layers whose constructors take a `VarBuilder` read them through [`var_builder`](crate::var_builder).
+/// Layers whose constructors take a `VarBuilder` read them through
+/// [`var_builder`](crate::var_builder).
 pub trait Parameters: Sync {
     /// Returns the parameter with this name or alias, in full, in the declared shape and the
     /// compute dtype of the unit that holds it.
@@ -21,26 +23,29 @@ pub trait Parameters: Sync {
     /// If the model has no such parameter, or it cannot be gathered.
     fn get(&self, name: &str) -> Result<Tensor>;
 
-    /// The description of the model, with the declared shape of each parameter.
+    /// Returns the description of the model, with the declared shape of each parameter.
     fn spec(&self) -> &ModelSpec;
 
-    /// The names and aliases that [`get`](Self::get) accepts: parameters in declared order, then aliases.
+    /// Returns the names and aliases that [`get`](Self::get) accepts: parameters in declared order,
+    /// then aliases.
     fn names(&self) -> Vec<&str> {
         let parameters = self.spec().params().map(|(_, param)| param.name.as_str());
         parameters.chain(self.spec().ties().map(|(alias, _)| alias)).collect()
     }
 
-    /// Returns the compute dtype of the unit whose forward reads, in which its own parameters are.
+    /// Returns the compute dtype of the unit whose forward reads. Its own parameters have that
+    /// dtype.
     fn dtype(&self) -> DType;
 
-    /// The device of all parameters.
+    /// Returns the device of all parameters.
     fn device(&self) -> &Device;
 }
 
 /// A unit's forward: from its parameters and its input to its output.
 pub type Forward<'a> = &'a mut dyn FnMut(&dyn Parameters, &Tensor) -> Result<Tensor>;
 
-/// A unit's forward that may run twice, in the forward and again in the backward. It must give the same output, bit by bit.
+/// A unit's forward that may run twice, in the forward and again in the backward. Both outputs must
+/// have the same bits.
 pub type RepeatableForward = Arc<dyn Fn(&dyn Parameters, &Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// Runs a model unit by unit.
@@ -53,11 +58,12 @@ pub trait Units {
     /// If there is no such unit, its parameters cannot be gathered, or `forward` fails.
     fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor>;
 
-    /// As [`unit`](Self::unit). An implementation may drop the tensors that `forward` makes, and run it again in the backward
-    /// (activation checkpointing), as [`Pass`](crate::Pass::recomputed) does. This one runs `forward` once.
+    /// Runs a unit as [`unit`](Self::unit) does. An implementation may drop the tensors that
+    /// `forward` makes, and run it again in the backward (activation checkpointing), as
+    /// [`Pass`](crate::Pass::recomputed) does. This default runs `forward` once.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit).
+    /// The errors of [`unit`](Self::unit).
     fn recomputed(&self, name: &str, input: &Tensor, forward: RepeatableForward) -> Result<Tensor> {
         self.unit(name, input, &mut |parameters, input| forward(parameters, input))
     }

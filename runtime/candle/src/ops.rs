@@ -8,19 +8,19 @@
 //!   anchor --> Unshard (parameter) --+
 //! ```
 //!
-//! candle walks the graph backwards: it reaches `BeforeBackward` before any op of the unit, each
-//! `Unshard` when the parameter's gradient is complete, and `AfterBackward` when all ops of the
-//! unit are through.
+//! candle walks the graph backwards. It reaches `BeforeBackward` before any op of the unit, each
+//! `Unshard` when the parameter's gradient is complete, and `AfterBackward` after all ops of the
+//! unit.
 //!
 //! The input is the first parent of the output. candle sorts the parents of a tensor one after the
-//! other, so all that is before the input comes before the ops of the unit, and a unit's gradients
-//! are complete before the backward leaves it. Without that parent, candle's order would depend on
-//! how the forward is written: where a weight stands on the left of a matmul, all units would be
+//! other, so everything before the input is sorted before the ops of the unit, and a unit's
+//! gradients are complete before the backward leaves it. Without that parent, candle's order would
+//! depend on how the forward is written: if a weight is on the left of a matmul, all units would be
 //! reduced at the end of the backward, and in forward order. An output that does not depend on the
-//! input does not have this parent, so that nothing before the input seems to be trained.
+//! input does not have this parent, so that parameters before the input do not seem to be trained.
 //!
-//! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward of
-//! its own. [`Identity::Seed`] ends the graph of that.
+//! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward
+//! of its own. [`Identity::Seed`] ends the graph of that backward.
 
 use std::sync::Arc;
 
@@ -37,11 +37,11 @@ use crate::unit::UnitState;
 use crate::usage::Usage;
 use crate::zeros;
 
-/// Makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its backward
-/// takes the gradient.
+/// Op that makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its
+/// backward takes the gradient.
 pub(crate) struct Unshard {
     pub(crate) unit: Arc<UnitState>,
-    /// The index of the parameter in the unit.
+    /// Index of the parameter in the unit.
     pub(crate) index: usize,
     pub(crate) parameter: Mutex<Option<Gathered>>,
 }
@@ -75,8 +75,8 @@ impl CustomOp1 for Unshard {
     }
 }
 
-/// The second parent, the output of a unit. The first parent is the input of the unit, which only
-/// sets the order. The backward makes the unit's parameters full.
+/// Op that returns its second parent, the output of a unit. The first parent is the input of the
+/// unit, and only sets the order. The backward gathers the unit's parameters.
 pub(crate) struct BeforeBackward(pub(crate) Arc<Usage>);
 
 impl CustomOp2 for BeforeBackward {
@@ -117,14 +117,15 @@ impl CustomOp2 for BeforeBackward {
     }
 }
 
-/// The identity, with a backward of its own.
+/// The identity, with a special backward.
 pub(crate) enum Identity {
-    /// The backward makes the unit's parameters full. The output of a unit that does not depend on
-    /// the input.
+    /// The backward gathers the unit's parameters. It is for the output of a unit that does not
+    /// depend on the input.
     BeforeBackward(Arc<Usage>),
     /// The backward frees frozen parameters.
     AfterBackward(Arc<Usage>),
-    /// The backward gives a gradient that came before. A backward that begins here begins with that gradient, and not with ones.
+    /// The backward returns a gradient that an earlier backward computed. A backward that begins
+    /// here begins with that gradient instead of ones.
     Seed(Tensor),
 }
 
@@ -156,7 +157,8 @@ impl CustomOp1 for Identity {
     }
 }
 
-/// candle gives the result of each op its own storage, so an identity copies.
+/// Copies a storage, as the result of an identity op: candle gives each op's result a storage of
+/// its own.
 pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")

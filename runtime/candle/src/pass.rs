@@ -5,7 +5,6 @@ mod recomputed;
 mod start;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -26,25 +25,25 @@ use crate::usage::{Usage, Watch};
 use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
 use crate::zeros::{self, Cuts, Search};
 
-/// The operations of candle that have no backward: parameters before them get no gradient, and
-/// candle does not say so.
+/// Operations of candle that have no backward. Parameters before them get no gradient, and candle
+/// does not report it.
 const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and \
                    sdpa of candle_nn have no backward (LayerNorm::forward and RmsNorm::forward \
                    use them), and neither have detach and argsort: hsdp_models::nn has such \
                    layers with gradients";
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
-/// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone: no graph is made, and
-/// [`finish`](Self::finish) ends it.
+/// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone, which
+/// makes no graph and ends with [`finish`](Self::finish).
 ///
 /// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them.
 /// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
-/// soon as they are complete. [`recomputed`](Self::recomputed) does not keep the tensors that a forward
-/// makes either: the backward makes them again, unit by unit. A parameter that is read twice, by one unit or by several, is one
-/// tensor.
+/// soon as they are complete. [`recomputed`](Self::recomputed) also drops the tensors that a
+/// forward makes, and the backward makes them again, unit by unit. A parameter that is read twice,
+/// by one unit or by several, is one tensor.
 ///
-/// A unit that runs more than once in a forward, or of which another unit reads a parameter (by a
-/// tied name, say), must be marked [`keep`](hsdp_sharding::Unit::keep).
+/// A unit must be marked [`keep`](hsdp_sharding::Unit::keep) if it runs more than once in a
+/// forward, or if another unit reads one of its parameters (by a tied name, say).
 #[derive(Debug)]
 pub struct Pass<'step> {
     inner: hsdp::Pass<'step>,
@@ -54,14 +53,15 @@ pub struct Pass<'step> {
     /// Whether the input of each unit is cast to the unit's compute dtype.
     casts_inputs: bool,
     device: Device,
-    /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
+    /// First parent of all parameters. It is a variable, so that candle tracks the tensors made
+    /// from it.
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
     wanted: Wanted,
-    /// Graphs that first runs of recomputed units had.
+    /// Graphs of the first runs of recomputed units.
     first_runs: FirstRuns,
     watch: Watch,
-    /// Whether parameters that the loss does not depend on are sought.
+    /// Whether to look for parameters that the loss does not depend on.
     seeks_cuts: bool,
     cuts: Cuts,
     kind: Kind,
@@ -70,29 +70,30 @@ pub struct Pass<'step> {
 /// Whether a pass makes a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Yes, for a backward.
+    /// The pass makes a graph, for a backward.
     Training,
-    /// No: parameters are tensors without a history.
+    /// Parameters are tensors without a history.
     Evaluation,
 }
 
 impl<'step> Pass<'step> {
-    /// Lets candle drive a microbatch.
+    /// Starts a microbatch that candle drives.
     ///
     /// # Errors
-    /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if the model's full copies are shared by ranks,
-    /// which candle tensors cannot be, because each owns its elements.
+    /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if ranks share the
+    /// model's full copies, because candle tensors own their elements.
     pub fn new(inner: hsdp::Pass<'step>) -> Result<Self, Error> {
         Self::on(inner, &Device::Cpu)
     }
 
-    /// As [`new`](Self::new), with tensors on `device`: the CPU, or with the feature `candle-cuda` the GPU on which the model lies.
-    /// On a GPU each parameter is copied once, on the device, into memory of candle; gradients are lent without a copy. The rank's
-    /// own thread must make the GPU's `device` with `candle_core::Device::new_cuda_with_stream`: devices made by `new_cuda` use a
-    /// stream of the calling thread.
+    /// Starts a microbatch as [`new`](Self::new) does, with tensors on `device`. This is the CPU,
+    /// or with the feature `candle-cuda` the GPU of the model. On a GPU each parameter is copied
+    /// once, on the device, into memory of candle; gradients are lent without a copy. The rank's
+    /// own thread must make the GPU's `device` with `candle_core::Device::new_cuda_with_stream`:
+    /// devices made by `new_cuda` use a stream of the calling thread.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn on(inner: hsdp::Pass<'step>, device: &Device) -> Result<Self, Error> {
         let handle = inner.handle();
         if handle.plan().options().full_copies == FullCopies::PerProcess {
@@ -132,11 +133,12 @@ impl<'step> Pass<'step> {
     /// input in its own compute dtype; otherwise inputs are not cast. The output keeps the dtype
     /// that `forward` gives it.
     ///
-    /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
-    /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
+    /// A value computed from a parameter must leave the unit as its output: when `unit` returns,
+    /// the parameters are freed, and an op that reads one fails with [`Error::Resharded`].
     ///
-    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order. If it fails, the other ranks get its
-    /// error, with this rank and the unit, when the step is dropped.
+    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order. If
+    /// it fails, the other ranks get its error, with this rank and the unit, when the step is
+    /// dropped.
     ///
     /// # Errors
     /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
@@ -148,13 +150,14 @@ impl<'step> Pass<'step> {
         input: &Tensor,
         forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor, Error> {
-        self.told(&format_args!("unit {name}"), self.run(name, input, forward))
+        self.told(name, self.run(name, input, forward))
     }
 
-    /// Notes an error for the other ranks.
-    fn told<T>(&self, place: &dyn fmt::Display, result: Result<T, Error>) -> Result<T, Error> {
-        result.inspect_err(|error| {
-            self.inner.handle().note_failure(&format_args!("{place}: {error}"));
+    /// Records an error of a unit for the other ranks, and adds the unit to it.
+    fn told<T>(&self, unit: &str, result: Result<T, Error>) -> Result<T, Error> {
+        result.map_err(|error| {
+            self.inner.handle().note_failure(&format_args!("unit {unit}: {error}"));
+            error.in_unit(unit)
         })
     }
 
@@ -179,7 +182,7 @@ impl<'step> Pass<'step> {
         };
         let output = match output.track_op() {
             true => self.before_backward(own, input, &output, &usage)?,
-            // It may be a view of a parameter, which is freed.
+            // It may be a view of a parameter, which will be freed.
             false => output.copy()?,
         };
         usage.reshard()?;
@@ -206,11 +209,11 @@ impl<'step> Pass<'step> {
         Ok(input.apply_op2(output, BeforeBackward(usage))?)
     }
 
-    /// Asks for the gradient of a variable of the program, which is no parameter of the model: an
+    /// Requests the gradient of a variable of the program, which is no parameter of the model: an
     /// input, say, or a temperature that the program trains itself. The
     /// [`backward`](Self::backward) of this pass provides it. Not collective.
     ///
-    /// The gradient is that of this rank's loss alone. Variables that all ranks train together are
+    /// It is the gradient of this rank's loss alone. Variables that all ranks train together are
     /// better declared as parameters, which are reduced, clipped, updated and saved.
     ///
     /// ```
@@ -249,15 +252,17 @@ impl<'step> Pass<'step> {
         self.backward_of(loss, Form::Mean, weight)
     }
 
-    /// As [`backward`](Self::backward), for a loss that is the sum over items of total weight `weight`.
+    /// Runs a backward as [`backward`](Self::backward) does, for a loss that is the sum over items
+    /// of total weight `weight`.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The errors of [`backward`](Self::backward).
     pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, Form::Sum, weight)
     }
 
-    /// Ends a batch of an evaluation; or a microbatch without a backward, whose weight is 0.
+    /// Ends a batch of an evaluation, or a microbatch without a backward, which then has the weight
+    /// 0.
     ///
     /// Collective over the shard group: it issues the gathers that this rank has not issued.
     ///
@@ -289,7 +294,8 @@ impl<'step> Pass<'step> {
         }
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         let seed = self.inner.loss(form.loss(value, weight))?;
-        // The mean over no items is NaN, and so would be its gradient. Such a loss has seed 0.
+        // The mean over no items is NaN, and its gradient would be, too. Such a loss has the seed
+        // 0.
         if seed.value() == 0.0 {
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
@@ -301,7 +307,7 @@ impl<'step> Pass<'step> {
         Ok(value)
     }
 
-    /// Warns of the units that cut the graph behind their input, and that the backward comes to.
+    /// Warns of the units that cut the graph after their input, and that the backward reaches.
     fn warn_of_cuts(&self, reached: &Reached) {
         let units = self.cuts.units(reached);
         if !units.is_empty() {
@@ -336,7 +342,8 @@ impl<'step> Pass<'step> {
         Ok(())
     }
 
-    /// Returns a 16-bit dtype that a unit computes in or a forward casts to, or f32 if there is none.
+    /// Returns a 16-bit dtype that a unit computes in or a forward casts to, or f32 if there is
+    /// none.
     fn narrowest_dtype(&self, reached: &Reached) -> DType {
         let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
         let of_units = dtypes.find(|dtype| is_in_16_bits(*dtype));
@@ -380,8 +387,8 @@ impl Units for Pass<'_> {
     }
 }
 
-/// Frees the remaining parameters when the microbatch ends, with or without an error. Tensors of its
-/// graph may live on.
+/// Guard that frees the remaining parameters when the microbatch ends, with or without an error.
+/// Tensors of its graph may live on.
 #[derive(Debug)]
 struct LiveUnits {
     states: Vec<Arc<UnitState>>,

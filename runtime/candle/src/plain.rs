@@ -1,4 +1,4 @@
-//! The unsharded counterpart of a pass: the same model on whole parameters, in plain candle.
+//! The unsharded counterpart of a pass, which runs a model on whole parameters, in plain candle.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, Units};
 
-/// Whole parameters in candle [`Var`]s, to compare a sharded run with, and to sample from a trained
-/// model.
+/// Whole parameters in candle [`Var`]s, for comparison with a sharded run, and to sample from a
+/// trained model.
 #[derive(Debug)]
 pub struct Plain {
     spec: ModelSpec,
     precision: Precision,
-    /// The compute dtype of units that declare none.
+    /// Compute dtype of units that declare none.
     dtype: DType,
     /// Whether the input of each unit is cast to the unit's compute dtype.
     casts_inputs: bool,
@@ -25,8 +25,8 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
-    /// `precision` has for parameters, or to that which their unit
+    /// Creates the parameters of `spec` from f32 `values` by name, row-major. They are cast to the
+    /// dtype of parameters in `precision`, or to the dtype that their unit
     /// [declares](hsdp_sharding::Unit::compute_in). Outputs are cast to its output dtype. Not
     /// collective.
     ///
@@ -40,10 +40,10 @@ impl Plain {
         Self::on(spec, values, precision, &Device::Cpu)
     }
 
-    /// As [`new`](Self::new), with parameters on `device`.
+    /// Creates the parameters as [`new`](Self::new) does, on `device`.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and the errors of the device.
+    /// The errors of [`new`](Self::new), and the errors of the device.
     pub fn on(
         spec: ModelSpec,
         values: &BTreeMap<String, Vec<f32>>,
@@ -66,20 +66,19 @@ impl Plain {
         Ok(Self { spec, precision, dtype, casts_inputs, device: device.clone(), parameters })
     }
 
-    /// The parameters by name.
+    /// Returns the parameters by name.
     #[must_use]
     pub fn parameters(&self) -> &BTreeMap<String, Var> {
         &self.parameters
     }
 }
 
-/// Returns the compute dtype of a unit, in a model that computes in `dtype` unless a unit declares
-/// another.
+/// Returns the compute dtype of a unit. It is `dtype` unless the unit declares another.
 fn dtype_of(unit: &Unit, dtype: DType) -> Result<DType> {
     unit.compute_dtype.map_or(Ok(dtype), candle_dtype)
 }
 
-/// The parameters, for the forward of a unit.
+/// Parameters for the forward of a unit.
 struct OfUnit<'a> {
     plain: &'a Plain,
     dtype: DType,

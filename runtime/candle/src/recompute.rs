@@ -6,11 +6,12 @@
 //!   anchor --+
 //!
 //!   variable of the input ------+
-//!                               +--> forward --> Seed    the graph of a second run, inside Recompute's backward
-//!   variables of parameters ----+
+//!                               +--> forward --> Seed    the graph of a second run,
+//!   variables of parameters ----+                        inside Recompute's backward
 //! ```
 //!
-//! The gradients of the second run go to the units, as those of [`Unshard`](crate::ops::Unshard) do, when it is over.
+//! After the second run its gradients are passed to the units, as from
+//! [`Unshard`](crate::ops::Unshard).
 
 mod bits;
 
@@ -37,7 +38,7 @@ use crate::usage::Usage;
 use crate::variables::Reached;
 use crate::zeros;
 
-/// Whether candle's backward comes to this tensor: it has a history, and is not of integers.
+/// Returns whether candle's backward reaches this tensor: it has a history, and is not of integers.
 pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
     tensor.track_op() && tensor.dtype().is_float()
 }
@@ -45,7 +46,7 @@ pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
 /// A parameter that a recomputed use reads.
 pub(crate) struct Read {
     pub(crate) unit: Arc<UnitState>,
-    /// The index of the parameter in the unit.
+    /// Index of the parameter in the unit.
     pub(crate) index: usize,
 }
 
@@ -69,13 +70,13 @@ pub(crate) struct Recompute {
     pub(crate) forward: RepeatableForward,
     pub(crate) usage: Arc<Usage>,
     pub(crate) reads: Vec<Read>,
-    /// The output of the first run, until it becomes that of the op.
+    /// Output of the first run, until it becomes the output of the op.
     pub(crate) output: Mutex<Option<Tensor>>,
 }
 
 impl Recompute {
     /// Runs the forward again and its backward, and delivers the gradients of the parameters.
-    /// Returns that of the input.
+    /// Returns the gradient of the input.
     fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
         let leaf = match is_differentiated(input) {
@@ -169,11 +170,12 @@ impl CustomOp2 for Recompute {
     }
 }
 
-/// Gives the second run its parameters. The trainable ones are variables, each of which has the storage of a parameter while the
-/// run lasts.
+/// Provides the second run with its parameters. Each trainable one is a variable that holds the
+/// storage of a parameter during the run.
 struct SecondRun<'a> {
     op: &'a Recompute,
-    /// Variables, and the tensors to which their storages go back, by the parameter's place in `reads`.
+    /// Variables, and the tensors that get their storages back, by the parameter's index in
+    /// `reads`.
     leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
 }
 
@@ -214,7 +216,8 @@ impl<'a> SecondRun<'a> {
         !anchors.is_empty() || !programs.iter().all(is_known)
     }
 
-    /// Gives the storages back, and then the gradients to the units. The last one frees the unit.
+    /// Returns the storages to their tensors, and then passes the gradients to the units. The last
+    /// one frees the unit.
     fn deliver(self, output: &Tensor, gradients: &mut GradStore) -> Result<()> {
         let leaves = self.leaves.into_inner();
         leaves.values().try_for_each(|(leaf, tensor)| move_back(leaf, tensor))?;

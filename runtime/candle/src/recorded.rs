@@ -16,17 +16,18 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 
-/// Calls `load` with a `VarBuilder` that records the parameters that it is asked for. Not collective.
+/// Calls `load` with a `VarBuilder` that records the requested parameters. Not collective.
 ///
-/// The tensors that `load` gets have one element each, which is repeated over the shape, so a model larger than the memory can be
-/// recorded. (A constructor that computes with them, by a concatenation, say, allocates the result.) The builder has the
-/// dtype f32 and the CPU. Its `contains_tensor` is true for the names that were asked for before; `get_unchecked` fails, because
+/// The tensors that `load` gets have one element each, which is repeated over the shape, so a model
+/// larger than the memory can be recorded. (A constructor that computes with them, by a
+/// concatenation, say, allocates the result.) The builder has the dtype f32 and the CPU. Its
+/// `contains_tensor` is true for names that were requested before. `get_unchecked` fails, because
 /// it gives no shape.
 ///
 /// # Errors
 /// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and
 /// [`Error::NoShape`]; [`Error::Buffers`] if it asks for the running statistics of a norm or a
-/// codebook, or for integers: they are no parameters, and hsdp does not keep their changes.
+/// codebook, or for integers. These are no parameters, and hsdp does not keep their changes.
 pub fn record<M>(
     load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
 ) -> Result<Recorded, Error> {
@@ -40,17 +41,18 @@ pub fn record<M>(
     Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
 }
 
-/// The parameters that a model's constructors asked for, in this order, with their shapes and initialization hints.
+/// Parameters that a model's constructors asked for, in this order, with their shapes and
+/// initialization hints.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     parameters: Vec<Parameter>,
-    /// Units by name, each with its mark.
+    /// Names of marked units, each with its mark.
     marked: Vec<(String, Mark)>,
     /// First parameter that `map` gave another name or shape, as recorded and as changed.
     redeclared: Option<(Param, Param)>,
 }
 
-/// A setting of a unit.
+/// Setting of a unit.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     AfterForward(AfterForward),
@@ -63,18 +65,18 @@ struct Parameter {
     init: Init,
     /// Whether the constructors asked for it more than once.
     is_tied: bool,
-    /// A row, along the first dim, whose initial values are 0: that of a padding token.
+    /// Row along the first dim that starts at 0, as for a padding token.
     zero_row: Option<usize>,
 }
 
 impl Recorded {
-    /// The parameters, in the order in which the constructors asked for them.
+    /// Returns the parameters, in the order in which the constructors asked for them.
     pub fn params(&self) -> impl ExactSizeIterator<Item = &Param> {
         self.parameters.iter().map(|parameter| &parameter.param)
     }
 
-    /// Replaces the declaration of each parameter by that which `change` makes of it:
-    /// `map(Param::frozen)` freezes all. Another name or shape is an error of [`spec`](Self::spec).
+    /// Replaces the declaration of each parameter with the result of `change`: `map(Param::frozen)`
+    /// freezes all. If `change` alters a name or a shape, [`spec`](Self::spec) fails.
     #[must_use]
     pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
         for Parameter { param, .. } in &mut self.parameters {
@@ -88,24 +90,26 @@ impl Recorded {
         self
     }
 
-    /// Marks a unit of the [`spec`](Self::spec) as [`keep`](hsdp_sharding::Unit::keep): one that the forward enters twice, or of which another
-    /// unit reads a parameter. (A unit with a name that was asked for twice is kept without this.)
+    /// Marks a unit of the [`spec`](Self::spec) as [`keep`](hsdp_sharding::Unit::keep). This is for
+    /// a unit that the forward enters twice, or whose parameter another unit reads. (A unit with a
+    /// name that was requested twice is kept without this.)
     #[must_use]
     pub fn keep(mut self, unit: impl Into<String>) -> Self {
         self.marked.push((unit.into(), Mark::AfterForward(AfterForward::Keep)));
         self
     }
 
-    /// Marks a unit of the [`spec`](Self::spec) as [`forward_only`](hsdp_sharding::Unit::forward_only): all its parameters are frozen, and
-    /// its input needs no gradient, as that of an embedding.
+    /// Marks a unit of the [`spec`](Self::spec) as
+    /// [`forward_only`](hsdp_sharding::Unit::forward_only). This is for a unit whose parameters are
+    /// all frozen and whose input needs no gradient, such as an embedding.
     #[must_use]
     pub fn forward_only(mut self, unit: impl Into<String>) -> Self {
         self.marked.push((unit.into(), Mark::AfterForward(AfterForward::Discard)));
         self
     }
 
-    /// Lets a unit of the [`spec`](Self::spec)
-    /// [compute in `dtype`](hsdp_sharding::Unit::compute_in) in place of
+    /// Makes a unit of the [`spec`](Self::spec) [compute in
+    /// `dtype`](hsdp_sharding::Unit::compute_in) in place of
     /// [`Precision::parameters`](hsdp::Precision::parameters).
     #[must_use]
     pub fn compute_in(mut self, unit: impl Into<String>, dtype: hsdp::DType) -> Self {
@@ -113,8 +117,8 @@ impl Recorded {
         self
     }
 
-    /// Sets the initial values of a row of a parameter to 0, such as those of a padding token. The
-    /// row is an index along the first dim. A name that is not recorded changes nothing.
+    /// Sets the initial values of a row of a parameter to 0, such as the row of a padding token.
+    /// `row` is an index along the first dim. A name that is not recorded changes nothing.
     #[must_use]
     pub fn with_zero_row(mut self, parameter: &str, row: usize) -> Self {
         for it in self.parameters.iter_mut().filter(|it| it.param.name == parameter) {
@@ -123,17 +127,21 @@ impl Recorded {
         self
     }
 
-    /// Makes units by patterns, which stand in the order of the forward: `["model.embed_tokens", "model.layers.*", "root"]`.
+    /// Makes units by patterns in the order of the forward: `["model.embed_tokens",
+    /// "model.layers.*", "root"]`.
     ///
-    /// A pattern is compared with the first components of a name, which dots separate; `*` is any one component. The first
-    /// pattern that matches takes the name. Each distinct match makes a unit, which has the matched components as its name:
-    /// `model.layers.0`. The units of one pattern are in the order of the recording. The pattern `root`, wherever it stands, makes
-    /// one unit of all names that no other pattern takes. A unit with a name that was asked for twice (tied weights) is kept.
+    /// A pattern is compared with the first components of a name, which dots separate; `*` is any
+    /// one component. The first pattern that matches takes the name. Each distinct match makes a
+    /// unit, which has the matched components as its name: `model.layers.0`. The units of one
+    /// pattern are in the order of the recording. The pattern `root`, at any place, makes one unit
+    /// of all names that no other pattern takes. A unit with a name that was requested twice (tied
+    /// weights) is kept.
     ///
     /// # Errors
-    /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no name; [`Error::UnknownUnit`] if
-    /// a unit that was marked does not exist; [`Error::Redeclared`] if [`map`](Self::map) changed a
-    /// name or a shape; the planner's error if the units make no model.
+    /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no
+    /// name; [`Error::UnknownUnit`] if a marked unit does not exist; [`Error::Redeclared`] if
+    /// [`map`](Self::map) changed a name or a shape; the planner's error if the units make no
+    /// model.
     pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
         if let Some((recorded, changed)) = self.redeclared.clone() {
             let (parameter, recorded) = (recorded.name, recorded.shape);
@@ -157,10 +165,12 @@ impl Recorded {
         Ok(spec)
     }
 
-    /// The initial values of parameters by their hints, for [`ShardedModel::new`](hsdp::ShardedModel::new) and
-    /// [`Import::or_init`](hsdp::checkpoint::Import::or_init). They depend on seed
-    /// and name only, so they are the same on all ranks of any mesh. The distributions are those of [`candle_nn::Init`]; the
-    /// numbers are not those that candle draws. A parameter that was not recorded gets no values, which the model refuses.
+    /// Returns the initial values of parameters by their hints, for
+    /// [`ShardedModel::new`](hsdp::ShardedModel::new) and
+    /// [`Import::or_init`](hsdp::checkpoint::Import::or_init). They depend on seed and name only,
+    /// so they are the same on all ranks of any mesh. The distributions are those of
+    /// [`candle_nn::Init`], but the numbers differ from candle's. A parameter that was not recorded
+    /// gets no values, which the model refuses.
     pub fn init(&self, seed: u64) -> impl Fn(&Param) -> Vec<f32> + Send + Sync + use<> {
         let hint = |it: &Parameter| (it.param.name.clone(), (it.init, it.zero_row));
         let hints: HashMap<String, (Init, Option<usize>)> =
@@ -177,11 +187,11 @@ impl Recorded {
     }
 }
 
-/// The parameters that were asked for so far.
+/// Parameters requested so far.
 #[derive(Default)]
 struct Asked {
     parameters: Vec<Parameter>,
-    /// Where they are, by name.
+    /// Index of each parameter, by name.
     places: HashMap<String, usize>,
     /// Names of tensors that are no parameters.
     buffers: Vec<String>,

@@ -1,4 +1,4 @@
-//! Moving parameters into and out of candle's storages, without a copy.
+//! Moves parameters into and out of candle's storages without a copy.
 
 use std::mem;
 
@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage
 use hsdp_kernels::HostBuffer;
 use parking_lot::Mutex;
 
-/// The storage that `buffer` becomes.
+/// Turns `buffer` into a storage.
 pub(crate) fn storage_of(buffer: HostBuffer) -> CpuStorage {
     match buffer {
         HostBuffer::F32(values) => CpuStorage::F32(values),
@@ -16,7 +16,7 @@ pub(crate) fn storage_of(buffer: HostBuffer) -> CpuStorage {
     }
 }
 
-/// The tensor that `buffer` becomes, a leaf of candle's graph.
+/// Turns `buffer` into a tensor, a leaf of candle's graph.
 pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
     match buffer {
         HostBuffer::F32(values) => Tensor::from_vec(values, shape, &Device::Cpu),
@@ -25,14 +25,14 @@ pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
     }
 }
 
-/// Puts `buffer` into the storage of `tensor`, where all views of it see it.
+/// Moves `buffer` into the storage of `tensor`, for all views of it.
 pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
     exchange(tensor, storage_of(buffer)).map(drop)
 }
 
 /// Frees the storage of `tensor`, for all views of it. Returns its buffer, unless it was vacant.
 ///
-/// The storage that remains has the dtype [`VACANT`](crate::error::VACANT), which every candle op
+/// The remaining storage has the dtype [`VACANT`](crate::error::VACANT), which every candle op
 /// refuses. It is not an empty f32 storage, because candle's matmul would read beyond its end.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     Ok(match exchange(tensor, vacant())? {
@@ -43,8 +43,8 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     })
 }
 
-/// Moves the storage of `tensor`, which has no other elements in it, into a new variable. `tensor` is vacant until
-/// [`move_back`].
+/// Moves the storage of `tensor`, which has no elements outside the tensor, into a new variable.
+/// `tensor` is vacant until [`move_back`].
 pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
     let storage = Storage::Cpu(exchange(tensor, vacant())?);
     Ok(Tensor::from_storage(storage, tensor.shape(), BackpropOp::none(), true))
@@ -59,15 +59,15 @@ fn vacant() -> CpuStorage {
     CpuStorage::F4(Vec::new())
 }
 
-/// Puts `storage` into `tensor`, and returns the storage that it replaces.
+/// Replaces the storage of `tensor`, and returns the old one.
 fn exchange(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
     let exchange = Exchange(Mutex::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
-/// Exchanges a storage as a whole. candle lends it under its lock, so no other code may be reading
-/// the tensor.
+/// Op that exchanges a whole storage. candle lends it under its lock, so no other code may be
+/// reading the tensor.
 struct Exchange(Mutex<CpuStorage>);
 
 impl InplaceOp1 for Exchange {

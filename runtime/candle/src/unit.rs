@@ -1,5 +1,5 @@
-//! One unit in one microbatch: where its parameters are, and which of its gradients are still to
-//! come.
+//! The state of one unit in one microbatch: the place of its parameters, and its outstanding
+//! gradients.
 //!
 //! ```text
 //!            forward                                  backward
@@ -7,10 +7,10 @@
 //!                          \______________(kept)__________________/
 //! ```
 //!
-//! A unit is done when two conditions hold. Every trainable parameter that was read has its
+//! A unit is done when two conditions hold. First, every trainable parameter that was read has its
 //! gradient, in all its pieces: one from candle's graph, where candle finishes all readers of a
 //! tensor before the tensor itself, and one from each recomputed use, which has a graph of its own.
-//! And no use holds the unit for its frozen parameters, which have no gradient (see
+//! Second, no use holds the unit for its frozen parameters, which have no gradient (see
 //! [`Usage`](crate::usage::Usage)).
 
 use std::cell::Cell;
@@ -27,24 +27,24 @@ use crate::error::Error;
 use crate::gathered::{Gathered, vacate};
 use crate::gradient;
 
-/// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made: that would
+/// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made, which would
 /// be a cycle.
 #[derive(Debug)]
 pub(crate) struct UnitState {
     id: UnitId,
     handle: PassHandle,
-    /// The dtype of its parameters.
+    /// Dtype of the parameters.
     dtype: DType,
-    /// The device on which candle computes.
+    /// Device on which candle computes.
     device: Device,
     progress: Arc<Progress>,
     ledger: Mutex<Ledger>,
 }
 
-/// The part of a microbatch that its pass is in.
+/// Phase of the microbatch that its pass is in.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Whether the backward has begun, or the pass is over. Gradients that come after the
+    /// Whether the backward has begun, or the pass is over. Gradients that arrive after the
     /// microbatch are stale, which the runtime reports.
     is_past_forward: AtomicBool,
     /// Bits of the factor of all gradients of parameters.
@@ -52,7 +52,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Lets gradients come. Each gradient of a parameter is multiplied by `factor`, in f32.
+    /// Begins to accept gradients. Each gradient of a parameter is multiplied by `factor`, in f32.
     pub(crate) fn begin_backward(&self, factor: f32) {
         self.factor.store(factor.to_bits(), Ordering::Relaxed);
         self.end_forward();
@@ -75,9 +75,9 @@ impl Progress {
 struct Ledger {
     contents: Contents,
     parameters: Vec<Parameter>,
-    /// The pieces of gradients that are still to come.
+    /// Number of outstanding pieces of gradients.
     awaited: usize,
-    /// Uses whose backward may still read frozen parameters.
+    /// Number of uses whose backward may still read frozen parameters.
     holds: usize,
 }
 
@@ -86,9 +86,9 @@ struct Ledger {
 struct Parameter {
     /// A tensor without an op that shares its storage, if it was read.
     storage: Option<Tensor>,
-    /// Whether candle's graph reads it, and so gives one piece of its gradient.
+    /// Whether candle's graph reads it, and so contributes one piece of its gradient.
     in_graph: bool,
-    /// The sum of the pieces of its gradient that came.
+    /// Sum of the gradient's pieces so far.
     gradient: Option<Tensor>,
 }
 
@@ -96,11 +96,12 @@ struct Parameter {
 enum Contents {
     /// Not gathered so far.
     Unused,
-    /// Freed after its use in the forward; the storages are vacant.
+    /// Freed after its use in the forward. The storages are vacant.
     Freed,
-    /// Gathered. The parameters that were read are in their storages; the others are in this `Full`.
+    /// Gathered. The parameters that were read are in their storages, and the others are in this
+    /// `Full`.
     Full(Full),
-    /// Not needed any more in this microbatch.
+    /// No longer needed in this microbatch.
     Done,
 }
 
@@ -117,42 +118,41 @@ impl UnitState {
         Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
     }
 
-    /// Its place in the model.
+    /// Returns the unit's index in the model.
     pub(crate) fn id(&self) -> UnitId {
         self.id
     }
 
-    /// The device on which candle computes.
+    /// Returns the device on which candle computes.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The description of the model.
+    /// Returns the description of the model.
     pub(crate) fn spec(&self) -> &ModelSpec {
         self.handle.plan().spec()
     }
 
-    /// The dtype of its parameters.
+    /// Returns the dtype of the parameters.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.spec()[self.id].name
     }
 
-    /// Whether the parameter is trainable or frozen.
+    /// Returns whether the parameter is trainable or frozen.
     pub(crate) fn role(&self, index: usize) -> Role {
         self.spec()[self.id].params[index].role
     }
 
-    /// The shape of a parameter.
+    /// Returns the shape of a parameter.
     pub(crate) fn shape(&self, index: usize) -> Shape {
         Shape::from(self.spec()[self.id].params[index].shape.clone())
     }
 
-    /// Makes the parameters full for a use in the forward. May wait for a gather, and so for other
+    /// Gathers the parameters for a use in the forward. May wait for a gather, and so for other
     /// ranks.
     pub(crate) fn gather(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
@@ -163,7 +163,7 @@ impl UnitState {
         }
     }
 
-    /// Makes the parameters full for the backward of a use.
+    /// Gathers the parameters for the backward of a use.
     pub(crate) fn gather_again(&self) -> Result<(), Error> {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
@@ -187,7 +187,7 @@ impl UnitState {
     /// Takes out a parameter that was not read before.
     ///
     /// # Panics
-    /// If the unit is not full or the parameter was read before. The pass ensures that neither is so.
+    /// If the unit is not full or the parameter was read before. The pass prevents both.
     pub(crate) fn take(&self, index: usize) -> Gathered {
         match &mut self.ledger.lock().contents {
             Contents::Full(full) => {
@@ -197,24 +197,25 @@ impl UnitState {
         }
     }
 
-    /// Notes that a parameter was taken out, as `tensor`.
+    /// Records that a parameter was taken out, as `tensor`.
     pub(crate) fn was_taken(&self, index: usize, tensor: &Tensor) {
         self.ledger.lock().parameters[index].storage = Some(tensor.detach());
     }
 
-    /// A tensor without an op that shares the storage of a parameter, if that was read.
+    /// Returns a tensor without an op that shares the storage of a parameter, if the parameter was
+    /// read.
     pub(crate) fn taken(&self, index: usize) -> Option<Tensor> {
         self.ledger.lock().parameters[index].storage.clone()
     }
 
-    /// Awaits the piece of a gradient that candle's graph gives, which is one for all its reads.
+    /// Expects a piece of a gradient from candle's graph, which is one for all its reads.
     pub(crate) fn awaits_graph(&self, index: usize) {
         let mut ledger = self.ledger.lock();
         let known = mem::replace(&mut ledger.parameters[index].in_graph, true);
         ledger.awaited += usize::from(!known && self.role(index) == Role::Trainable);
     }
 
-    /// Awaits a piece of the gradient of a trainable parameter from a recomputed use.
+    /// Expects a piece of the gradient of a trainable parameter from a recomputed use.
     pub(crate) fn awaits_recomputed(&self) {
         self.ledger.lock().awaited += 1;
     }
@@ -229,8 +230,8 @@ impl UnitState {
         }
     }
 
-    /// Takes a piece of a parameter's gradient; `None` if a recomputed use found that it has none. The last piece starts the
-    /// reduction of the unit.
+    /// Accepts a piece of a parameter's gradient. `None` if a recomputed use found that it has
+    /// none. The last piece starts the reduction of the unit.
     pub(crate) fn accept(&self, index: usize, piece: Option<&Tensor>) -> Result<(), Error> {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
@@ -265,29 +266,29 @@ impl UnitState {
         Error::OtherPass { what: format!("unit {}", self.name()) }
     }
 
-    /// Keeps the unit full until a [`release`](Self::release), whatever gradients come; without one,
-    /// until the [`finish`](Self::finish).
+    /// Keeps the unit full until a [`release`](Self::release), even if all gradients arrive before.
+    /// Without a release, keeps it full until [`finish`](Self::finish).
     pub(crate) fn hold(&self) {
         self.ledger.lock().holds += 1;
     }
 
-    /// Takes a [`hold`](Self::hold) back.
+    /// Reverts a [`hold`](Self::hold).
     pub(crate) fn release(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
         ledger.holds -= 1;
         self.settle(&mut ledger)
     }
 
-    /// After the backward: frees the parameters, and reduces the gradients that came, even if others
-    /// are missing.
+    /// Frees the parameters after the backward, and reduces the gradients that arrived, even if
+    /// others are missing.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
         ledger.free(Contents::Done)?;
         self.reduce(&mut ledger)
     }
 
-    /// Forgets the microbatch. A graph of it that is used later finds the unit freed, and its
-    /// handle stale.
+    /// Clears the state of the microbatch. If a graph of it is used later, the graph finds the unit
+    /// freed and its handle stale.
     pub(crate) fn end(&self) -> Result<(), Error> {
         self.ledger.lock().free(Contents::Freed)
     }
@@ -302,7 +303,8 @@ impl UnitState {
         self.reduce(ledger)
     }
 
-    /// Reduces the gradients that there are. A unit without any is left to the end of the microbatch.
+    /// Reduces the gradients that have arrived. A unit without any is left to the end of the
+    /// microbatch.
     fn reduce(&self, ledger: &mut Ledger) -> Result<(), Error> {
         let gradients: Vec<_> = ledger.parameters.iter_mut().map(|it| it.gradient.take()).collect();
         if gradients.iter().all(Option::is_none) {
@@ -320,7 +322,7 @@ thread_local! {
     static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The backward of a pass, while this thread runs it.
+/// Marks that this thread runs the backward of a pass.
 pub(crate) struct Backward(());
 
 impl Backward {
@@ -341,7 +343,7 @@ impl Drop for Backward {
 }
 
 impl Ledger {
-    /// The storages of the parameters that were read, with their indices.
+    /// Returns the storages of the parameters that were read, with their indices.
     fn storages(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         let parameters = self.parameters.iter().enumerate();
         parameters.filter_map(|(index, parameter)| Some((index, parameter.storage.as_ref()?)))

@@ -1,4 +1,4 @@
-//! One use of a unit in the forward: the units that it read, and those that its backward needs.
+//! One use of a unit in the forward: the units that it read, and the units that its backward needs.
 
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ pub(crate) struct Usage {
 /// Whether a hook on the unit's input reports when the backward of this use is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// No: nothing frozen is read, or nothing before this use is differentiated. Units of which
-    /// frozen parameters were read stay full until the whole backward is over.
+    /// There is no hook, because no frozen parameter is read, or nothing before this use is
+    /// differentiated. Units whose frozen parameters were read stay full until the whole backward
+    /// is over.
     Off,
-    /// Yes: until then, units of which frozen parameters were read stay full.
+    /// There is a hook. Until it runs, units whose frozen parameters were read stay full.
     Input,
 }
 
@@ -31,13 +32,13 @@ impl Usage {
         Arc::new(Self { reads: Mutex::new(vec![Arc::clone(own)]), held: Mutex::default() })
     }
 
-    /// Notes that this use reads a parameter of `unit`.
+    /// Records that this use reads a parameter of `unit`.
     pub(crate) fn reads(&self, unit: &Arc<UnitState>) {
         add(&mut self.reads.lock(), unit);
     }
 
-    /// Notes that this use reads a frozen parameter of `unit`. The unit is held until
-    /// [`release`](Self::release), which is never called where the input is not watched.
+    /// Records that this use reads a frozen parameter of `unit`. Holds the unit until
+    /// [`release`](Self::release), which is never called if the input is not watched.
     pub(crate) fn reads_frozen(&self, unit: &Arc<UnitState>) {
         if add(&mut self.held.lock(), unit) {
             unit.hold();

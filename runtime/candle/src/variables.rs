@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::dtype::is_in_16_bits;
 use crate::error::Error;
 
-/// A purpose for which hsdp makes a variable. Such a variable has no gradient that anyone needs.
+/// The purpose for which hsdp makes a variable. Such a variable's gradient is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// First parent of the parameters of a pass.
@@ -21,8 +21,8 @@ pub(crate) enum Purpose {
 impl Purpose {
     const ALL: [Self; 2] = [Self::Parameters, Self::Collectives];
 
-    /// Returns the bits of an f32 that is not a number. candle shows neither the op of a tensor nor
-    /// an owner, so variables of hsdp are known by this value, which no arithmetic produces.
+    /// Returns the bits of a NaN in f32. candle shows neither the op of a tensor nor an owner, so
+    /// variables of hsdp are recognized by this value, which no arithmetic produces.
     fn bits(self) -> u32 {
         match self {
             Self::Parameters => 0x7fd5_3d01,
@@ -30,12 +30,12 @@ impl Purpose {
         }
     }
 
-    /// Makes a variable with this purpose, a scalar.
+    /// Makes a scalar variable with this purpose.
     pub(crate) fn variable(self, device: &Device) -> Result<Var> {
         Var::from_tensor(&Tensor::from_vec(vec![f32::from_bits(self.bits())], (), device)?)
     }
 
-    /// Returns the purpose of a variable that hsdp has made, and `None` for one of the program.
+    /// Returns the purpose of a variable that hsdp has made. `None` for a variable of the program.
     fn of(variable: &Tensor) -> Option<Self> {
         if variable.dtype() != DType::F32 || !variable.dims().is_empty() {
             return None;
@@ -48,9 +48,9 @@ impl Purpose {
 /// Variables that get gradients in the backward of a tensor, and the parents that lead to them.
 #[derive(Debug, Default)]
 pub(crate) struct Reached {
-    /// First parents of parameters, one of each pass.
+    /// First parents of parameters, one for each pass.
     pub(crate) anchors: Vec<Tensor>,
-    /// Whether a collective of a tape is reached.
+    /// Whether the backward reaches a collective of a tape.
     pub(crate) collectives: bool,
     /// Variables of the program.
     pub(crate) programs: Vec<Tensor>,
@@ -82,12 +82,12 @@ impl Reached {
         reached
     }
 
-    /// Returns whether the backward comes to a tensor.
+    /// Returns whether the backward reaches a tensor.
     pub(crate) fn has(&self, tensor: TensorId) -> bool {
         self.nodes.contains(&tensor)
     }
 
-    /// Describes the variables; `None` if a backward comes to none.
+    /// Describes the variables. `None` if the backward reaches none.
     pub(crate) fn described(&self) -> Option<String> {
         let parameters = "tensors computed from the parameters of a pass".to_owned();
         let programs = || format!("variables of the program ({})", described(self.programs.iter()));
@@ -101,7 +101,7 @@ impl Reached {
     }
 }
 
-/// Describes variables of the program by shapes and dtypes, the first eight of them.
+/// Describes variables of the program by shapes and dtypes, up to the first eight.
 pub(crate) fn described<'a>(variables: impl ExactSizeIterator<Item = &'a Tensor>) -> String {
     let count = variables.len();
     let described = variables
@@ -114,7 +114,7 @@ pub(crate) fn described<'a>(variables: impl ExactSizeIterator<Item = &'a Tensor>
     described
 }
 
-/// The gradient of a variable of the program, once the backward of its pass is over. See
+/// Gradient of a variable of the program, available when the backward of its pass is over. See
 /// [`Pass::gradient_of`](crate::Pass::gradient_of).
 #[derive(Clone, Debug)]
 pub struct VariableGradient(Arc<Mutex<Option<Tensor>>>);
@@ -124,8 +124,8 @@ impl VariableGradient {
     /// respect to the variable, in the variable's shape and dtype. It has no factor of the loss
     /// scale or of the weight, and it is not reduced over ranks. Not collective.
     ///
-    /// `None` before the backward is over, if it failed, and if the loss does not depend on the
-    /// variable. Zeros if the loss is a mean over items of weight 0.
+    /// Returns `None` before the backward is over, if it failed, and if the loss does not depend on
+    /// the variable. Returns zeros if the loss is a mean over items of weight 0.
     #[must_use]
     pub fn get(&self) -> Option<Tensor> {
         self.0.lock().clone()
@@ -137,7 +137,7 @@ impl VariableGradient {
 pub(crate) struct Wanted(Mutex<Vec<(Tensor, VariableGradient)>>);
 
 impl Wanted {
-    /// Notes that the program asks for the gradient of `variable`.
+    /// Records that the program asks for the gradient of `variable`.
     pub(crate) fn add(&self, variable: &Var) -> VariableGradient {
         let gradient = VariableGradient(Arc::default());
         self.0.lock().push((variable.as_tensor().clone(), gradient.clone()));
@@ -159,7 +159,7 @@ impl Wanted {
         Err(Error::Undeclared { count: lost.len(), variables })
     }
 
-    /// Gives the program the gradients that it has asked for, of those that were reached.
+    /// Passes the requested gradients to the program, if the backward reached their variables.
     pub(crate) fn deliver(
         &self,
         reached: &Reached,

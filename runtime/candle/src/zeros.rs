@@ -1,16 +1,17 @@
-//! Parameters that get zeros, and that the loss of this rank does not depend on.
+//! Parameters that get zeros although the loss of this rank does not depend on them.
 //!
 //! Ops of hsdp give zeros to parents that only set the order of a backward, because candle needs a
-//! gradient for each of them. There are two kinds of such parents, and zeros must not pass for a
-//! gradient in either case.
+//! gradient for each of them. There are two kinds of such parents, and zeros must not be taken for
+//! a gradient in either case.
 //!
-//! The output of a unit has the input of the unit as such a parent. A pass that seeks cuts leaves
-//! this parent out where the output does not depend on the input: [`Cuts`] are those units.
+//! The output of a unit has the input of the unit as such a parent. A pass that looks for cuts
+//! leaves this parent out if the output does not depend on the input. [`Cuts`] lists these units.
 //!
 //! A collective of a tape has the collective before it as such a parent, because the ranks
-//! communicate in one order, whatever their losses depend on. If the loss does not depend on the
-//! output of a collective, and the other ranks contribute zeros, then the gradient of its input is
-//! zeros that stand for none. A [`Search`] finds the parameters that get only such zeros.
+//! communicate in one order, even if their losses depend on different collectives. If the loss does
+//! not depend on the output of a collective, and the other ranks contribute zeros, then the
+//! gradient of its input is zeros that stand for none. A [`Search`] finds the parameters that get
+//! only such zeros.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -20,17 +21,17 @@ use parking_lot::Mutex;
 
 use crate::variables::Reached;
 
-/// Units of a pass that cut the graph behind their input, each with its output.
+/// Units of a pass that cut the graph after their input, each with its output.
 #[derive(Debug, Default)]
 pub(crate) struct Cuts(Mutex<Vec<(String, TensorId)>>);
 
 impl Cuts {
-    /// Notes a unit whose output does not depend on its input, which has a history.
+    /// Records a unit whose output does not depend on its input, although the input has a history.
     pub(crate) fn note(&self, unit: &str, output: &Tensor) {
         self.0.lock().push((unit.to_owned(), output.id()));
     }
 
-    /// Returns the names of the units that a backward comes to.
+    /// Returns the names of the units that a backward reaches.
     pub(crate) fn units(&self, reached: &Reached) -> Vec<String> {
         let cuts = self.0.lock();
         let cuts = cuts.iter().filter(|(_, output)| reached.has(*output));
@@ -44,7 +45,7 @@ thread_local! {
     static GRAPH: RefCell<Option<Graph>> = const { RefCell::new(None) };
 }
 
-/// A backward of this thread in which collectives that the loss does not depend on are sought.
+/// A backward of this thread that looks for collectives that the loss does not depend on.
 #[derive(Debug)]
 pub(crate) struct Search(());
 
@@ -72,11 +73,12 @@ impl Drop for Search {
 struct Graph {
     loss: Tensor,
     nodes: HashSet<TensorId>,
-    /// Outputs of collectives that nothing depends on, of those that the backward has come to.
+    /// Outputs of reached collectives that nothing depends on.
     unneeded: HashSet<TensorId>,
-    /// Tensors that those collectives depend on.
+    /// Tensors that these collectives depend on.
     before: HashSet<TensorId>,
-    /// Tensors that the loss depends on, as far as the graph shows it; `None` if not sought yet.
+    /// Tensors that the loss depends on, as far as the graph shows it. `None` before they are
+    /// searched.
     needed: Option<HashSet<TensorId>>,
 }
 
@@ -87,15 +89,15 @@ impl Graph {
         Self { loss, nodes, unneeded, before, needed: None }
     }
 
-    /// Notes that zeros stand for the gradient of the input of a collective.
+    /// Records that zeros stand for the gradient of the input of a collective.
     fn note(&mut self, input: &Tensor, output: &Tensor) {
         self.unneeded.insert(output.id());
         self.before.extend(ids_before(input));
         self.needed = None;
     }
 
-    /// Returns whether the loss depends on a tensor. The backward has come to all that depends on
-    /// the tensor.
+    /// Returns whether the loss depends on a tensor. The backward has already reached everything
+    /// that depends on the tensor.
     fn needs(&mut self, tensor: TensorId) -> bool {
         if !self.before.contains(&tensor) {
             return self.nodes.contains(&tensor);
@@ -105,9 +107,9 @@ impl Graph {
     }
 }
 
-/// Finds tensors that a loss depends on by a way that no unneeded collective is on. candle shows no
-/// parents, only all tensors before one. So a way begins at a tensor that is not before an unneeded
-/// collective, and has none before it.
+/// Finds tensors that a loss depends on through a path without an unneeded collective. candle shows
+/// no parents, only all tensors before one. So a path begins at a tensor that is not before an
+/// unneeded collective, and has none before it.
 fn needed_by(
     loss: &Tensor,
     unneeded: &HashSet<TensorId>,
@@ -142,11 +144,11 @@ pub(crate) fn depends(tensor: &Tensor, on: &Tensor) -> bool {
 pub(crate) struct Applied<'a> {
     pub(crate) input: &'a Tensor,
     pub(crate) output: &'a Tensor,
-    /// The view of the output that the program has.
+    /// View of the output that the program has.
     pub(crate) view: TensorId,
 }
 
-/// Notes the gradient of the input of a collective, in the backward of the collective.
+/// Records the gradient of the input of a collective, in the backward of the collective.
 pub(crate) fn note_collective(collective: &Applied<'_>, gradient: &Tensor) -> Result<()> {
     GRAPH.with_borrow_mut(|graph| {
         let Some(graph) = graph else { return Ok(()) };
@@ -158,14 +160,14 @@ pub(crate) fn note_collective(collective: &Applied<'_>, gradient: &Tensor) -> Re
 }
 
 /// Returns whether a gradient counts, in the backward of `tensor`, which is the parameter or a
-/// recomputed unit that reads it. Zeros count only where the loss depends on that tensor.
+/// recomputed unit that reads it. Zeros count only if the loss depends on that tensor.
 pub(crate) fn counts(tensor: TensorId, gradient: &Tensor) -> Result<bool> {
     let is_needed = |graph: &mut Option<Graph>| graph.as_mut().is_none_or(|it| it.needs(tensor));
     Ok(GRAPH.with_borrow_mut(is_needed) || !are_zeros(gradient)?)
 }
 
-/// Returns the gradient of a parent that only sets the order: zeros if candle tracks it, because
-/// candle panics if such a parent gets none.
+/// Returns the gradient of a parent that only sets the order. It is zeros if candle tracks the
+/// parent, because candle panics if such a parent gets none.
 pub(crate) fn for_parent(parent: &Tensor) -> Result<Option<Tensor>> {
     // One zero, repeated: candle adds it to the gradient without a second buffer to fill and read.
     let zero = || Tensor::zeros((), parent.dtype(), parent.device())?.broadcast_as(parent.shape());

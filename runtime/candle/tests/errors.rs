@@ -85,7 +85,32 @@ fn an_error_of_the_forward_comes_back_as_it_is() {
     });
     let error = failed.expect_err("the forward failed");
     assert!(matches!(&error, Error::Candle(_)), "{error:?}");
-    assert!(error.to_string().contains("the model's own"), "{error}");
+    assert_eq!(error.to_string(), "unit layer.0: the model's own");
+}
+
+#[test]
+fn an_error_of_candle_names_the_unit_whose_forward_failed() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    for recomputed in [false, true] {
+        let failed = step(&mut model, |pass| {
+            let x = input(0, 4, 5);
+            let forward = |p: &dyn Parameters, x: &Tensor| layer(p, 1, x);
+            match recomputed {
+                false => Units::unit(pass, "layer.1", &x, &mut { forward }),
+                true => Units::recomputed(pass, "layer.1", &x, std::sync::Arc::new(forward)),
+            }
+        });
+        let error = failed.expect_err("the input is too wide");
+        let told = error.to_string();
+        assert!(told.starts_with("unit layer.1: shape mismatch in matmul"), "{told}");
+        let Error::Candle(candle_core::Error::Context { inner, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert!(
+            matches!(*inner, candle_core::Error::ShapeMismatchBinaryOp { .. }),
+            "{inner:?}, recomputed {recomputed}"
+        );
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `hsdp calibrate`: numbers of a machine, fitted to measurements.
+//! `hsdp calibrate`: fits numbers of a machine to measurements.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -17,13 +17,14 @@ use crate::machine;
 use crate::outcome::Outcome;
 use crate::output::cannot_write;
 
-/// The most bytes of a table.
+/// Maximum number of bytes in a table.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The options of `hsdp calibrate`.
+/// Options of `hsdp calibrate`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Machine whose other numbers are known: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu
+    /// Machine whose other numbers are known: a file (MACHINES.md), or a100-node, a100-cluster,
+    /// h100-cluster or two-core-cpu
     #[arg(long, value_name = "MACHINE", default_value = "a100-node")]
     machine: String,
 
@@ -32,7 +33,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "CSV")]
     steps: PathBuf,
 
-    /// Measured times of all-reduces within a machine with cards, as CSV (SIMULATE.md), of at most 16 MiB
+    /// Measured times of all-reduces within a machine with cards, as CSV (SIMULATE.md), of at most
+    /// 16 MiB
     #[arg(long, value_name = "CSV")]
     all_reduce: Option<PathBuf>,
 
@@ -86,7 +88,7 @@ fn predict_step(machine: &Machine, step: &Placed) -> Result<Time, hsdp_simulator
     step.time(machine)
 }
 
-/// A fit to the rows of a file; its errors name the file.
+/// Fits numbers to the rows of a file. Errors name the file.
 fn fit_table<R>(
     path: &Path,
     rows: &[(R, Time)],
@@ -100,7 +102,7 @@ fn fit_table<R>(
 /// Reads a table.
 ///
 /// # Errors
-/// In one line, with the file.
+/// A text of one line, with the file.
 pub(crate) fn read<R>(
     path: &Path,
     rows: impl Fn(&str) -> Result<Vec<(R, Time)>, hsdp_simulator::Error>,
@@ -109,7 +111,7 @@ pub(crate) fn read<R>(
     rows(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The fits, for people: all rows, then all numbers.
+/// Text of the fits: all rows, then all numbers.
 #[derive(Default)]
 struct Told {
     rows: String,

@@ -1,4 +1,4 @@
-//! `hsdp check`: whether all operations of schedules complete, without running them.
+//! `hsdp check`: judges whether all operations of schedules complete, without running them.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,14 @@ use hsdp_train::{file, print};
 use crate::outcome::Outcome;
 use crate::trace::records;
 
-/// The most bytes of a file.
+/// Maximum number of bytes in a file.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The options of `hsdp check`.
+/// Options of `hsdp check`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Schedules (CHECK.md; JSON of at most 64 MiB), or folders, each with the flight records (rank-N.json) of a world that was cut off
+    /// Schedules (CHECK.md; JSON of at most 64 MiB), or folders, each with the flight records
+    /// (rank-N.json) of a world that was cut off
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 }
@@ -30,7 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         if verdict != Verdict::Ok {
             outcome = Outcome::Wrong;
         }
-        // One line for each file, whatever its name.
+        // Each file has one line, even if its name has a newline.
         print(in_one_line(format_args!("{}: {verdict}", file.display())))?;
     }
     Ok(outcome)

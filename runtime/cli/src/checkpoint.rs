@@ -15,14 +15,15 @@ use hsdp_checkpoint::{Disk, Generation, Store};
 
 use crate::outcome::Outcome;
 
-/// The subcommands of `hsdp checkpoint`.
+/// Subcommands of `hsdp checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Lists the checkpoints of a directory: steps, meshes and sizes, and which are broken
     Ls(ls::Options),
     /// Reads whole checkpoints, and compares all hashes
     Verify(verify::Options),
-    /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with an index
+    /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with
+    /// an index
     Export(export::Options),
     /// Copies a checkpoint into another number of files
     Reshard(reshard::Options),
@@ -30,7 +31,7 @@ pub(crate) enum Command {
     Diff(diff::Options),
 }
 
-/// The options that name a checkpoint.
+/// Options that name a checkpoint.
 #[derive(Args, Debug)]
 pub(crate) struct Which {
     /// Directory of the checkpoints
@@ -42,7 +43,7 @@ pub(crate) struct Which {
     step: Option<u64>,
 }
 
-/// The format of the output.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -79,13 +80,13 @@ fn open(directory: &Path, step: Option<u64>) -> Result<Generation, Box<dyn Error
     }
 }
 
-/// Maximum number of times that a command begins with the newest checkpoint. It begins again if a
-/// running job has removed the one that it read.
+/// Maximum number of times that a command starts with the newest checkpoint. It starts again if a
+/// running job has removed the checkpoint that it read.
 const MOST_TRIES: usize = 5;
 
 impl Which {
-    /// Opens the checkpoint, and calls `act` with it. If a running job removes the newest one
-    /// meanwhile, begins again with its successor.
+    /// Opens the checkpoint, and calls `act` with it. If a running job removes the newest
+    /// checkpoint meanwhile, starts again with its successor.
     fn read<T>(
         &self,
         mut act: impl FnMut(&Generation) -> Result<T, Box<dyn Error>>,
@@ -102,7 +103,7 @@ impl Which {
     }
 }
 
-/// Whether a checkpoint was removed while it was read.
+/// Returns whether an error means that a checkpoint was removed while it was read.
 fn is_absence(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref().is_some_and(hsdp_checkpoint::Error::is_absence)
 }

@@ -1,4 +1,4 @@
-//! The output of another program.
+//! Runs other programs for their output.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -7,16 +7,18 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// The time that a program has to write its output and close stdout. The first start of a program from a network's disk is slow.
+/// Time in which a program must write its output and close stdout. The first start from a network
+/// disk is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The most bytes that are read from its stdout.
+/// Maximum number of bytes that are read from stdout.
 const MOST: u64 = 4 << 20;
 
-/// Runs a program, and returns the bytes that it writes to stdout.
+/// Runs a program, and returns the text that it writes to stdout.
 ///
 /// # Errors
-/// In words, if the program cannot be started, or does not end in time. Then it is killed.
+/// A text, if the program cannot be started or does not end in time. In the latter case it is
+/// killed.
 pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String, String> {
     let failed = |error: io::Error| format!("{}: {error}", program.display());
     let mut child = Command::new(program)
@@ -28,14 +30,14 @@ pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String, Strin
         .map_err(failed)?;
     let stdout = child.stdout.take();
     let (said, heard) = mpsc::channel();
-    // The thread ends when the program closes stdout, also by being killed.
+    // The thread ends when the program closes stdout, which a killed program also does.
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = stdout.map(|stdout| stdout.take(MOST).read_to_end(&mut bytes));
         let _ = said.send(read.map(|read| read.map(|_| bytes)));
     });
     let heard = heard.recv_timeout(PATIENCE);
-    // A program that has closed stdout may still run.
+    // A program that has closed stdout may still be running.
     let _ = child.kill();
     child.wait().map_err(failed)?;
     match heard {

@@ -1,4 +1,4 @@
-//! `hsdp completions`: the scripts with which shells complete commands and options.
+//! `hsdp completions`: prints scripts with which shells complete commands and options.
 
 use std::error::Error;
 
@@ -9,15 +9,15 @@ use hsdp_train::print;
 use crate::Options as Program;
 use crate::outcome::Outcome;
 
-/// The options of `hsdp completions`.
+/// Options of `hsdp completions`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// The shell
+    /// Shell
     #[arg(value_name = "SHELL")]
     shell: Known,
 }
 
-/// The supported shells.
+/// Supported shells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Known {
     /// `hsdp completions bash > /etc/bash_completion.d/hsdp`.
@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// The program without its hidden commands, which scripts would offer otherwise.
+/// Returns the program without its hidden commands, which scripts would otherwise offer.
 fn shown() -> Command {
     let program = Program::command();
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();

@@ -1,5 +1,5 @@
-//! `hsdp doctor`: checks whether a machine has the libraries and programs that the features need. It opens no library. It looks
-//! where the loader would look.
+//! `hsdp doctor`: checks whether a machine has the libraries and programs that the features need.
+//! It looks where the loader would look, but loads no library.
 
 mod library;
 mod machine;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::library::{Places, Sought};
 use crate::outcome::Outcome;
 
-/// The options of `hsdp doctor`.
+/// Options of `hsdp doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Print JSON
@@ -25,19 +25,19 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// One checked item, and the result.
+/// A checked item, and the result.
 #[derive(Clone, Debug)]
 struct Finding {
-    /// Its name in JSON.
+    /// Name in JSON.
     key: &'static str,
-    /// Its name for people.
+    /// Name in the text.
     what: &'static str,
     state: State,
     version: Option<String>,
     path: Option<PathBuf>,
-    /// Further words about it.
+    /// Details, such as a version or a path.
     said: Option<String>,
-    /// The advice, if it is missing.
+    /// Advice, if the item is missing.
     advice: Option<String>,
 }
 
@@ -46,11 +46,11 @@ struct Finding {
 enum State {
     Found,
     Missing,
-    /// For information only, or unknown.
+    /// The item is for information only, or its state is unknown.
     Note,
 }
 
-/// The libraries, with the names that the runtime tries, in its order.
+/// Libraries with the names that the runtime tries, in its order.
 const LIBRARIES: [Sought; 4] = [
     Sought {
         key: "cuda_driver",
@@ -101,7 +101,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// The features that this program was built with. The training program has features of its own.
+/// Lists the features that this program was built with. The training program has features of its
+/// own.
 fn features() -> Finding {
     let features = [
         ("cuda", cfg!(feature = "cuda")),
@@ -170,7 +171,8 @@ impl fmt::Display for Finding {
 mod tests {
     use super::LIBRARIES;
 
-    /// The code that loads the libraries is in crates that this program does not contain by default.
+    /// Compares with the sources as texts, because without features this program does not contain
+    /// the crates that load the libraries.
     #[test]
     fn the_names_are_those_that_are_loaded() {
         let cuda = include_str!("../../../kernels/src/cuda/driver/libraries.rs");

@@ -1,9 +1,9 @@
-//! Names escaped for XML.
+//! Escapes names for XML.
 
-/// The most characters of a name. Longer names would overlap the bars.
+/// Maximum number of characters in a name. Longer names would overlap the bars.
 const MOST: usize = 30;
 
-/// The text, with characters that have a meaning in XML escaped.
+/// Escapes the characters that have a meaning in XML.
 pub(crate) fn text(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -22,7 +22,7 @@ pub(crate) fn text(text: &str) -> String {
     escaped
 }
 
-/// A name that fits: of a long name only the end, since names differ there.
+/// Shortens a long name to its end, where names differ.
 pub(crate) fn shortened(name: &str) -> String {
     let characters = name.chars().count();
     match characters > MOST {

@@ -1,4 +1,4 @@
-//! `hsdp launch`: the ranks of a job as processes of this machine.
+//! `hsdp launch`: runs the ranks of a job as processes of this machine.
 //!
 //! ```text
 //! hsdp launch ---+--- mpirun ---+--- attendant of rank 0 --- command     --comm mpi
@@ -8,9 +8,10 @@
 //!                +--- attendant of rank 1 --- command
 //! ```
 //!
-//! An attendant is this program again. It runs its rank's command in a process group of its own. Over a socket it sends the output
-//! and the end of the command to the launcher, and receives the signals for the group. When the launcher dies, the socket closes,
-//! and the attendant kills its group. When the attendant dies, the system kills the command.
+//! An attendant is this program again. It runs its rank's command in a process group of its own.
+//! Over a socket it sends the output and the end of the command to the launcher, and receives the
+//! signals for the group. When the launcher dies, the socket closes, and the attendant kills its
+//! group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a
 //! rank, and to signals), `job` (the processes to start), `files` (the limit of open files),
@@ -18,9 +19,9 @@
 //! an attendant that connects), `attendant`, `pipes`, `replace`, `terminal`, `writer`, `window` and
 //! `lines` (output and logs), `threads`.
 //!
-//! The reader of the output may block. Then the lines of ranks wait, and so do the ranks, but the
-//! launcher does not: it learns of the end of each rank, and ends the job in time. It counts the
-//! lines that have not been read by then, and reports their number.
+//! The reader of the output may block. Then the lines of ranks wait, and so do the ranks. The
+//! launcher does not wait: it learns of the end of each rank, and ends the job in time. It counts
+//! the lines that have not been read by then, and reports their number.
 
 mod attempt;
 pub(crate) mod attendant;
@@ -57,7 +58,7 @@ use self::supervisor::Outlook;
 use self::terminal::Terminal;
 use crate::outcome::Outcome;
 
-/// The options of `hsdp launch`.
+/// Options of `hsdp launch`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Number of ranks
@@ -86,7 +87,7 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// How ranks find each other.
+/// The way in which ranks find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Comm {
     /// Through MPI: mpirun starts them.
@@ -95,7 +96,7 @@ enum Comm {
     Nccl,
 }
 
-/// The exit code where a process cannot be started, as for other errors of this program.
+/// Exit code when a process cannot be started, as for other errors of this program.
 const REFUSED: u8 = 2;
 
 impl Options {
@@ -104,13 +105,14 @@ impl Options {
     }
 }
 
-/// Starts the ranks, and starts them again after a failure as often as the options say. The exit code is that of the last attempt.
+/// Starts the ranks, and starts them again after a failure as often as the options permit. Returns
+/// the exit code of the last attempt.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
     files::allow(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
-        // The reader of stderr may stand still, and only this writer has a bound.
+        // The reader of stderr may block, and only this writer has a bound.
         terminal.say(&error.to_string());
         Outcome::Ended(REFUSED)
     });
@@ -132,7 +134,7 @@ fn run_attempts(
         ranks.begin(number, options.ranks);
         let attempt = Attempt { number, job, grace: options.grace(), terminal };
         let mut ended = attempt.run((&events, &received), &ranks)?;
-        // Ranks whose output is lost have not succeeded, in whatever attempt that was.
+        // Ranks whose output is lost in any attempt have not succeeded.
         lost += ended.lost;
         ended.lost = lost;
         let outlook = if number < options.restarts { Outlook::Again } else { Outlook::Last };

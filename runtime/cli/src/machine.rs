@@ -6,13 +6,13 @@ use hsdp_sharding::ByteCount;
 use hsdp_simulator::Machine;
 use hsdp_train::file::{self, FileError};
 
-/// The most bytes of a machine file.
+/// Maximum number of bytes in a machine file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The bundled machine of this name, or the machine in the file of this name.
+/// Returns the bundled machine of this name, or the machine in the file of this name.
 ///
 /// # Errors
-/// In one line, if there is none, or its numbers are impossible.
+/// A text of one line, if there is none, or its numbers are impossible.
 pub(crate) fn find(name: &str) -> Result<Machine, String> {
     if Machine::BUNDLED.contains(&name) {
         return Machine::bundled(name).map_err(|error| error.to_string());
@@ -26,7 +26,7 @@ pub(crate) fn find(name: &str) -> Result<Machine, String> {
     Machine::from_toml(&text).map_err(|error| format!("{name}: {error}"))
 }
 
-/// The memory of a rank: that of its card, or its part of the host's.
+/// Returns the memory of a rank: its card's, or its part of the host's.
 pub(crate) fn memory_of(machine: &Machine, ranks: usize) -> ByteCount {
     let sharing = if machine.device().is_some() { 1.0 } else { ranks as f64 };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]

@@ -1,23 +1,31 @@
 //! The program `hsdp`.
 //!
 //! ```text
-//! hsdp checkpoint ls run/checkpoints                       lists checkpoints; also verify, export, reshard, diff
-//! hsdp plan Qwen3-8B/config.json --mesh 2x8                computes memory and traffic of a step (PLAN.md)
-//! hsdp simulate llama3-8b --mesh 2x8 --machine a100-node   predicts the time of a step (SIMULATE.md)
+//! hsdp checkpoint ls run/checkpoints
+//!     lists checkpoints; also verify, export, reshard, diff
+//! hsdp plan Qwen3-8B/config.json --mesh 2x8
+//!     computes memory and traffic of a step (PLAN.md)
+//! hsdp simulate llama3-8b --mesh 2x8 --machine a100-node
+//!     predicts the time of a step (SIMULATE.md)
 //! hsdp search llama3-8b --ranks 64 --machine h100-cluster --batch-tokens 4194304
-//!                                                          searches the fastest mesh and options (SIMULATE.md)
-//! hsdp doctor                                              reports the libraries and programs of this machine
-//! hsdp check schedules.json                                judges whether all operations of all ranks complete (CHECK.md)
-//! hsdp trace run/flight                                    explains the flight records of a failed world
-//! hsdp launch -n 4 --restarts 2 -- ./train                 starts ranks as processes, and ends them together
-//! hsdp completions bash                                    prints the completion script of a shell
+//!     searches for the fastest mesh and options (SIMULATE.md)
+//! hsdp doctor
+//!     reports the libraries and programs of this machine
+//! hsdp check schedules.json
+//!     judges whether all operations of all ranks complete (CHECK.md)
+//! hsdp trace run/flight
+//!     explains the flight records of a failed world
+//! hsdp launch -n 4 --restarts 2 -- ./train
+//!     starts ranks as processes, and ends them together
+//! hsdp completions bash
+//!     prints the completion script of a shell
 //! ```
 //!
 //! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ,
 //! or if operations of schedules do not complete; 2 if the arguments are invalid or the command
-//! fails. `launch` ends with the exit code of the first rank that failed: for a rank that a signal
-//! killed, 128 plus the signal's number. If no rank has failed in a job that a signal interrupts,
-//! the code is 0 only if all ranks have ended.
+//! fails. `launch` ends with the exit code of the first rank that failed. If a signal killed that
+//! rank, the code is 128 plus the signal's number. If a signal interrupts a job in which no rank
+//! has failed, the code is 0 only if all ranks have ended.
 
 mod calibrate;
 mod check;
@@ -59,11 +67,12 @@ enum Command {
     /// Lists, verifies, exports, reshards and compares checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
-    /// Computes the memory and the traffic of a model's training step on each rank, before anything runs
+    /// Computes the memory and the traffic of a model's training step on each rank, before anything
+    /// runs
     Plan(plan::Options),
     /// Predicts the time of a model's training step on a machine, and where it goes
     Simulate(simulate::Options),
-    /// Searches the fastest mesh and options of a model on so many ranks of a machine
+    /// Searches for the fastest mesh and options of a model on a number of ranks of a machine
     Search(search::Options),
     /// Fits numbers of a machine to measured times of steps and all-reduces
     Calibrate(calibrate::Options),

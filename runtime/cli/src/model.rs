@@ -17,16 +17,16 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Name of the file of a folder of transformers that describes its model.
 const CONFIG: &str = "config.json";
 
-/// A model: its parameters, and what else its computation depends on.
+/// A model with its parameters and further facts that its computation depends on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) spec: ModelSpec,
-    /// Attentions, by the name of the unit.
+    /// Attentions by the name of the unit.
     attentions: HashMap<String, Attention>,
     /// Names of parameters with rows that are looked up.
     lookups: HashSet<String>,
-    /// Parameters that the computation reads once more, after the last unit, without a tie in
-    /// `spec`: each is the matrix of a product there.
+    /// Names of parameters that the computation reads once more, after the last unit, without a tie
+    /// in `spec`. Each is the matrix of a product there.
     again: Vec<String>,
     /// Maximum number of tokens of a sequence, if the description states one.
     most_tokens: Option<usize>,
@@ -45,7 +45,8 @@ impl Model {
     /// with adapters if there are any.
     ///
     /// # Errors
-    /// In one line, if there is none, or it is no decoder and has no place for adapters.
+    /// A text of one line, if there is none, or if it has no place for adapters because it is no
+    /// decoder.
     pub(crate) fn find(name: &str, adapters: Option<Adapters>) -> Result<Self, String> {
         if let Some(model) = bundled::find(name, adapters) {
             return model.map_err(|problem| format!("{name}: {problem}"));
@@ -84,7 +85,7 @@ impl Model {
     /// Checks that the model reads sequences of this length.
     ///
     /// # Errors
-    /// In one line, if it does not.
+    /// A text of one line, if it does not.
     pub(crate) fn check_context(&self, tokens: u64) -> Result<(), String> {
         match self.most_tokens {
             Some(most) if tokens > most as u64 => {
@@ -94,10 +95,10 @@ impl Model {
         }
     }
 
-    /// Returns its computation.
+    /// Returns the model's computation.
     ///
     /// # Errors
-    /// Those of [`Computation::of`].
+    /// The errors of [`Computation::of`].
     pub(crate) fn computation(&self) -> Result<Computation, Error> {
         let lookup = |param: &Param| self.lookups.contains(&param.name);
         let attention = |unit: &Unit| self.attentions.get(&unit.name).copied();
@@ -107,7 +108,7 @@ impl Model {
     }
 }
 
-/// Refuses adapters of a model that is no decoder of transformers.
+/// Refuses adapters for a model that is no decoder of transformers.
 fn no_adapters(adapters: Option<Adapters>) -> Result<(), String> {
     match adapters {
         None => Ok(()),

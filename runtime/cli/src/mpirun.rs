@@ -1,10 +1,10 @@
-//! The `mpirun` of PATH, and the MPI that it belongs to.
+//! The `mpirun` in PATH, and the MPI that it belongs to.
 
 use std::path::PathBuf;
 
 use crate::command::output;
 
-/// The advice where there is no `mpirun`.
+/// Advice if there is no `mpirun`.
 pub(crate) const ADVICE: &str =
     "install Open MPI (openmpi-bin, libopenmpi-dev) or MPICH (mpich, libmpich-dev)";
 
@@ -13,25 +13,25 @@ pub(crate) const ADVICE: &str =
 pub(crate) struct Mpirun {
     pub(crate) path: PathBuf,
     pub(crate) family: Family,
-    /// The version that it prints, if it prints one.
+    /// The version, if the program prints one.
     pub(crate) version: Option<String>,
 }
 
-/// The MPI whose options it has.
+/// Kind of MPI, which determines the options of `mpirun`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     OpenMpi,
-    /// MPICH, and MPIs that are derived from it.
+    /// MPICH and its derivatives.
     Hydra,
     /// An MPI whose `--version` names neither.
     Other,
 }
 
 impl Mpirun {
-    /// The first in PATH; `None` if there is none.
+    /// Finds the first `mpirun` in PATH. `None` if there is none.
     ///
     /// # Errors
-    /// In words, if it does not print its version: options and checks depend on its MPI.
+    /// A text, if it does not print its version: options and checks depend on its MPI.
     pub(crate) fn find() -> Result<Option<Self>, String> {
         let Ok(path) = which::which("mpirun") else { return Ok(None) };
         let said = output(&path, &["--version"])
@@ -41,7 +41,7 @@ impl Mpirun {
     }
 }
 
-/// Reads `mpirun (Open MPI) 4.1.4`, or `HYDRA build details:` with a line `Version: 4.0.2`.
+/// Parses `mpirun (Open MPI) 4.1.4`, or `HYDRA build details:` with a line `Version: 4.0.2`.
 fn read(said: &str) -> (Family, Option<String>) {
     let first = said.lines().next().unwrap_or_default();
     if first.contains("Open MPI") || first.contains("Open RTE") {

@@ -1,31 +1,31 @@
-//! The files that options name to be written: checked before the work, and written as a whole
-//! after it.
+//! Output files that options name. They are checked before the work, and written as a whole after
+//! it.
 
 use std::path::{Path, PathBuf};
 
 use hsdp_train::file::{FileError, Output, OutputFolder};
 
-/// Checks a file to write, if there is one. It must be none of `inputs`, which may also be names of
+/// Checks an output file, if there is one. It must be none of `inputs`, which may also be names of
 /// bundled models and machines.
 ///
 /// # Errors
-/// In one line.
+/// A text of one line.
 pub(crate) fn check(file: Option<&PathBuf>, inputs: &[&Path]) -> Result<Option<Output>, String> {
     file.map(|file| Output::check(file, inputs).map_err(cannot_write)).transpose()
 }
 
-/// Refuses stdout as a file to write, for a command that prints JSON.
+/// Refuses stdout as an output file, for a command that prints JSON.
 ///
 /// # Errors
-/// In one line.
+/// A text of one line.
 pub(crate) fn check_beside_json(files: &[&Option<Output>]) -> Result<(), String> {
     files.iter().copied().flatten().try_for_each(Output::differs_from_stdout).map_err(cannot_write)
 }
 
-/// Checks a folder to make, if there is one.
+/// Checks an output folder, if there is one.
 ///
 /// # Errors
-/// In one line.
+/// A text of one line.
 pub(crate) fn check_folder(folder: Option<&PathBuf>) -> Result<Option<OutputFolder>, String> {
     folder.map(|folder| OutputFolder::check(folder).map_err(cannot_write)).transpose()
 }

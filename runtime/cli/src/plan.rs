@@ -1,4 +1,5 @@
-//! `hsdp plan`: the memory and the traffic of a model's training step, before anything runs.
+//! `hsdp plan`: computes the memory and the traffic of a model's training step, before anything
+//! runs.
 
 pub(crate) mod choices;
 mod json;
@@ -25,7 +26,7 @@ use crate::model::Model;
 use crate::outcome::Outcome;
 use crate::output::{self, cannot_write};
 
-/// The options of `hsdp plan`.
+/// Options of `hsdp plan`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -52,7 +53,7 @@ pub(crate) struct Options {
     program: bool,
 }
 
-/// The device that holds a rank's part of the model.
+/// Device that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
     /// Host memory.
@@ -71,7 +72,7 @@ struct Planned {
     world: World,
 }
 
-/// Plans a model, draws it if asked to, and prints memory and traffic.
+/// Plans a model, draws it if requested, and prints memory and traffic.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     options.choices.check(options.device)?;
     let described = Model::file(&options.choices.model);

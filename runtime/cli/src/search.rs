@@ -1,4 +1,5 @@
-//! `hsdp search`: the fastest mesh and options of a model on so many ranks of a machine.
+//! `hsdp search`: searches for the fastest mesh and options of a model on a number of ranks of a
+//! machine.
 
 mod json;
 mod page;
@@ -25,10 +26,10 @@ use crate::output::{self, cannot_write};
 use crate::plan::optimizer::Optimizer;
 use crate::simulate::{self, CONTEXT, MAX_CONTEXT};
 
-/// The most ranks of a search: all ranks are looked at for each mesh.
+/// Maximum number of ranks in a search, which looks at all ranks for each mesh.
 const MAX_RANKS: u64 = 1 << 14;
 
-/// The options of `hsdp search`.
+/// Options of `hsdp search`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
@@ -45,7 +46,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=MAX_RANKS))]
     ranks: u64,
 
-    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu
+    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster,
+    /// h100-cluster or two-core-cpu
     #[arg(long, value_name = "MACHINE")]
     machine: String,
 
@@ -79,12 +81,12 @@ pub(crate) struct Options {
     html: Option<PathBuf>,
 }
 
-/// The tokens of a step.
+/// Number of tokens in a step.
 #[derive(Clone, Copy, Debug)]
 enum BatchTokens {
-    /// A number, so that all steps train alike.
+    /// This number, so that all steps train alike.
     Of(u64),
-    /// Several numbers are tried.
+    /// Several numbers.
     Any,
 }
 
@@ -108,7 +110,8 @@ impl BatchTokens {
     }
 }
 
-/// The parts of the model that the host's memory may have: those with which `hsdp simulate` takes this optimizer.
+/// Returns the values of `--offload` with which `hsdp simulate` accepts this optimizer on the
+/// machine.
 fn offloads(optimizer: Optimizer, machine: &Machine) -> &'static [Offload] {
     match (machine.device(), optimizer.updates_on_device()) {
         (None, _) => &[Offload::None],
@@ -121,7 +124,7 @@ fn count(count: u64) -> Result<NonZeroUsize, TryFromIntError> {
     NonZeroUsize::try_from(usize::try_from(count)?)
 }
 
-/// A search that is over.
+/// A completed search.
 struct Searched<'a> {
     options: &'a Options,
     machine: Machine,
@@ -130,8 +133,8 @@ struct Searched<'a> {
 }
 
 impl Searched<'_> {
-    /// Returns the options of `hsdp simulate` that repeat a step on this machine: those that choose
-    /// it, and those of the search that are no defaults.
+    /// Returns the options of `hsdp simulate` that repeat a step on this machine: the options that
+    /// choose it, and those of the search that differ from the defaults.
     fn options_of(&self, found: &Found) -> String {
         let Options { lora, context, optimizer, .. } = *self.options;
         let mut text = found.candidate.to_string();
@@ -148,7 +151,7 @@ impl Searched<'_> {
     }
 }
 
-/// Searches, and prints the best.
+/// Searches, and prints the best steps.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let described = Model::file(&options.model);
     let inputs = [&*described, Path::new(&options.machine)];
@@ -157,7 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         output::check_beside_json(&[&html])?;
     }
     let machine = machine::find(&options.machine)?;
-    // Parameters in host memory are gathered in f32, so that frozen ones have their master.
+    // Parameters in host memory are gathered in f32, so frozen ones have their master.
     let adapters = options.lora.map(|rank| Adapters { rank, frozen_in: None });
     let model = Model::find(&options.model, adapters)?;
     model.check_context(options.context)?;

@@ -1,4 +1,4 @@
-//! `hsdp simulate`: the time of a step on a machine, and where it goes, before anything runs.
+//! `hsdp simulate`: predicts the time of a step on a machine, and its parts, before anything runs.
 
 mod against;
 mod json;
@@ -19,14 +19,15 @@ use crate::outcome::Outcome;
 use crate::plan::Device;
 use crate::plan::choices::Choices;
 
-/// The most sequences of a microbatch, and tokens of a sequence, so that counts of flops and bytes are exact enough.
+/// Maximum number of sequences in a microbatch, and of tokens in a sequence, for which counts of
+/// flops and bytes are exact enough.
 const MAX_BATCH: u64 = 1 << 20;
 pub(crate) const MAX_CONTEXT: u64 = 1 << 24;
 
 /// Default number of tokens of a sequence.
 pub(crate) const CONTEXT: u64 = 2048;
 
-/// The options of `hsdp simulate`.
+/// Options of `hsdp simulate`.
 #[derive(Args, Debug)]
 #[command(
     override_usage = "hsdp simulate [OPTIONS] --mesh <RxS> --machine <MACHINE> <MODEL>\n       hsdp simulate --against <CSV> --machine <MACHINE>"
@@ -39,7 +40,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "CSV", conflicts_with_all = ["Choices", "batch", "context", "recompute", "keep", "json", "trace", "chakra"])]
     against: Option<PathBuf>,
 
-    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster, h100-cluster or two-core-cpu
+    /// Machine on which the ranks compute: a file (MACHINES.md), or a100-node, a100-cluster,
+    /// h100-cluster or two-core-cpu
     #[arg(long, value_name = "MACHINE")]
     machine: String,
 
@@ -51,7 +53,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TOKENS", default_value_t = CONTEXT, value_parser = clap::value_parser!(u64).range(1..=MAX_CONTEXT))]
     context: u64,
 
-    /// Part of a unit that its backward computes again, instead of keeping it: nothing, attention or unit
+    /// Part of a unit that its backward computes again, instead of keeping it: nothing, attention
+    /// or unit
     #[arg(long, value_name = "PART", default_value = "nothing", num_args = 0..=1, default_missing_value = "unit", require_equals = true)]
     recompute: Recompute,
 
@@ -67,7 +70,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Also write a Chakra execution trace of each rank (step.RANK.et), and the groups of ranks (groups.json), into this new folder
+    /// Also write a Chakra execution trace of each rank (step.RANK.et), and the groups of ranks
+    /// (groups.json), into this new folder
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
 }
@@ -80,7 +84,7 @@ struct Simulated<'a> {
     prediction: Prediction,
 }
 
-/// Simulates a step, and prints its time; or the steps of a table.
+/// Simulates a step and prints its time, or simulates the steps of a table.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let machine = machine::find(&options.machine)?;
     if let Some(table) = &options.against {
@@ -100,10 +104,10 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// Refuses a step that takes no time: its speed is no number.
+/// Refuses a step that takes no time, because its speed would not be a number.
 ///
 /// # Errors
-/// In one line.
+/// A text of one line.
 pub(crate) fn check_time(step: Time, machine: &Machine) -> Result<(), String> {
     match step {
         Time::ZERO => {
@@ -140,7 +144,7 @@ fn workload(
     })
 }
 
-/// The memory that holds the model on a machine.
+/// Returns the memory that holds the model on a machine.
 fn device(choices: &Choices, machine: &Machine) -> Result<Device, String> {
     match (machine.device(), choices.offload) {
         (Some(_), _) => Ok(Device::Cuda),

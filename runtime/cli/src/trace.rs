@@ -13,10 +13,11 @@ use hsdp_train::{print, print_json};
 
 use crate::outcome::Outcome;
 
-/// The options of `hsdp trace`.
+/// Options of `hsdp trace`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Flight records (rank-N.json, each of at most 64 MiB, together of at most 1 GiB) of one world, or folders with them
+    /// Flight records (rank-N.json, each of at most 64 MiB, together of at most 1 GiB) of one
+    /// world, or folders with them
     #[arg(value_name = "DUMP", required = true)]
     dumps: Vec<PathBuf>,
 
@@ -31,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     match options.json {
         true => print_json(&json::of(&explanation))?,
         false => {
-            // A line for each, whatever the records say.
+            // Each end has one line, even if a record has a newline.
             explanation.ends.iter_mut().for_each(|end| end.text = in_one_line(&end.text));
             print(explanation)?;
         }

@@ -13,26 +13,24 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use candle_core::Device;
 use clap::{Parser, ValueEnum};
-use hsdp::checkpoint::{Checkpointed, Content, Imported};
+use hsdp::checkpoint::{Checkpointed, Content};
 use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
-use hsdp::sharding::Role;
 use hsdp::{
-    Adafactor, AdafactorOptions, ByteCount, Ema, Error, Gradients, Lion, LionOptions, Muon,
-    MuonOptions, Placement, Plan, State, Update,
+    Adafactor, AdafactorOptions, ByteCount, ElemCount, Ema, Error, Gradients, Lion, LionOptions,
+    Muon, MuonOptions, Placement, State, Update,
 };
-use hsdp_candle::{Pass, Recorded};
-use hsdp_models::data::{Data, DataError, FolderTokenizer, Tokens, Windows};
+use hsdp_candle::Pass;
+use hsdp_models::data::{Data, DataError, Tokens, Windows};
 use hsdp_models::decoder::{
-    Decoder, DecoderConfig, Export, ExportError, Lora, Pretrained, Recomputation,
+    Decoder, DecoderConfig, Export, Lora, Pretrained, PretrainedError, Recomputation,
 };
 use hsdp_train::memory::{Limit, Need};
 use hsdp_train::number::{count, learning_rate};
 use hsdp_train::{
-    EvaluationOptions, Failure, MAX_STEPS, Ranks, Report, RunOptions, Setup, Training, file,
+    EvaluationOptions, Failure, MAX_STEPS, Ranks, Report, Run, RunOptions, Setup, Training, file,
 };
 use serde_json::json;
 use tracing::info_span;
@@ -165,45 +163,42 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
         || Inputs::read(options, ranks),
         |setup, inputs| {
             setup.compare("options", &options.shared())?;
-            let Inputs { data, steps, decoder, .. } = inputs;
-            let digest = data.digest();
-            setup.compare(
-                "data",
-                &format!("{digest} for {steps} steps of {:?}", decoder.config()),
-            )?;
-            let adamw = |model: &_, new: fn(&_, _) -> AdamW| {
-                let learning_rate = options.lr.unwrap_or(2e-3);
-                let betas = (0.9, 0.95);
+            setup.compare("data", &inputs.data())?;
+            let model = inputs.model(&setup)?;
+            let rate = |default| options.lr.unwrap_or(default);
+            let adamw = |new: fn(&_, _) -> AdamW| {
+                let (learning_rate, betas) = (rate(2e-3), (0.9, 0.95));
                 let with =
                     AdamWOptions { learning_rate, betas, weight_decay: 0.0, ..Default::default() };
-                new(model, with).group(decays, |it| AdamWOptions { weight_decay: DECAY, ..it })
+                new(&model, with).group(decays, |it| AdamWOptions { weight_decay: DECAY, ..it })
             };
             match options.optimizer {
                 Choice::Adamw => {
-                    finetune(setup, inputs, |model| adamw(model, AdamW::new), AdamW::step)
+                    let adamw = adamw(AdamW::new);
+                    finetune(setup, inputs, model, adamw, AdamW::step)
                 }
                 Choice::Adamw8bit => {
-                    let make = |model: &_| adamw(model, AdamW::with_eight_bit_state);
-                    finetune(setup, inputs, make, AdamW::step)
+                    let adamw = adamw(AdamW::with_eight_bit_state);
+                    finetune(setup, inputs, model, adamw, AdamW::step)
                 }
                 Choice::Lion => {
-                    let learning_rate = options.lr.unwrap_or(2e-4);
-                    let with = LionOptions { learning_rate, ..Default::default() };
-                    let decaying = |options| LionOptions { weight_decay: DECAY, ..options };
-                    let make = |model: &_| Lion::new(model, with).group(decays, decaying);
-                    finetune(setup, inputs, make, Lion::step)
+                    let with = LionOptions { learning_rate: rate(2e-4), ..Default::default() };
+                    let lion = Lion::new(&model, with)
+                        .group(decays, |it| LionOptions { weight_decay: DECAY, ..it });
+                    finetune(setup, inputs, model, lion, Lion::step)
                 }
                 Choice::Adafactor => {
-                    let learning_rate = options.lr.unwrap_or(1e-2);
+                    let learning_rate = rate(1e-2);
                     let with = AdafactorOptions { learning_rate, ..Default::default() };
-                    finetune(setup, inputs, |model| Adafactor::new(model, with), Adafactor::step)
+                    let adafactor = Adafactor::new(&model, with);
+                    finetune(setup, inputs, model, adafactor, Adafactor::step)
                 }
                 Choice::Muon => {
-                    let learning_rate = MUON_RATES * options.lr.unwrap_or(2e-3);
+                    let learning_rate = MUON_RATES * rate(2e-3);
                     let with =
                         MuonOptions { learning_rate, weight_decay: DECAY, ..Default::default() };
-                    let make = |model: &_| (Muon::new(model, with), adamw(model, AdamW::new));
-                    finetune(setup, inputs, make, |(muon, adamw), model, gradients| {
+                    let both = (Muon::new(&model, with), adamw(AdamW::new));
+                    finetune(setup, inputs, model, both, |(muon, adamw), model, gradients| {
                         let others = |param: &_| !is_in_layer(param);
                         model.update_by(gradients, [(muon, is_in_layer), (adamw, others)])
                     })
@@ -213,59 +208,51 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
     )
 }
 
-/// Trains by the optimizer that `make` returns, and keeps an average of the weights beside it if
-/// the options ask for one.
-fn finetune<O: Checkpointed>(
-    setup: Setup<'_>,
-    inputs: &Inputs<'_>,
-    make: impl FnOnce(&ShardedModel) -> O,
-    update: impl Fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
-) -> Result<Report, Failure> {
-    let model = inputs.model(&setup)?;
-    let optimizer = make(&model);
-    let Some(decay) = inputs.options.ema else {
-        return make_steps(setup, inputs, model, optimizer, update, |_| None);
-    };
-    let both = (optimizer, Ema::new(&model, decay)?);
-    let update = |both: &mut (O, Ema), model: &mut ShardedModel, gradients: Gradients| {
-        update(&mut both.0, model, gradients)
-    };
-    make_steps(setup, inputs, model, both, update, |both| Some(&both.1))
+/// Returns whether Muon updates a parameter: a matrix of a layer.
+fn is_in_layer(param: &Param) -> bool {
+    param.name.starts_with("model.layers.") && param.shape.len() == 2
 }
 
-/// Makes the steps, evaluates the model before and after them, and exports it.
-fn make_steps<O: Checkpointed>(
+fn decays(param: &Param) -> bool {
+    param.shape.len() >= 2
+}
+
+/// Trains, and keeps an average of the weights beside the optimizer if the options ask for one.
+fn finetune<O: Checkpointed>(
     setup: Setup<'_>,
     inputs: &Inputs<'_>,
     model: ShardedModel,
     optimizer: O,
     update: impl Fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
+) -> Result<Report, Failure> {
+    let Some(decay) = inputs.options.ema else {
+        let run = setup.start(model, optimizer, inputs.training())?;
+        return make_steps(run, inputs, update, |_| None);
+    };
+    let both = (optimizer, Ema::new(&model, decay)?);
+    let run = setup.start(model, both, inputs.training())?;
+    make_steps(
+        run,
+        inputs,
+        |(optimizer, _), model, gradients| update(optimizer, model, gradients),
+        |(_, average)| Some(average),
+    )
+}
+
+/// Makes the steps, evaluates the model before and after them, and exports it.
+fn make_steps<O: Checkpointed>(
+    mut run: Run<'_, O>,
+    inputs: &Inputs<'_>,
+    update: impl Fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
     average: impl Fn(&O) -> Option<&Ema>,
 ) -> Result<Report, Failure> {
-    let Inputs { options, data, decoder, .. } = inputs;
-    let device = hsdp_candle::device(setup.options().device)?;
-    let training = Training {
-        batches: json!({
-            "seed": options.seed,
-            "data": format!("{:016x}", data.digest().hash()),
-            "batch": options.batch,
-            "context": options.context,
-        }),
-        content: if options.lora.is_some() { Content::Trainable } else { Content::All },
-        tokens: Some(data.tokens() as u64),
-        loss: match data.item() {
-            "character" => "cross-entropy, nats a character",
-            _ => "cross-entropy, nats a token",
-        },
-        evaluation: options.evaluation.clone(),
-        ..Training::of_steps(inputs.steps)
-    };
+    let Inputs { data, decoder, .. } = inputs;
+    let device = hsdp_candle::device(inputs.device)?;
+    let held_out = |model: &mut ShardedModel| data.held_out_loss(decoder, model, &device);
     let evaluate = |model: &mut ShardedModel| {
         let _span = info_span!("evaluation").entered();
-        let is_any = data.held_out().count() > 0;
-        is_any.then(|| held_out(model, inputs, &device)).transpose()
+        (data.held_out().count() > 0).then(|| held_out(model)).transpose()
     };
-    let mut run = setup.start(model, optimizer, training)?;
     let before = evaluate(&mut run.model)?;
     let (mut activations, mut after) = (None, None);
     while run.next_step()?.is_some() {
@@ -283,7 +270,7 @@ fn make_steps<O: Checkpointed>(
         let peak = memory::usage(run.model.rank(), ACTIVATIONS).peak;
         activations = activations.or(Some(peak));
         drop(counted);
-        after = run.evaluate(|model, _| held_out(model, inputs, &device))?;
+        after = run.evaluate(|model, _| held_out(model))?;
     }
     if after.is_none() {
         after = evaluate(&mut run.model)?;
@@ -304,7 +291,7 @@ fn make_steps<O: Checkpointed>(
             report.row(row, format!("{loss:.4}"));
         }
     }
-    if options.export.is_none() {
+    if inputs.options.export.is_none() {
         return Ok(report);
     }
     if report.was_stopped() {
@@ -324,52 +311,17 @@ fn make_steps<O: Checkpointed>(
     Ok(report)
 }
 
-/// Computes the mean loss of the held-out sequences, which are dealt in blocks to the ranks.
-/// Collective.
-fn held_out(
-    model: &mut ShardedModel,
-    inputs: &Inputs<'_>,
-    device: &Device,
-) -> Result<f64, Failure> {
-    let Inputs { data, decoder, .. } = inputs;
-    let all = data.held_out();
-    let (rank, ranks) = (model.rank().index(), model.world().size());
-    let own = all.count() * rank / ranks..all.count() * (rank + 1) / ranks;
-    let batch = (data.tokens() / all.length).max(1);
-    let (mut sum, mut items) = (0.0, 0);
-    let mut evaluation = model.evaluation()?;
-    for from in own.clone().step_by(batch) {
-        let [tokens, labels] = all.part(from..own.end.min(from + batch)).tensors(device)?;
-        let pass = Pass::on(evaluation.batch()?, device)?;
-        let loss = decoder.loss(&pass, &tokens, &labels)?;
-        pass.finish()?;
-        sum += f64::from(loss.sum.to_scalar::<f32>()?);
-        items += loss.count;
-    }
-    Ok(evaluation.mean(sum, items)?)
-}
-
-/// Returns whether Muon updates a parameter: a matrix of a layer.
-fn is_in_layer(param: &Param) -> bool {
-    param.name.starts_with("model.layers.") && param.shape.len() == 2
-}
-
-fn decays(param: &Param) -> bool {
-    param.shape.len() >= 2
-}
-
 /// The inputs of a process.
 #[derive(Debug)]
 struct Inputs<'a> {
     options: &'a Options,
+    device: Placement,
     data: Data,
     steps: usize,
     decoder: Decoder,
-    recorded: Recorded,
     spec: ModelSpec,
     /// Folder of the model, if its weights are not random.
     folder: Option<Pretrained>,
-    warnings: Vec<String>,
     /// Folder to write to, in the process of rank 0.
     export: Option<Export>,
 }
@@ -385,19 +337,13 @@ impl<'a> Inputs<'a> {
         }
         let folder = options.model.as_deref().map(Pretrained::open).transpose();
         let folder = folder.map_err(Failure::input)?;
-        let mut warnings = Vec::from_iter(folder.iter().flat_map(Pretrained::warnings).cloned());
-        let most = folder.as_ref().map(|folder| folder.config().max_position_embeddings);
-        if let Some(most) = most.filter(|most| options.context > *most && options.batches.is_none())
-        {
-            let context = options.context;
+        let read = read_data(options, run, folder.as_ref());
+        let (config, data) = read.map_err(Failure::input)?;
+        let (context, most) = (options.context, config.max_position_embeddings);
+        if context > most && options.batches.is_none() {
             let problem = format!("--context {context}: the model reads at most {most} tokens");
             return Err(Failure::Input(problem));
         }
-        let read = read_data(options, run, folder.as_ref(), &mut warnings);
-        let (config, data) = read.map_err(|error| match error {
-            DataError::NoTokenizer { .. } => Failure::Input(format!("{error}, which --data needs")),
-            error => Failure::input(error),
-        })?;
         let steps = match (options.steps, data.steps()) {
             (asked, None) => asked.unwrap_or(STEPS),
             (None, Some(0)) => return Err(Failure::input("--batches: the file has no steps")),
@@ -411,76 +357,71 @@ impl<'a> Inputs<'a> {
             let problem = "--evaluate-every: the file of --batches has no eval_input_ids";
             return Err(Failure::input(problem));
         }
-        let mut decoder = Decoder::new(config).recomputing(match options.recompute {
-            true => Recomputation::Blocks,
-            false => Recomputation::Off,
-        });
-        if let Some(rank) = options.lora {
-            decoder = decoder.with_lora(Lora::of_rank(rank));
-            // The frozen model is then kept in 16 bits alone. An export has the rounded values,
-            // with which its adapters were trained.
-            if run.param_dtype != DType::F32 && run.device == Placement::Host {
-                decoder = decoder.storing_frozen_in(run.param_dtype);
-            }
-        }
-        let recorded = decoder.recorded()?;
-        let spec = declared(decoder.spec().map_err(Failure::input)?, options);
-        let plan = Plan::new(spec.clone(), run.mesh, run.model().plan_options());
-        let plan = plan.map_err(Failure::input)?;
-        Need::of_run(run, &plan, steps).check(Limit::of_process())?;
+        let decoder = decoder(config, options, run);
+        let spec = options.declared(decoder.spec().map_err(Failure::input)?);
+        Need::of_run(run, spec.clone(), steps)?.check(Limit::of_process())?;
         let to = options.export.as_deref().filter(|_| ranks.has_first());
-        let export = to.map(|to| Export::prepare(to, folder.as_ref(), decoder.config(), &recorded));
-        let export = export.transpose().map_err(|error| match error {
-            ExportError::IsSource { folder } => Failure::Input(format!(
-                "--export {}: it is the folder of --model",
-                folder.display()
-            )),
-            ExportError::Folder { .. } | ExportError::Stale { .. } => {
-                Failure::Input(format!("--export {error}"))
-            }
-            error => Failure::input(error),
-        })?;
-        Ok(Self { options, data, steps, decoder, recorded, spec, folder, warnings, export })
+        let export = to.map(|to| Export::prepare(to, folder.as_ref(), &decoder)).transpose();
+        let export = export.map_err(|error| Failure::Input(format!("--export: {error}")))?;
+        let device = run.device;
+        Ok(Self { options, device, data, steps, decoder, spec, folder, export })
     }
 
     /// Returns the model of the folder, from which each rank reads its part, or one with random
     /// weights. Collective.
     fn model(&self, setup: &Setup<'_>) -> Result<ShardedModel, Failure> {
         let (world, spec, options) = (setup.world(), self.spec.clone(), setup.model_options());
-        let init = self.recorded.init(self.options.seed);
+        let init = self.decoder.recorded()?.init(self.options.seed);
         let Some(folder) = &self.folder else {
             return Ok(ShardedModel::new(world, spec, options, init)?);
         };
-        let import = folder.import();
-        let import = if self.options.lora.is_some() { import.or_init(init) } else { import };
-        let imported = ShardedModel::import(world, spec, options, &import);
-        let Imported { model, left_over, .. } = imported.map_err(|error| match error {
+        let model = folder.load(world, spec, options, init).map_err(|error| match error {
             // The folder cannot be read, or is of another model, or those of two ranks differ.
-            Error::Checkpoint { .. } | Error::Disagreement { .. } => setup.refused(error),
-            error => error.into(),
+            PretrainedError::Load(
+                error @ (Error::Checkpoint { .. } | Error::Disagreement { .. }),
+            ) => setup.refused(error),
+            PretrainedError::Load(error) => error.into(),
+            error => setup.refused(error),
         })?;
-        // A folder may have changed since it was opened.
-        let unexpected = left_over.into_iter().filter(|tensor| folder.needs(tensor));
-        let unexpected: Vec<String> = unexpected.collect();
-        if !unexpected.is_empty() {
-            let names = unexpected.join(", ");
-            let problem = format!("the folder has tensors that are not of the model: {names}");
-            return Err(setup.refused(problem));
-        }
-        if model.rank().index() == 0 {
-            for what in &self.warnings {
+        if setup.index().index() == 0 {
+            for what in folder.warnings().iter().chain(self.data.warnings()) {
                 tracing::warn!(%what, "files of the model contradict each other");
             }
         }
         Ok(model)
     }
 
+    /// Returns the data and the model, which are equal on all ranks, in words.
+    fn data(&self) -> String {
+        format!("{} for {} steps of {:?}", self.data.digest(), self.steps, self.decoder.config())
+    }
+
+    /// Returns the settings of the run.
+    fn training(&self) -> Training {
+        let Self { options, data, .. } = self;
+        Training {
+            batches: json!({
+                "seed": options.seed,
+                "data": format!("{:016x}", data.digest().hash()),
+                "batch": options.batch,
+                "context": options.context,
+            }),
+            content: if options.lora.is_some() { Content::Trainable } else { Content::All },
+            tokens: Some(data.tokens() as u64),
+            loss: match data.item() {
+                "character" => "cross-entropy, nats a character",
+                _ => "cross-entropy, nats a token",
+            },
+            evaluation: options.evaluation.clone(),
+            ..Training::of_steps(self.steps)
+        }
+    }
+
     /// Adds the model, and the memory of its activations, to the report of the run.
     fn describe(&self, report: &mut Report, activations: ByteCount) {
         let (options, config) = (self.options, self.decoder.config());
-        let params = self.spec.params().map(|(_, param)| param);
-        let trained: usize =
-            params.filter(|it| it.role == Role::Trainable).map(|it| it.numel()).sum();
+        let trained: ElemCount = self.spec.units().iter().map(Unit::trainable_numel).sum();
+        let trained = trained.get();
         let (blocks, width) = (config.num_hidden_layers, config.hidden_size);
         let (heads, shared) = (config.num_attention_heads, config.num_key_value_heads);
         let model =
@@ -500,13 +441,11 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Reads the data, and returns it with the model that reads it. Adds differences between the
-/// tokenizer and the model to `warnings`.
+/// Reads the data, and returns it with the config of the model that reads it.
 fn read_data(
     options: &Options,
     run: &RunOptions,
     folder: Option<&Pretrained>,
-    warnings: &mut Vec<String>,
 ) -> Result<(DecoderConfig, Data), DataError> {
     let Options { batch, context, seed, .. } = *options;
     let text = || match &options.data {
@@ -516,77 +455,70 @@ fn read_data(
             file::read_texts(&repository, "md", MAX_TEXT)
         }
     };
-    let cut = Windows { batch, context, seed };
+    let of_text = |tokens| Data::of_text(tokens, Windows { batch, context, seed });
     let Some(folder) = folder else {
         let tokens = Tokens::characters(&text()?);
-        return Ok((small(tokens.vocabulary, context), Data::of_text(tokens, cut)?));
+        return Ok((small(tokens.vocabulary, context), of_text(tokens)?));
     };
+    let config = folder.config().clone();
     let data = match &options.batches {
-        Some(path) => {
-            let (ranks, microbatches) = (run.mesh.world_size(), run.microbatches);
-            Data::read_batches(path, folder.config(), ranks, microbatches)?
-        }
-        None => {
-            let tokenizer = FolderTokenizer::open(folder)?;
-            warnings.extend_from_slice(tokenizer.warnings());
-            Data::of_text(tokenizer.tokens(&text()?)?, cut)?
-        }
+        Some(path) => Data::read_batches(path, &config, run.mesh.world_size(), run.microbatches)?,
+        None => of_text(Tokens::of_folder(folder, &text()?)?)?,
     };
-    Ok((folder.config().clone(), data))
+    Ok((config, data))
 }
 
 /// Returns the config of a Llama with random weights.
 fn small(vocabulary: usize, context: usize) -> DecoderConfig {
     let config = json!({
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": 96,
-        "intermediate_size": 3 * 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
+        "model_type": "llama", "vocab_size": vocabulary, "max_position_embeddings": context,
+        "hidden_size": 96, "intermediate_size": 3 * 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "hidden_act": "silu",
         "rope_parameters": { "rope_type": "default", "rope_theta": 10_000.0 },
-        "max_position_embeddings": context,
-        "tie_word_embeddings": false,
-        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "initializer_range": 0.02,
     });
     DecoderConfig::from_json(&config.to_string()).expect("sizes of a model")
 }
 
-/// Returns the model with the state that the optimizer of the options keeps, for the plan.
-fn declared(spec: ModelSpec, options: &Options) -> ModelSpec {
-    let spec = match options.optimizer {
-        Choice::Adamw => spec.updated_by(|_| State::Elements(2)),
-        Choice::Muon => spec.updated_by(|param| match is_in_layer(param) {
-            true => State::Muon,
-            false => State::Elements(2),
-        }),
-        Choice::Lion => spec.updated_by(|_| State::Elements(1)),
-        Choice::Adafactor => spec.updated_by(|_| State::Factored),
-        Choice::Adamw8bit => {
-            let block = EIGHT_BIT_BLOCK;
-            spec.in_blocks(block).updated_by(|_| State::EightBit { block })
-        }
-    };
-    if options.ema.is_some() { spec.averaged() } else { spec }
+fn decoder(config: DecoderConfig, options: &Options, run: &RunOptions) -> Decoder {
+    let decoder = Decoder::new(config).recomputing(match options.recompute {
+        true => Recomputation::Blocks,
+        false => Recomputation::Off,
+    });
+    let Some(rank) = options.lora else { return decoder };
+    let decoder = decoder.with_lora(Lora::of_rank(rank));
+    // The frozen model is then kept in 16 bits alone. An export has the rounded values, with which
+    // its adapters were trained.
+    match run.param_dtype != DType::F32 && run.device == Placement::Host {
+        true => decoder.storing_frozen_in(run.param_dtype),
+        false => decoder,
+    }
 }
 
 impl Options {
-    /// Returns the options that are equal on all ranks, in words. The paths of files may differ.
-    fn shared(&self) -> String {
-        // Whether there is such a path decides what a rank does.
-        let given = |path: &Option<PathBuf>| path.as_ref().map(|_| PathBuf::new());
-        let alike = Self {
-            model: given(&self.model),
-            batches: given(&self.batches),
-            data: given(&self.data),
-            export: given(&self.export),
-            run: RunOptions::default(),
-            ..self.clone()
+    /// Returns the model with the state that the optimizer keeps, for the plan.
+    fn declared(&self, spec: ModelSpec) -> ModelSpec {
+        let block = EIGHT_BIT_BLOCK;
+        let spec = match self.optimizer {
+            Choice::Adamw => spec.updated_by(|_| State::Elements(2)),
+            Choice::Muon => spec.updated_by(|param| match is_in_layer(param) {
+                true => State::Muon,
+                false => State::Elements(2),
+            }),
+            Choice::Lion => spec.updated_by(|_| State::Elements(1)),
+            Choice::Adafactor => spec.updated_by(|_| State::Factored),
+            Choice::Adamw8bit => spec.in_blocks(block).updated_by(|_| State::EightBit { block }),
         };
+        if self.ema.is_some() { spec.averaged() } else { spec }
+    }
+
+    /// Returns the options that are equal on all ranks, in words. The paths of files may differ,
+    /// but whether there is one decides what a rank does.
+    fn shared(&self) -> String {
+        let mut alike = Self { run: RunOptions::default(), ..self.clone() };
+        for path in [&mut alike.model, &mut alike.batches, &mut alike.data, &mut alike.export] {
+            *path = path.take().map(|_| PathBuf::new());
+        }
         format!("{alike:?}")
     }
 }

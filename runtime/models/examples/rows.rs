@@ -29,7 +29,8 @@ fn main() -> ExitCode {
 
 fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
     let rate = LearningRate::warmup_cosine(0.02, 0.001, 5, options.steps as u64);
-    let read = || Ok(batch(0)?); // inputs of this process, read once: here the held-out rows
+    // Reads files, once in each process. Here it makes the rows of the evaluation.
+    let read = || Ok(batch(0)?);
     ranks.run(read, |setup, held_out| {
         let model = ShardedModel::new(setup.world(), spec(), setup.model_options(), initial)?;
         let adamw = AdamW::new(&model, AdamWOptions::default());
@@ -38,8 +39,8 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
         let mut run = setup.start(model, adamw, training)?; // with --resume from a checkpoint
         while run.next_step()?.is_some() {
             let gradients = run.gradients(|pass, place| -> Result<(), Error> {
-                let key = [place.step, place.microbatch as u64, place.rank.get().into()];
-                let batch = batch(1 + key.iter().fold(0, |key, part| key * 1000 + part))?;
+                // Your batch goes here. The number is another one on each rank and in each step.
+                let batch = batch(1 + options.run.number_of(place))?;
                 let pass = Pass::new(pass)?;
                 let mean = loss(&pass, &batch)?;
                 pass.backward(&mean, 16).map(drop) // a mean of 16 items

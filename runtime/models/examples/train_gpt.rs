@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use candle_core::{Device, Tensor};
 use clap::Parser;
 use hsdp::prelude::*;
-use hsdp::{Gradients, LearningRate, Placement, Plan, Update};
+use hsdp::{Gradients, LearningRate, Placement, Update};
 use hsdp_candle::{Pass, Plain};
 use hsdp_models::gpt::{self, Draw, Gpt, GptConfig};
 use hsdp_models::text::{Characters, random_windows};
@@ -243,8 +243,7 @@ impl Inputs {
     /// Returns the memory of this process in a run.
     pub(crate) fn need(&self, options: &Options, run: &RunOptions) -> Result<Need, Failure> {
         check_tokens(options, run)?;
-        let plan = Plan::new(self.gpt.config().spec(), run.mesh, run.model().plan_options());
-        let need = Need::of_run(run, &plan.map_err(Failure::input)?, options.steps);
+        let need = Need::of_run(run, self.gpt.config().spec(), options.steps)?;
         let here = run.ranks_here() as u64;
         Ok(match run.device {
             Placement::Cuda { .. } if cfg!(feature = "candle-cuda") => need,

@@ -7,12 +7,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use candle_core::{Device, Result as CandleResult, Tensor};
+use hsdp::ShardedModel;
+use hsdp_candle::Pass;
 use hsdp_train::file::FileError;
 use hsdp_train::{Digest, Place};
 
+use crate::decoder::Decoder;
 use crate::text::{random_windows, windows};
 
-pub use self::tokens::{FolderTokenizer, Tokens};
+pub use self::tokens::Tokens;
 
 /// Number of equal parts of a text. The last one is held out.
 const PARTS: usize = 10;
@@ -36,7 +39,7 @@ pub enum DataError {
         problem: String,
     },
     /// A folder of transformers has no tokenizer.
-    #[error("{} has no tokenizer.json", folder.display())]
+    #[error("{} has no tokenizer.json, which a text needs", folder.display())]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,
@@ -158,6 +161,7 @@ pub struct Data {
     length: usize,
     item: &'static str,
     digest: Digest,
+    warnings: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -176,7 +180,7 @@ impl Data {
     /// [`DataError::EmptyContext`] if the context is 0, and [`DataError::Short`] if the last tenth
     /// has no sequence.
     pub fn of_text(text: Tokens, cut: Windows) -> Result<Self, DataError> {
-        let Tokens { mut ids, item, digest, .. } = text;
+        let Tokens { mut ids, item, digest, warnings, .. } = text;
         let Windows { batch, context, seed } = cut;
         if context == 0 {
             return Err(DataError::EmptyContext);
@@ -189,7 +193,7 @@ impl Data {
         let starts = (0..last.len() - context).step_by(context).take(MOST_HELD_OUT);
         let held_out = Sequences::of(windows(&last, starts, context), context);
         let training = Training::Text { tokens: ids, seed };
-        Ok(Self { training, held_out, batch, length: context, item, digest })
+        Ok(Self { training, held_out, batch, length: context, item, digest, warnings })
     }
 
     /// Returns the sequences of a microbatch. Windows of a text depend on the seed and the place
@@ -229,6 +233,35 @@ impl Data {
         &self.held_out
     }
 
+    /// Computes the mean loss of the held-out sequences, a microbatch at a time. The ranks have
+    /// consecutive parts of them. **Collective** over the world.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`], [`ShardedModel::evaluation`] and [`hsdp::Evaluation::mean`]: no mean
+    /// without a label that counts.
+    pub fn held_out_loss(
+        &self,
+        decoder: &Decoder,
+        model: &mut ShardedModel,
+        device: &Device,
+    ) -> Result<f64, hsdp_candle::Error> {
+        let all = &self.held_out;
+        let (rank, ranks) = (model.rank().index(), model.world().size());
+        let own = all.count() * rank / ranks..all.count() * (rank + 1) / ranks;
+        let batch = (self.tokens() / all.length.max(1)).max(1);
+        let (mut sum, mut items) = (0.0, 0);
+        let mut evaluation = model.evaluation()?;
+        for from in own.clone().step_by(batch) {
+            let [tokens, labels] = all.part(from..own.end.min(from + batch)).tensors(device)?;
+            let pass = Pass::on(evaluation.batch()?, device)?;
+            let loss = decoder.loss(&pass, &tokens, &labels)?;
+            pass.finish()?;
+            sum += f64::from(loss.sum.to_scalar::<f32>()?);
+            items += loss.count;
+        }
+        Ok(evaluation.mean(sum, items)?)
+    }
+
     /// Returns the number of steps for which there are sequences; `None` for a text, which has
     /// sequences for any number.
     #[must_use]
@@ -243,6 +276,12 @@ impl Data {
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.batch.saturating_mul(self.length)
+    }
+
+    /// Returns the [warnings](Tokens::warnings) of the text's tokenizer.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Returns the digest of the input.

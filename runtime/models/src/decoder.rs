@@ -28,7 +28,7 @@
 //!
 //! In reading order: `model` (the units), `block`, `attention`, `mlp`, `norm`, `linear` (with the
 //! adapters of LoRA), `rotary`, `config`, `config::keys` (the effect of each key of `config.json`),
-//! `families`, `pretrained` (a folder of transformers), `export` (another one, after training).
+//! `families`, `pretrained` (reads a folder of transformers), `export` (writes one after training).
 //!
 //! ```
 //! use candle_core::{Device, Tensor};

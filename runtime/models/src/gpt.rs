@@ -1,9 +1,10 @@
 //! A GPT in ordinary candle code. The example trains it, and the conformance cases check it.
 //!
-//! Pre-norm residual blocks, learned positions, causal attention, GELU in its tanh form, no tied
-//! weights. A linear weight is `[out, in]`; the rows of `attn.qkv` are q, then k, then v, each with
-//! its heads one after the other. Units: `h.0`, `h.1`, ... are the blocks, and `root` has all other
-//! parameters; it is used at both ends of the forward and therefore kept in between.
+//! The model has pre-norm residual blocks, learned positions, causal attention, GELU in its tanh
+//! form and no tied weights. A linear weight is `[out, in]`. The rows of `attn.qkv` are q, then k,
+//! then v, each with its heads one after the other. The units `h.0`, `h.1`, ... are the blocks. The
+//! unit `root` has all other parameters. The forward uses it at both ends, so it is kept in
+//! between.
 //!
 //! No code here copies a weight, so no copy of a unit's parameters outlives the unit.
 
@@ -22,17 +23,17 @@ pub use self::sample::{Draw, sample};
 use crate::nn;
 use hsdp_candle::{Parameters, Units};
 
-/// The unit of the parameters that are in no block.
+/// Name of the unit with the parameters outside of blocks.
 const ROOT: &str = "root";
 
-/// The sizes and the forward of a GPT. Parameters come from the [`Units`] that run it.
+/// Sizes and forward of a GPT. The [`Units`] that run it provide the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpt {
     config: GptConfig,
 }
 
 impl Gpt {
-    /// A GPT of these sizes.
+    /// Creates a GPT of these sizes.
     ///
     /// # Errors
     /// [`ConfigError`], if a size is 0 or too large, or the heads do not divide the width.
@@ -41,14 +42,15 @@ impl Gpt {
         Ok(Self { config })
     }
 
-    /// Its sizes.
+    /// Returns the sizes.
     #[must_use]
     pub fn config(&self) -> &GptConfig {
         &self.config
     }
 
-    /// The logits `[batch * length, vocab]` of the token after each of `tokens` (u32, `[batch,
-    /// length]`). Collective where `units` is a [`Pass`](hsdp_candle::Pass), as [`Units::unit`] is.
+    /// Computes the logits `[batch * length, vocab]` of the token after each of `tokens` (u32,
+    /// `[batch, length]`). Collective if `units` is a [`Pass`](hsdp_candle::Pass), as
+    /// [`Units::unit`] is.
     ///
     /// # Errors
     /// If `length` is above the context, a token is not below `vocab`, or a unit cannot be run.
@@ -61,10 +63,10 @@ impl Gpt {
         units.output(&units.unit(ROOT, &x, &mut |p, x| head(p, x))?)
     }
 
-    /// The mean cross-entropy of `targets` (u32, shaped as `tokens`), an f32 scalar.
+    /// Computes the mean cross-entropy of `targets` (u32, shaped as `tokens`), an f32 scalar.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits).
+    /// The errors of [`logits`](Self::logits).
     pub fn loss(&self, units: &dyn Units, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let logits = self.logits(units, tokens)?;
         nn::cross_entropy(&logits, &targets.flatten_all()?, nn::IGNORED)?.mean()
@@ -81,7 +83,7 @@ impl Gpt {
     }
 }
 
-/// `[batch, length]` tokens to `[batch, length, width]`.
+/// Maps tokens `[batch, length]` to `[batch, length, width]`.
 fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
     let (batch, length) = tokens.dims2()?;
     let context = p.get("wpe.weight")?.dim(0)?;
@@ -93,7 +95,7 @@ fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
     nn::embedding(tokens, &p.get("wte.weight")?)? + nn::embedding(&places, &p.get("wpe.weight")?)?
 }
 
-/// `[batch, length, width]` to logits `[batch * length, vocab]`.
+/// Maps `[batch, length, width]` to logits `[batch * length, vocab]`.
 fn head(p: &dyn Parameters, x: &Tensor) -> Result<Tensor> {
     let normed = layers::layer_norm(p, "ln_f", x)?.flatten_to(1)?;
     nn::linear(&normed, &p.get("lm_head.weight")?, None)

@@ -8,7 +8,7 @@
 //!   `decoder::Export` writes such a folder: with the feature `data`, which is on by default.
 //!
 //! Models run on [`Units`](hsdp_candle::Units): sharded on a [`Pass`](hsdp_candle::Pass), or whole
-//! on a [`Plain`](hsdp_candle::Plain). Nothing here is known to the adapter: a model of your own
+//! on a [`Plain`](hsdp_candle::Plain). The adapter knows none of these models: a model of your own
 //! uses the same two traits.
 
 #![forbid(unsafe_code)]

@@ -1,11 +1,10 @@
 //! Layers of transformers with gradients.
 //!
 //! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model
-//! that trains with them loses gradients in silence. The layers here are custom ops with a
-//! backward. On the CPU a forward is one pass over memory, and so is a backward; those of
-//! [`linear`] and [`attention`] are products of matrices. A backward needs no more than the inputs,
-//! which the graph keeps in any case, and computes gradients of those inputs alone that candle
-//! tracks.
+//! that trains with them silently loses gradients. The layers here are custom ops with a backward.
+//! On the CPU the forward and the backward are one pass over memory each, except for [`linear`] and
+//! [`attention`], which are products of matrices. A backward needs only the inputs, which the graph
+//! keeps in any case, and computes gradients only of inputs that candle tracks.
 //!
 //! | function | PyTorch |
 //! |---|---|
@@ -26,18 +25,17 @@
 //! are in f32, and each result is rounded once. A gradient has the dtype of its input. Weights and
 //! tables may have another dtype than the input.
 //!
-//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is, but
-//! those of [`embedding`] are not. The results do not depend on the number of threads, and
-//! exponentials and hyperbolic tangents do not depend on the system's mathematical library.
-//! Products use the widest vectors that the processor has ([`hsdp_kernels::matmul`]), and so do
-//! candle's: on one machine each run gives the same bits, and on processors with other vectors the
-//! last bits differ.
+//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, like candle's matmul,
+//! except for [`embedding`]. The results do not depend on the number of threads, and exponentials
+//! and hyperbolic tangents do not depend on the system's mathematical library. Products use the
+//! widest vectors of the processor ([`hsdp_kernels::matmul`]), as candle's do: on one machine each
+//! run gives the same bits, and on processors with other vectors the last bits differ.
 //!
 //! **Devices.** Tensors that are not on the CPU go to the function of the same name in
 //! [`composed`], which is made of candle's ops.
 //!
-//! **Errors.** A shape or a dtype that a layer does not take is an error that names the layer. No
-//! function is collective.
+//! **Errors.** A layer refuses unsupported shapes and dtypes with an error that names the layer.
+//! The functions are not collective.
 
 mod attention;
 pub mod composed;

@@ -44,7 +44,7 @@ impl Characters {
         self.vocabulary.len()
     }
 
-    /// Returns the first line that is not empty, or its first `most` characters: a prompt.
+    /// Returns a prompt: the first line that is not empty, cut to `most` characters.
     #[must_use]
     pub fn first_line(&self, most: usize) -> &[u32] {
         let newline = self.vocabulary.iter().position(|c| *c == '\n');
@@ -63,11 +63,11 @@ impl Characters {
 }
 
 /// Returns `count` random windows of `length` tokens, one after the other, and for each token the
-/// one that follows it in the text. They depend on `seed` and `key` alone: a key of step, microbatch
-/// and rank gives each microbatch its own.
+/// one that follows it in the text. The windows depend on `seed` and `key` alone: a key of step,
+/// microbatch and rank gives each microbatch its own.
 ///
 /// # Panics
-/// If there are not more than `length` tokens.
+/// If the text does not have more than `length` tokens.
 #[must_use]
 pub fn random_windows(
     tokens: &[u32],

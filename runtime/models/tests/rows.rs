@@ -103,6 +103,21 @@ fn it_is_killed_and_resumes_as_if_it_had_not_been() {
 }
 
 #[test]
+fn the_memory_of_a_resumed_run_is_as_planned() {
+    let place = Place::new();
+    ended_well(&place.run(&["--steps", "20", "--save-every", "20"]));
+    ended_well(&place.run(&["--steps", "40", "--resume"]));
+    let summary = place.summary();
+    for rank in summary["ranks"].as_array().expect("ranks") {
+        for category in ["shard", "optimizer"] {
+            let peak = &rank["peak_memory_bytes"][category];
+            assert!(peak["planned"].as_u64() > Some(0), "{rank}");
+            assert_eq!(peak["planned"], peak["measured"], "{category}: {rank}");
+        }
+    }
+}
+
+#[test]
 fn the_last_checkpoints_and_the_best_one_are_kept() {
     let place = Place::new();
     let keeping = ["--save-every", "5", "--keep", "3", "--evaluate-every", "5", "--save-best"];

@@ -1,9 +1,8 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
-use std::sync::Arc;
-
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
-use hsdp_sharding::{ParamId, Rank, Role, UnitId, UnitLayout};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{ParamId, Rank, Role, UnitId};
 use serde_json::Value;
 
 use super::checkpointed::Whose;
@@ -15,7 +14,7 @@ use super::{
     Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
 };
 use crate::engine::fabric::Fabric;
-use crate::engine::shard::Shard;
+use crate::engine::shard::{HostShard, Shard};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::precision::LossScaling;
@@ -250,11 +249,6 @@ impl Checkpoints {
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
-        let placed = self.loading(model, step).attempt(|| Ok(parameters.placed(model)?));
-        let parameters = match placed? {
-            Ok(placed) => placed,
-            Err(failed) => return Ok(Err(failed)),
-        };
         for note in notes.iter().filter(|_| model.rank().index() == 0) {
             hsdp_warnings::warn!(step, "{note}");
         }
@@ -434,41 +428,25 @@ struct Read {
     fitting: Option<Fitting>,
 }
 
-/// The parameters that were read, by unit.
+/// The parameters that were read, by unit. A model takes them without an error.
 pub(super) enum Parameters {
-    All(Vec<Shard>),
-    /// The trained elements of this rank's shards, in f32. They take the place of the present ones,
-    /// and frozen parameters stay.
-    Trained(Vec<Vec<f32>>),
+    /// Copies that the buffers of the model take.
+    Copies(Vec<HostShard>),
+    /// New shards on a device, where a copy into the present ones could fail.
+    Shards(Vec<Shard>),
 }
 
 impl Parameters {
-    /// Replaces those of a model.
+    /// Replaces the parameters of a model. Each copy is freed once it is taken.
     fn put(self, into: &mut Vec<Shard>) {
         match self {
-            Self::All(shards) => *into = shards,
-            Self::Trained(units) => {
-                for (shard, trained) in into.iter_mut().zip(units) {
-                    shard.set_trained(&trained);
+            Self::Shards(shards) => *into = shards,
+            Self::Copies(copies) => {
+                for (shard, copy) in into.iter_mut().zip(copies) {
+                    shard.take(&copy);
                 }
             }
         }
-    }
-
-    /// The same, where the model has nothing left to do that can fail: on a device, new shards.
-    pub(super) fn placed(self, model: &ShardedModel) -> Result<Self, Error> {
-        let fabric = &model.engine.fabric;
-        let Self::Trained(units) = self else { return Ok(self) };
-        if fabric.device.is_none() {
-            return Ok(Self::Trained(units));
-        }
-        let shards = units.into_iter().enumerate().map(|(unit, trained)| {
-            let unit = UnitId::new(unit);
-            let mut parameters = model.shard(unit)?.to_vec();
-            parameters[..trained.len()].copy_from_slice(&trained);
-            Shard::new(fabric, (unit, parameters))
-        });
-        Ok(Self::All(shards.collect::<Result<_, _>>()?))
     }
 }
 
@@ -491,39 +469,43 @@ pub(super) fn parameters_of(
     source: impl Fn(&str) -> String,
 ) -> Result<Parameters, Problem> {
     let fabric = &model.engine.fabric;
-    if fitting.is_none() && differences::content_of(generation.manifest()) == Content::Trainable {
-        return Ok(Parameters::Trained(trained(fabric, generation, source)?));
-    }
-    let fitting = fitting.map(|it| (it, model.engine.state().shards.clone()));
-    let shards = shards_of(fabric, |unit, portions, parameters| {
+    let has_all = differences::content_of(generation.manifest()) == Content::All;
+    let lacks = |portion: &Portion| match fitting {
+        Some(fitting) => fitting.lacks(portion.parameter()),
+        None => !has_all && portion.role == Role::Frozen,
+    };
+    let own = model.engine.state().shards.clone();
+    let fill = |unit: UnitId, portions: &[Portion], parameters: &mut [f32]| {
         for portion in portions {
-            let into = &mut parameters[portion.range.clone()];
-            match &fitting {
-                Some((fitting, own)) if fitting.lacks(portion.parameter()) => {
-                    own[unit.index()].copy_to(fabric, portion.range.start, into)?;
-                }
-                _ => generation.read(&source(&portion.name), portion.offset, into)?,
+            // The frozen parameters are last, and may be left out.
+            let Some(into) = parameters.get_mut(portion.range.clone()) else { break };
+            match lacks(portion) {
+                true => own[unit.index()].copy_to(fabric, portion.range.start, into)?,
+                false => generation.read(&source(&portion.name), portion.offset, into)?,
             }
         }
         Ok(())
-    })?;
-    Ok(Parameters::All(shards))
-}
-
-/// The trained elements of this rank's shards, by unit.
-fn trained(
-    fabric: &Fabric,
-    generation: &Generation,
-    source: impl Fn(&str) -> String,
-) -> Result<Vec<Vec<f32>>, Problem> {
-    let zeros = |layout: &Arc<UnitLayout>| zeros(layout.trainable().shard_len);
-    let mut units = fabric.plan.layouts().iter().map(zeros).collect::<Result<Vec<_>, _>>()?;
-    let portions = portions::of_rank(fabric).into_iter();
-    for portion in portions.filter(|it| it.role == Role::Trainable) {
-        let elements = &mut units[portion.unit.index()][portion.range];
-        generation.read(&source(&portion.name), portion.offset, elements)?;
+    };
+    if fabric.device.is_some() {
+        return Ok(Parameters::Shards(shards_of(fabric, fill)?));
     }
-    Ok(units)
+    let copies = each_unit(fabric, |unit, portions| {
+        let layout = fabric.plan.layout(unit);
+        let len = match fitting.is_some() || has_all {
+            true => layout.shard_len(),
+            false => layout.trainable().shard_len,
+        };
+        // The copy of stored parameters is rounded when all are read.
+        let is_stored = layout.stored().is_some() && len > layout.master_len();
+        let made = {
+            let _scope = memory::scope(if is_stored { Category::Other } else { Category::Load });
+            zeros(len)
+        };
+        let mut parameters = made?;
+        fill(unit, portions, &mut parameters)?;
+        Ok(HostShard::to_take(parameters, layout).map_err(Error::from)?)
+    })?;
+    Ok(Parameters::Copies(copies))
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
@@ -531,20 +513,30 @@ pub(super) fn shards_of(
     fabric: &Fabric,
     fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
 ) -> Result<Vec<Shard>, Problem> {
-    let portions = portions::of_rank(fabric);
-    let shard = |unit| {
+    each_unit(fabric, |unit, portions| {
         // The text of an error is made outside of the scope, in which memory may be short.
         let made = {
             let _scope = fabric.scope_of_parameters(unit);
             zeros(fabric.plan.layout(unit).shard_len())
         };
         let mut parameters = made?;
+        fill(unit, portions, &mut parameters)?;
+        Ok(Shard::new(fabric, (unit, parameters))?)
+    })
+}
+
+/// Makes a value of each unit's portions on this rank.
+fn each_unit<T>(
+    fabric: &Fabric,
+    make: impl Fn(UnitId, &[Portion]) -> Result<T, Problem>,
+) -> Result<Vec<T>, Problem> {
+    let portions = portions::of_rank(fabric);
+    let of_unit = |unit: UnitId| {
         let [start, end] = [unit, UnitId::new(unit.index() + 1)]
             .map(|unit| portions.partition_point(|portion| portion.unit < unit));
-        fill(unit, &portions[start..end], &mut parameters)?;
-        Ok(Shard::new(fabric, (unit, parameters))?)
+        make(unit, &portions[start..end])
     };
-    fabric.plan.spec().unit_ids().map(shard).collect()
+    fabric.plan.spec().unit_ids().map(of_unit).collect()
 }
 
 fn zeros(len: usize) -> Result<Vec<f32>, Error> {

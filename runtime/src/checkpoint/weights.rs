@@ -123,18 +123,15 @@ impl Checkpoints {
         if let Err(failed) = compared? {
             return Ok(Err(failed));
         }
-        let placed = self.loading(model, step).attempt(|| Ok(parameters.placed(model)?))?;
-        Ok(placed.map(|parameters| {
-            take_parameters(model, parameters);
-            let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
-            if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
-                hsdp_warnings::warn!(step, "{note}");
-            }
-            let Unmatched { new_parameters, new_states, left_over, .. } = unmatched;
-            let (user, broken) = (generation.manifest().user.clone(), Vec::new());
-            let later = Vec::new();
-            Resumed { step, user, broken, later, new_parameters, new_states, left_over }
-        }))
+        take_parameters(model, parameters);
+        let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
+            hsdp_warnings::warn!(step, "{note}");
+        }
+        let Unmatched { new_parameters, new_states, left_over, .. } = unmatched;
+        let (user, broken) = (generation.manifest().user.clone(), Vec::new());
+        let later = Vec::new();
+        Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))
     }
 }
 

@@ -54,19 +54,23 @@ impl Shard {
         Ok(self.kept(fabric)?.in_f32()?)
     }
 
-    /// Replaces the trained parameters by others, and leaves the frozen ones as they are.
+    /// Takes the parameters of a [copy](HostShard::to_take) into the buffers of this shard: all of
+    /// them, or the trained ones alone if the copy has no others.
     ///
     /// # Panics
     /// If the shard is on a device.
-    pub(crate) fn set_trained(&mut self, trained: &[f32]) {
-        if trained.is_empty() {
+    pub(crate) fn take(&mut self, copy: &HostShard) {
+        let masters = copy.master.len();
+        if masters == 0 && copy.gather_input.is_none() {
             return;
         }
         let Self::Host(shard) = self else { unreachable!("on a device a shard is made anew") };
         let (master, gather_input) = shard.exclusive();
-        master[..trained.len()].copy_from_slice(trained);
-        if let Some(gather_input) = gather_input {
-            cast(gather_input.slice(0..trained.len()), trained);
+        master[..masters].copy_from_slice(&copy.master);
+        match (gather_input, &copy.gather_input) {
+            (None, _) => {}
+            (Some(gather_input), Some(rounded)) => gather_input.copy_from(rounded.values()),
+            (Some(gather_input), None) => cast(gather_input.slice(0..masters), &copy.master),
         }
     }
 
@@ -110,18 +114,28 @@ impl HostShard {
     ) -> Result<Self, hsdp_kernels::Error> {
         let gather_input = match compute {
             DType::F32 => None,
-            compute => Some(rounded(&parameters, compute)?.into()),
+            compute => Some(rounded(&parameters, compute, Category::GatherInput)?.into()),
         };
         let master = match layout.stored() {
             None => parameters,
-            Some(_) => {
-                let _shard = memory::scope(Category::Shard);
-                let mut master = hsdp_kernels::zeros(layout.master_len())?;
-                master.copy_from_slice(&parameters[..layout.master_len()]);
-                master
-            }
+            Some(_) => master_of(&parameters, layout, Category::Shard)?,
         };
         Ok(Self { master: Arc::new(master), gather_input })
+    }
+
+    /// Makes a copy of parameters that a shard of the unit takes later: of all its parameters, or
+    /// of the trained ones. It is rounded only where the shard has no f32 master.
+    pub(crate) fn to_take(
+        parameters: Vec<f32>,
+        layout: &UnitLayout,
+    ) -> Result<Self, hsdp_kernels::Error> {
+        match layout.stored() {
+            Some(stored) if parameters.len() > layout.master_len() => Ok(Self {
+                gather_input: Some(rounded(&parameters, stored, Category::Load)?.into()),
+                master: Arc::new(master_of(&parameters, layout, Category::Load)?),
+            }),
+            _ => Ok(Self { master: Arc::new(parameters), gather_input: None }),
+        }
     }
 
     /// The parameters of a range: in f32, or in the compute dtype if that is their only copy.
@@ -171,8 +185,24 @@ impl HostShard {
     }
 }
 
-fn rounded(master: &[f32], dtype: DType) -> Result<HostBuffer, hsdp_kernels::Error> {
-    let _gather_input = memory::scope(Category::GatherInput);
+/// Returns a copy of the parameters that have an f32 master.
+fn master_of(
+    parameters: &[f32],
+    layout: &UnitLayout,
+    category: Category,
+) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    let _scope = memory::scope(category);
+    let mut master = hsdp_kernels::zeros(layout.master_len())?;
+    master.copy_from_slice(&parameters[..layout.master_len()]);
+    Ok(master)
+}
+
+fn rounded(
+    master: &[f32],
+    dtype: DType,
+    category: Category,
+) -> Result<HostBuffer, hsdp_kernels::Error> {
+    let _scope = memory::scope(category);
     let mut rounded = HostBuffer::zeros(dtype, master.len())?;
     cast(rounded.values_mut(), master);
     Ok(rounded)

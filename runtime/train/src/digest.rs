@@ -1,10 +1,10 @@
-//! The content of an input, in short.
+//! A digest of an input, for comparison between processes.
 
 use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The length and a hash of an input, which processes can compare wherever each of them has its copy.
+/// Length and hash of an input, which processes compare when each has its own copy.
 ///
 /// ```
 /// use hsdp_train::Digest;
@@ -20,13 +20,14 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// The digest of these bytes. It finds accidents; a forger can make two inputs of one digest.
+    /// Returns the digest of `bytes`. It detects accidents, not forgery: the hash is not
+    /// cryptographic.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self { bytes: bytes.len(), hash: xxh3_64_with_seed(bytes, 0) }
     }
 
-    /// The hash alone.
+    /// Returns the hash alone.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash

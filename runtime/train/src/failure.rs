@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::{self, Display};
 use std::process::ExitCode;
 
+use hsdp::comm::Finding;
 use hsdp::{CommError, FlightRecord, Launched, explain};
 
 use crate::command_line::CommandLineError;
@@ -12,15 +13,15 @@ use crate::folder::LockError;
 use crate::memory::TooMuch;
 use crate::stderr::{tell, tell_with};
 
-/// The number of the signal.
+/// Number of the signal.
 const SIGTERM: u8 = 15;
 
-/// The reason why a program fails, with the exit code that follows from it.
+/// The reason why a program fails. It determines the exit code.
 ///
-/// `?` converts every error. The options and files of a user ([`CommandLineError`], [`FileError`],
-/// [`LockError`], [`TooMuch`], a fault that the world cannot have) become [`Input`](Self::Input); an
-/// error that a rank most often gets because another rank gave up becomes [`Peer`](Self::Peer);
-/// every other error becomes [`Work`](Self::Work).
+/// `?` converts every error. Errors in a user's options and files ([`CommandLineError`],
+/// [`FileError`], a folder to which another run writes, [`TooMuch`], a fault that the world cannot have) become
+/// [`Input`](Self::Input). An error that usually means that another rank gave up becomes
+/// [`Peer`](Self::Peer). Every other error becomes [`Work`](Self::Work).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure {
@@ -30,20 +31,20 @@ pub enum Failure {
     Work(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
-    /// Results differ from those of a computation beside it, or from the plan. Exit code 1.
+    /// Results differ from those of a reference computation, or from the plan. Exit code 1.
     Disagreement(String),
-    /// A signal has ended the run. Exit code 128 plus the number of the signal, or plus that of
-    /// SIGTERM if the signal came to another process.
+    /// A signal has ended the run. Exit code 128 plus the number of the signal, or plus the number
+    /// of SIGTERM if the signal arrived at another process.
     Stopped {
-        /// The signal, if it came to this process.
+        /// The signal, if it arrived at this process.
         signal: Option<u8>,
-        /// Steps that were made.
+        /// Number of completed steps.
         steps: u64,
     },
-    /// Rank 0 reports the failure, with its exit code. Exit code 0 here: a launcher that sees
-    /// another code would end rank 0 before its report.
+    /// Rank 0 reports the failure and returns its exit code. The exit code is 0 here, because a
+    /// launcher that sees another code would end rank 0 before its report.
     Elsewhere,
-    /// A failure, with an explanation from the last operations of the ranks.
+    /// A failure with an explanation, which is derived from the last operations of the ranks.
     Explained(Box<Self>, String),
 }
 
@@ -58,7 +59,7 @@ impl Failure {
         Self::Work(problem.to_string())
     }
 
-    /// Returns the exit code of the program.
+    /// Returns the program's exit code.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -80,7 +81,16 @@ impl Failure {
         self.exit_code()
     }
 
-    /// Returns the failure of a rank that trains.
+    /// Returns the failure of a program that cannot read its inputs. An error of any type is one of
+    /// input there.
+    pub(crate) fn in_reading(self) -> Self {
+        match self {
+            Self::Work(what) | Self::Peer(what) => Self::Input(what),
+            other => other,
+        }
+    }
+
+    /// Adds to the text that training failed.
     pub(crate) fn in_training(self) -> Self {
         let failed = |what| format!("training failed: {what}");
         match self {
@@ -90,18 +100,21 @@ impl Failure {
         }
     }
 
-    /// Returns the same failure, with an explanation from the last operations of the ranks.
+    /// Adds an explanation that is derived from the last operations of the ranks. A process that
+    /// has its own record alone can compare nothing. It explains a failure only if its rank waits.
     pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
+        let explanation = explain(records);
+        let is_empty = explanation.compared == 0 && explanation.finding == Finding::Nothing;
         match self {
-            Self::Work(_) | Self::Peer(_) if !records.is_empty() => {
-                Self::Explained(Box::new(self), explain(records).to_string())
+            Self::Work(_) | Self::Peer(_) if !is_empty => {
+                Self::Explained(Box::new(self), explanation.to_string())
             }
             other => other,
         }
     }
 
-    /// Returns the failure of the process of rank 0. [`Elsewhere`](Self::Elsewhere) is an error
-    /// there: no other process reports it.
+    /// Returns the failure to report in the process of rank 0. [`Elsewhere`](Self::Elsewhere) is an
+    /// error there, because no other process reports it.
     pub(crate) fn with_first_rank(self) -> Self {
         match self {
             Self::Elsewhere => Self::work(
@@ -113,8 +126,8 @@ impl Failure {
         }
     }
 
-    /// Returns the same failure, with the rank that a launcher has given to this process: the ranks
-    /// have not joined yet.
+    /// Adds the rank that a launcher has given to this process. Used for failures before the ranks
+    /// have joined.
     pub(crate) fn with_launched_rank(self) -> Self {
         let launched = Launched::from_env().ok().flatten().filter(|launched| launched.size > 1);
         match (self, launched) {
@@ -164,7 +177,7 @@ fn is_input(error: &(dyn Error + 'static)) -> bool {
         || error.is::<TooMuch>()
 }
 
-/// Returns the error of a collective from which an error follows.
+/// Returns the collective's error that caused `error`, if there is one.
 fn cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e CommError> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -179,7 +192,7 @@ fn cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e CommError> {
     None
 }
 
-/// Runs the work of a program without ranks. If it fails, prints a line to stderr.
+/// Runs the work of a program that has no ranks. If it fails, prints a line to stderr.
 pub fn program(name: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> ExitCode {
     work().unwrap_or_else(|failure| failure.tell(name))
 }
@@ -188,7 +201,7 @@ pub fn program(name: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> 
 mod tests {
     use std::io;
 
-    use hsdp::{Rank, RankFailure};
+    use hsdp::{Channel, Rank, RankFailure, Tag, WorldOptions};
 
     use super::*;
 
@@ -199,6 +212,22 @@ mod tests {
     fn bad_fault() -> hsdp::Error {
         let (fault, problem) = ("rank 9".to_owned(), "there are 2 ranks".to_owned());
         hsdp::Error::Comm(CommError::BadFault { fault, problem })
+    }
+
+    #[test]
+    fn a_record_that_is_compared_with_none_explains_nothing() {
+        let records = hsdp::launch(2, WorldOptions::default(), |world| {
+            world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+            Ok::<_, hsdp::Error>(world.flight_record())
+        });
+        let records: Vec<_> = records.into_iter().map(|it| it.expect("a record")).collect();
+        let explained = |records| Failure::work("it is wrong").explained(records);
+        for alone in [&records[..1], &[]] {
+            let failure = explained(alone);
+            assert!(matches!(failure, Failure::Work(_)), "{failure:?}");
+        }
+        let failure = explained(&records);
+        assert!(matches!(failure, Failure::Explained(..)), "{failure:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Files that a user names: regular files, up to a length, or with lines up to a length.
+//! Files that a user names: only regular files, with a bounded length or bounded lines.
 
 mod lines;
 mod output;
@@ -13,11 +13,11 @@ use crate::stderr::in_one_line;
 pub use self::lines::{Lines, lines};
 pub use self::output::{Output, OutputFolder, replace_at, replace_with};
 
-/// The reason why a file was not read or written. The text is one line, which begins with the path.
+/// The reason why a file was not read or written. The text is one line that begins with the path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The file is missing, or the system does not let this process read or write it.
+    /// The file is missing, or the system does not permit this process to read or write it.
     #[error("{}: {source}", Shown(.path))]
     Io {
         /// The file.
@@ -25,7 +25,7 @@ pub enum FileError {
         /// The error of the system.
         source: io::Error,
     },
-    /// It is a directory, a device, a FIFO or a socket, from which a read may never return.
+    /// It is a directory, a device, a FIFO or a socket. A read of these may never return.
     #[error("{}: it is {kind}; a regular file is needed", Shown(.path))]
     NotRegular {
         /// The file.
@@ -33,45 +33,45 @@ pub enum FileError {
         /// Its kind, with an article.
         kind: &'static str,
     },
-    /// It is longer than the program reads.
+    /// It is longer than the limit.
     #[error("{}: it has more than {most} bytes", Shown(.path))]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// The most bytes that are read.
+        /// Maximum number of bytes in the file.
         most: u64,
     },
-    /// A line is longer than the program reads.
+    /// One of its lines is longer than the limit.
     #[error("{}: line {number} has more than {most} bytes", Shown(.path))]
     LongLine {
         /// The file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Number of the line, from 1.
         number: u64,
-        /// The most bytes of a line.
+        /// Maximum number of bytes in a line.
         most: u64,
     },
-    /// It is an input of the same command.
+    /// It is also an input of the same command.
     #[error("{}: it is an input, {}, and would be overwritten", Shown(.path), Shown(.input))]
     IsInput {
         /// The file to write.
         path: PathBuf,
-        /// The input, as it is named there.
+        /// The path of that input, as the user named it.
         input: PathBuf,
     },
-    /// Two outputs of a command are one file or stream.
+    /// Two outputs of a command go to the same file or stream.
     #[error("{}: it is named twice, and has room for one output", Shown(.path))]
     Twice {
         /// The file to write.
         path: PathBuf,
     },
-    /// It is stdout, and another program reads what the command prints there.
+    /// It is stdout, which the command already uses for output that another program reads.
     #[error("{}: it is stdout, to which another output goes", Shown(.path))]
     IsStdout {
         /// The file to write.
         path: PathBuf,
     },
-    /// A file system is mounted at it, so no other file can take its place.
+    /// It is a mount point, so no other file can take its place.
     #[error("{}: it is a mount point, which cannot be replaced", Shown(.path))]
     IsMountPoint {
         /// The file to write.
@@ -80,7 +80,7 @@ pub enum FileError {
     /// The name of a file to write is empty.
     #[error("the name of a file is empty")]
     NoName,
-    /// The folder has no file with the extension.
+    /// The folder has no file with this extension.
     #[error("{}: there is no file .{extension} in it", Shown(.path))]
     NoFile {
         /// The folder.
@@ -96,7 +96,8 @@ pub enum FileError {
     },
 }
 
-/// Reads a regular file of at most `most` bytes. Nothing waits, and no more than `most` bytes are held.
+/// Reads a regular file of at most `most` bytes. Does not block on FIFOs, and holds at most `most`
+/// bytes.
 ///
 /// # Errors
 /// [`FileError`]
@@ -107,13 +108,13 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     if file.metadata().map_err(failed)?.len() > most {
         return Err(too_long());
     }
-    // The file may grow meanwhile, and the files of /proc have no length.
+    // The file may grow during the read, and files in /proc report a length of 0.
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
 }
 
-/// As [`read`], for UTF-8 text.
+/// Reads a UTF-8 text as [`read`] reads bytes.
 ///
 /// # Errors
 /// [`FileError`]
@@ -121,14 +122,14 @@ pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
     String::from_utf8(read(path, most)?).map_err(|_| FileError::NotText { path: path.to_owned() })
 }
 
-/// Reads the files with an extension in a folder and in the folders below it, in the order of their
-/// paths, as one text with a newline between two files. A link to a regular file counts as that
-/// file. Hidden folders, folders named `target` and links to folders are left out.
+/// Reads the files with an extension in a folder and in the folders below it. Returns one text, in
+/// the order of the paths, with a newline between two files. A link to a regular file counts as
+/// that file. Hidden folders, folders named `target` and links to folders are left out.
 ///
 /// # Errors
-/// [`FileError::NoFile`] if there is no such file; [`FileError::TooLong`] with the folder if the
-/// files have more than `most` bytes together; [`FileError::Io`] for a link that leads nowhere;
-/// other [`FileError`]s.
+/// [`FileError::NoFile`] if there is no such file; [`FileError::TooLong`] with the folder if all
+/// files together have more than `most` bytes; [`FileError::Io`] for a broken link; other
+/// [`FileError`]s.
 pub fn read_texts(folder: &Path, extension: &str, most: u64) -> Result<String, FileError> {
     let mut files = Vec::new();
     collect(folder, extension, &mut files)?;
@@ -159,7 +160,7 @@ fn collect(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<(
         if kind.is_dir() && !name.starts_with('.') && name != "target" {
             collect(&path, extension, files)?;
         } else if path.extension().is_some_and(|it| it == extension) {
-            // Follows a link.
+            // `metadata` follows links.
             let failed = |source| FileError::Io { path: path.clone(), source };
             if path.metadata().map_err(failed)?.is_file() {
                 files.push(path);
@@ -169,7 +170,8 @@ fn collect(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<(
     Ok(())
 }
 
-/// Refuses a path at which a file cannot be written: what is there, if anything, has to be a regular file.
+/// Refuses a path at which no file can be written: anything that exists there must be a regular
+/// file.
 fn check_writable(path: &Path) -> Result<(), FileError> {
     match path.metadata() {
         Ok(found) => regular(path, &found),
@@ -178,11 +180,11 @@ fn check_writable(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Opens a regular file to read it.
+/// Opens a regular file for reading.
 fn open_regular(path: &Path) -> Result<File, FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
     let file = open(path, OpenOptions::new().read(true)).map_err(failed)?;
-    // This describes the opened file, so no other file can take its place after the check.
+    // This metadata is of the opened file, so the file cannot be exchanged after the check.
     regular(path, &file.metadata().map_err(failed)?)?;
     Ok(file)
 }
@@ -194,8 +196,7 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {
     Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) })
 }
 
-/// Appends to a regular file, which is made if it is missing. Does not wait for the other end of a
-/// FIFO.
+/// Appends to a regular file, and creates it if it is missing. Does not wait for a FIFO's reader.
 pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
     let mut file = open(path, OpenOptions::new().append(true).create(true)).map_err(failed)?;
@@ -203,8 +204,8 @@ pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     file.write_all(bytes).map_err(failed)
 }
 
-/// Makes a file for lines that are written as they come, or empties the one that is there. Does not
-/// wait for the other end of a FIFO.
+/// Creates an empty file for lines that are written as they come, in place of an old one. Does not
+/// wait for a FIFO's reader.
 ///
 /// # Errors
 /// [`FileError::NotRegular`], [`FileError::Io`].
@@ -218,7 +219,7 @@ pub fn create_log(path: &Path) -> Result<File, FileError> {
     Ok(file)
 }
 
-/// Opens a file without a wait for the other end of a FIFO.
+/// Opens a file without waiting for the other end of a FIFO.
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
@@ -245,7 +246,7 @@ fn kind(of: FileType) -> &'static str {
     if of.is_dir() { "a directory" } else { "no file" }
 }
 
-/// A path in one line.
+/// Shows a path in one line.
 struct Shown<'a>(&'a Path);
 
 impl fmt::Display for Shown<'_> {

@@ -21,12 +21,14 @@ use crate::file::{self, replace_with};
 use crate::options::RunOptions;
 use crate::warnings::Warnings;
 
-pub use self::lock::{FolderLock, LockError};
+use self::lock::FolderLock;
+
+pub(crate) use self::lock::LockError;
 pub(crate) use self::metrics::Metrics;
 pub use self::switch::Switch;
 pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
 
-/// The files of a run.
+/// Names of a run's files.
 const METRICS: &str = "metrics.jsonl";
 const METRICS_NEW: &str = "metrics.jsonl.new";
 const NORMS: &str = "norms.svg";
@@ -35,14 +37,14 @@ const SUMMARY: &str = "summary.json";
 const TRACE: &str = "trace.json";
 const WARNINGS: &str = "warnings.jsonl";
 
-/// Folders of checkpoints: the last ones, and the best ones.
+/// Names of the folders of checkpoints: the latest ones and the best ones.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const BEST: &str = "best";
 
-/// Folder of the flight records of a run that failed.
+/// Name of the folder with the flight records of a failed run.
 pub(crate) const FLIGHT: &str = "flight";
 
-/// Beginning and end of the name of the warnings of another process.
+/// Prefix and suffix of the file with another process's warnings.
 const OF_RANK: &str = "warnings-rank-";
 const OF_RANK_END: &str = ".jsonl";
 
@@ -50,7 +52,7 @@ const OF_RANK_END: &str = ".jsonl";
 pub(crate) struct Output {
     files: Files,
     _trace: Trace,
-    /// Dropped last: another run may then write to the folder.
+    /// Dropped last, because another run may write to the folder after that.
     _lock: FolderLock,
 }
 
@@ -58,29 +60,32 @@ pub(crate) struct Output {
 #[derive(Debug)]
 pub(crate) struct Files {
     folder: PathBuf,
-    /// Ends the trace.
+    /// Switch that ends the trace.
     trace: Switch,
     /// Flight records of an earlier run, with the times of their last changes.
     earlier: Vec<(PathBuf, SystemTime)>,
 }
 
 impl Output {
-    /// Makes the folder, locks it, and begins to trace. Files of an earlier run stay until this one
-    /// makes its first step. A folder with checkpoints is refused, unless the run is resumed.
+    /// Creates the folder, locks it, and starts the trace. Files of an earlier run stay until this
+    /// run makes its first step. Refuses a folder with checkpoints, unless the run is resumed.
     pub(crate) fn create(
         folder: &Path,
         options: &RunOptions,
         recorder: &Recorder,
     ) -> Result<Self, Failure> {
         let refuse =
-            |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
-        fs::create_dir_all(folder).map_err(refuse)?;
+            |why: String| Failure::Input(format!("cannot write to {}: {why}", folder.display()));
+        if folder.exists() && !folder.is_dir() {
+            return Err(refuse("it exists, and is no folder".to_owned()));
+        }
+        fs::create_dir_all(folder).map_err(|error| refuse(error.to_string()))?;
         let lock = FolderLock::take(folder)?;
         if !options.resume {
             refuse_checkpoints(folder)?;
         }
         let mut files = [METRICS, METRICS_NEW, NORMS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
-        // A file that could not be written at the end of the run is found before it.
+        // Detects before the run any file that could not be written at its end.
         files
             .try_for_each(|name| file::Output::check(&folder.join(name), &[]).map(drop))
             .map_err(|error| Failure::Input(format!("cannot write {error}")))?;
@@ -96,10 +101,9 @@ impl Output {
 }
 
 impl Files {
-    /// Begins the files of a run whose first step is `first`: gives the trace its name, in the
-    /// place of an earlier one, and cuts the metrics back to the steps before. If there are none,
-    /// removes the other files of an earlier run, which would pass for those of this one until its
-    /// end.
+    /// Starts the files of a run whose first step is `first`. Renames the trace to its final name,
+    /// and cuts the metrics back to the steps before `first`. If `first` is 0, removes the other
+    /// files of an earlier run, which would be mistaken for files of this one until it ends.
     pub(crate) fn begin(&self, first: u64) -> Result<Metrics, Failure> {
         if first == 0 {
             [SUMMARY, PLOT, NORMS].iter().try_for_each(|name| remove(&self.folder.join(name)))?;
@@ -109,15 +113,15 @@ impl Files {
         Metrics::from_step(&self.folder.join(METRICS), first)
     }
 
-    /// Removes the flight records of an earlier run, but none that a rank of this one has written
-    /// meanwhile.
+    /// Removes the flight records of an earlier run, except those that a rank of this run has
+    /// overwritten.
     fn remove_flight(&self) -> Result<(), Failure> {
         for (file, changed) in &self.earlier {
             if file.metadata().and_then(|it| it.modified()).is_ok_and(|it| it == *changed) {
                 remove(file)?;
             }
         }
-        // It stays if something else is in it.
+        // The folder stays if it contains anything else.
         let _ = fs::remove_dir(self.folder.join(FLIGHT));
         Ok(())
     }
@@ -137,7 +141,6 @@ impl Files {
         self.folder.join(PLOT)
     }
 
-    /// Writes `summary.json`.
     pub(crate) fn write_summary(&self, summary: &Value) -> Result<(), Failure> {
         let summary = serde_json::to_string_pretty(summary).map_err(Failure::work)?;
         replace_with(&self.folder.join(SUMMARY), |sink| writeln!(sink, "{summary}"))
@@ -154,7 +157,10 @@ fn refuse_checkpoints(folder: &Path) -> Result<(), Failure> {
     let (kind, step, way_on) = match (newest(CHECKPOINTS)?, newest(BEST)?) {
         (Some(step), _) => ("checkpoints", step, "go on from it with --resume".to_owned()),
         (None, Some(step)) => {
-            ("best checkpoints", step, format!("remove {}", folder.join(BEST).display()))
+            let best = folder.join(BEST);
+            let ways =
+                format!("begin anew with --resume and --save-best, remove {}", best.display());
+            ("best checkpoints", step, ways)
         }
         (None, None) => return Ok(()),
     };
@@ -165,7 +171,8 @@ fn refuse_checkpoints(folder: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Returns the flight records in a folder, if there is one, with the times of their last changes.
+/// Returns the flight records in a folder with the times of their last changes. Empty if there is
+/// no folder.
 fn flight_records(folder: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Failure> {
     let cannot_list =
         |error| Failure::Input(format!("cannot list the files of {}: {error}", folder.display()));
@@ -186,8 +193,9 @@ fn flight_records(folder: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Failure> 
     Ok(records)
 }
 
-/// Keeps the warnings of this rank's process in a file, when its first step is about to be made and
-/// rank 0 holds the lock. The warnings of an earlier run are removed, unless this run goes on with it.
+/// Writes the warnings of this rank's process into a file from now on. It is called before the
+/// first step, when rank 0 holds the lock. Removes the warnings of an earlier run, unless this run
+/// resumes it.
 pub(crate) fn keep_warnings(
     world: &World,
     options: &RunOptions,
@@ -195,7 +203,7 @@ pub(crate) fn keep_warnings(
 ) -> Result<(), Failure> {
     let rank = world.rank().index();
     let processes = if world.shares_memory() { 1 } else { world.size() };
-    // A process keeps its warnings in the file of its first rank.
+    // A process writes its warnings into the file of its first rank.
     let Some(folder) = options.out.as_ref().filter(|_| rank < processes) else { return Ok(()) };
     let file = folder.join(match rank {
         0 => WARNINGS.to_owned(),
@@ -229,7 +237,7 @@ fn of_missing_ranks(folder: &Path, processes: usize) -> Result<Vec<PathBuf>, Fai
     Ok(files)
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(file: &Path) -> Result<(), Failure> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot_write(file, &error)),
@@ -257,13 +265,13 @@ mod tests {
         folder
     }
 
-    /// Returns the names of the files that are left of an earlier run.
+    /// Returns the names of the files that remain from an earlier run.
     fn left_of(files: &[&str], first: u64) -> Vec<String> {
         let place = folder_with(files);
         let folder = place.path().to_owned();
         fs::write(folder.join("trace.json.new"), "").expect("written");
         let earlier = flight_records(&folder.join(FLIGHT)).expect("it is listed");
-        // A rank that fails before rank 0 begins.
+        // The record of a rank that failed before rank 0 started.
         let failed = folder.join("flight/rank-1.json");
         if failed.exists() {
             let file = fs::File::options().write(true).open(failed).expect("a file");
@@ -296,7 +304,7 @@ mod tests {
             best.contains("has best checkpoints of an earlier run, the newest of step 6"),
             "{best}"
         );
-        assert!(!best.contains("--resume"), "{best}");
+        assert!(best.contains(": begin anew with --resume and --save-best, remove "), "{best}");
         let newest = refusal(&["best/step-00000006/x", "checkpoints/step-00000007/x"]);
         assert!(newest.contains("the newest of step 7: go on from it with --resume"), "{newest}");
         let unread = refusal(&["checkpoints"]);

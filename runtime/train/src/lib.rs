@@ -1,11 +1,17 @@
 //! The surroundings of a training loop: the parts of a program that are the same for every model.
 //!
-//! A program that trains by [`main`] has the options of [`RunOptions`] on its command line. Its ranks
-//! are threads or processes. It shows a progress bar with the loss, the tokens a second and the time
-//! left; keeps `metrics.jsonl`, `summary.json`, `loss.svg` and a trace in a folder that one run at a
-//! time writes to; saves checkpoints and resumes from them; ends after the current step at SIGINT or
-//! SIGTERM; shows each warning of the libraries once; and ends with an exit code and one line on
-//! stderr if it fails. It computes gradients by any means: this crate knows no autograd.
+//! A program that trains through [`main`] gets the options of [`RunOptions`] on its command line.
+//! Its ranks are threads or processes. It
+//!
+//! - shows a progress bar with the loss, the tokens a second and the time left;
+//! - keeps `metrics.jsonl`, `summary.json`, `loss.svg` and a trace in a folder, which one run at a
+//!   time uses;
+//! - saves checkpoints and resumes from them;
+//! - ends after the current step on SIGINT or SIGTERM;
+//! - shows each warning of the libraries once;
+//! - ends with an exit code, and with one line on stderr if it fails.
+//!
+//! The gradients may come from anywhere: this crate depends on no autograd.
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -46,7 +52,7 @@
 //! }
 //! ```
 //!
-//! The rest of the crate holds for all programs of this project, also for those that do not train.
+//! The other modules are for all programs of this project, including those that do not train.
 //!
 #![doc = include_str!("../BOUNDS.md")]
 
@@ -72,21 +78,21 @@ use mimalloc::MiMalloc;
 
 pub use self::digest::Digest;
 pub use self::failure::{Failure, program};
-pub use self::folder::{FolderLock, LockError, Switch};
+pub use self::folder::Switch;
 pub use self::options::{
     Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, RunOptions,
 };
 pub use self::ranks::{Ranks, Setup, main, prepare, with_ranks};
-pub use self::run::{Better, Place, Report, Run, StepRecord, Training, bar};
+pub use self::run::{Better, Place, Report, Run, Training, bar};
 pub use self::stderr::{tell, tell_with, tell_within};
 pub use self::stdout::{print, print_json};
 pub use self::warnings::Warnings;
 
-/// An allocator that keeps freed memory, which saves a tenth of a step, and counts the memory of each
-/// rank for the report.
+/// An allocator that keeps freed memory, which saves a tenth of a step, and that counts the memory
+/// of each rank for the report.
 pub type Allocator = CountingAllocator<MiMalloc>;
 
-/// Returns the allocator, for a program that has it:
+/// Creates the allocator, for use as the global one:
 ///
 /// ```
 /// #[global_allocator]

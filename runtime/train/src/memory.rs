@@ -1,8 +1,9 @@
-//! The memory that a program will need, compared with the memory that it may have, before it takes any.
+//! Compares the memory that a program will need with its limit, before the program allocates it.
 
 use bytesize::ByteSize;
-use hsdp::{Placement, Plan};
+use hsdp::{ModelSpec, Placement, Plan};
 
+use crate::failure::Failure;
 use crate::options::RunOptions;
 use crate::run::StepRecord;
 
@@ -10,7 +11,7 @@ mod limit;
 
 pub use self::limit::Limit;
 
-/// The memory that a program will need, in parts. A sum beyond `u64::MAX` counts as `u64::MAX`.
+/// Memory that a program will need, in parts. A sum beyond `u64::MAX` counts as `u64::MAX`.
 #[derive(Clone, Debug, Default)]
 pub struct Need {
     parts: Vec<(String, u64)>,
@@ -23,40 +24,44 @@ pub struct Need {
     Shown(*.needed), Shown(*.of_part), Shown(*.limit)
 )]
 pub struct TooMuch {
-    /// The needed bytes.
+    /// Bytes needed in total.
     pub needed: u64,
-    /// The part that needs the most.
+    /// Name of the part that needs the most.
     pub part: String,
-    /// Its bytes.
+    /// Bytes needed for that part.
     pub of_part: u64,
-    /// The bytes that the process may have.
+    /// Bytes that the process may have.
     pub limit: u64,
-    /// The origin of the limit, in words that end before the number.
+    /// Origin of the limit, as words that precede the number.
     pub reason: &'static str,
 }
 
 impl Need {
     /// Returns the memory of a run of `steps` steps in this process: a record of each step, and the
-    /// sharded model of each rank here. Memory on a device is the driver's matter.
-    #[must_use]
-    pub fn of_run(options: &RunOptions, plan: &Plan, steps: usize) -> Self {
+    /// sharded model of each rank here. Memory on a device is not counted.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if the mesh or the options cannot have this model.
+    pub fn of_run(options: &RunOptions, spec: ModelSpec, steps: usize) -> Result<Self, Failure> {
+        let plan = Plan::new(spec, options.mesh, options.model().plan_options());
+        let plan = plan.map_err(Failure::input)?;
         let records = product(&[steps, size_of::<StepRecord>()]);
         let need = Self::default().with("a record of each step", records);
         let model = plan.memory().total().get().saturating_mul(options.ranks_here() as u64);
-        match options.device {
+        Ok(match options.device {
             Placement::Host => need.with("the sharded model", model),
             _ => need,
-        }
+        })
     }
 
-    /// Returns the same with one more part.
+    /// Adds a part.
     #[must_use]
     pub fn with(mut self, part: impl Into<String>, bytes: u64) -> Self {
         self.parts.push((part.into(), bytes));
         self
     }
 
-    /// The sum of all parts.
+    /// Returns the sum of all parts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
@@ -78,13 +83,13 @@ impl Need {
     }
 }
 
-/// The product of some sizes, or `u64::MAX` where it is larger.
+/// Multiplies sizes. Returns `u64::MAX` on overflow.
 #[must_use]
 pub fn product(sizes: &[usize]) -> u64 {
     sizes.iter().fold(1, |product, size| product.saturating_mul(*size as u64))
 }
 
-/// A number of bytes with a binary unit.
+/// Shows a number of bytes with a binary unit.
 struct Shown(u64);
 
 impl std::fmt::Display for Shown {
@@ -103,7 +108,8 @@ mod tests {
     fn the_largest_part_is_named() {
         let need = Need::default().with("a table", 1 << 31).with("a row", 1 << 11);
         let said = need.check(SMALL).expect_err("2 GiB").to_string();
-        let expected = "about 2.0 GiB of memory are needed, 2.0 GiB of them for a table; this machine has 1.0 GiB";
+        let expected = "about 2.0 GiB of memory are needed, 2.0 GiB of them for a table; \
+                        this machine has 1.0 GiB";
         assert_eq!(said, expected);
         assert_eq!(Need::default().with("a row", 1 << 30).check(SMALL), Ok(()));
     }

@@ -14,17 +14,19 @@ use hsdp::{
 use crate::failure::Failure;
 use crate::folder::FLIGHT;
 use crate::number::{count, seconds};
+use crate::run::Place;
 use crate::threads;
 
-/// Maximum number of units that are gathered ahead: no model has more.
+/// Maximum number of units that are gathered ahead. No model has more units.
 pub const MAX_UNITS: usize = 10_000;
-/// Maximum number of microbatches of a step: its bytes fit 64 bits.
+/// Maximum number of microbatches in a step, for which a step's bytes still fit 64 bits.
 pub const MAX_MICROBATCHES: usize = 1 << 16;
-/// Maximum number of steps. Each leaves a record in memory for the report, so memory may allow less.
+/// Maximum number of steps. Each step leaves a record in memory for the report, so memory may allow
+/// fewer.
 pub const MAX_STEPS: usize = 1_000_000_000;
 
-/// How a run is spread, and where its files are. A program has them on its command line with
-/// `#[command(flatten)]`, or makes them in code:
+/// Options that spread a run over ranks and name its files. A program flattens them into its
+/// command line with `#[command(flatten)]`, or sets them in code:
 ///
 /// ```
 /// use hsdp_train::RunOptions;
@@ -83,7 +85,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub deadline: f64,
 
-    /// Time that a rank waits for others before it warns. The command line has no option for it.
+    /// Time that a rank waits for others before it warns. It can be set in code only.
     #[arg(skip = WorldOptions::default().late)]
     pub late: Duration,
 
@@ -116,19 +118,20 @@ pub struct RunOptions {
     )]
     pub norms_every: Option<usize>,
 
-    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one, and save one at the end
-    /// and on SIGINT or SIGTERM; the mesh may differ; off by default
+    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one, and save one at the
+    /// end and on SIGINT or SIGTERM; the mesh may differ; off by default
     #[arg(long, requires = "out")]
     pub resume: bool,
 
     /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev),
-    /// for warnings.jsonl if there are warnings, and for flight/ if the run fails; one run at a
-    /// time writes to it, and holds the lock on run.lock in it; by default no file is written
+    /// for warnings.jsonl if there are warnings, and for flight/, with the last operations of each
+    /// rank, if a rank panics, is late, or leaves others waiting; one run at a time writes to it,
+    /// and holds the lock on run.lock in it; by default no file is written
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
 
-/// How the ranks run.
+/// The way in which ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
 pub enum Comm {
@@ -136,7 +139,8 @@ pub enum Comm {
     Threads,
     /// Processes that mpirun has started (needs a build with --features mpi).
     Mpi,
-    /// Processes on GPUs that `hsdp launch --comm nccl` or torchrun has started (needs a build with --features nccl).
+    /// Processes on GPUs that `hsdp launch --comm nccl` or torchrun has started (needs a build with
+    /// --features nccl).
     Nccl,
 }
 
@@ -147,7 +151,8 @@ pub struct EvaluationOptions {
     #[arg(long, value_name = "STEPS", value_parser = count::<1, { MAX_STEPS }>)]
     pub evaluate_every: Option<usize>,
 
-    /// End the run when COUNT evaluations in a row have not improved on the best one; off by default
+    /// End the run when COUNT evaluations in a row have not improved on the best one; off by
+    /// default
     #[arg(
         long, value_name = "COUNT", requires = "evaluate_every",
         value_parser = count::<1, { MAX_STEPS }>
@@ -171,14 +176,14 @@ impl Default for RunOptions {
 }
 
 impl Default for EvaluationOptions {
-    /// No evaluation.
+    /// Returns options without evaluations.
     fn default() -> Self {
         Self { evaluate_every: None, patience: None, save_best: false }
     }
 }
 
-/// Refuses an option that its parser on the command line refuses. Each number has a text that reads
-/// as that number.
+/// Refuses a value that an option's parser on the command line refuses. `value` is printed, and the
+/// text is parsed.
 fn check<T: Display>(
     option: &str,
     value: T,
@@ -197,14 +202,14 @@ fn check_counts(counts: &[Count]) -> Result<(), Failure> {
     })
 }
 
-/// Refuses options that are set, but lack an option without which they have no effect.
+/// Refuses options that are set without another option that they need.
 fn check_needed(set: &[(&str, bool)], needed: &str) -> Result<(), Failure> {
     let lacks = set.iter().find(|(_, is_set)| *is_set);
     lacks.map_or(Ok(()), |(option, _)| Err(Failure::Input(format!("{option} needs {needed}"))))
 }
 
 impl EvaluationOptions {
-    /// Refuses options that the command line would refuse.
+    /// Refuses values that the command line would refuse.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         check_counts(&[
             ("--evaluate-every", self.evaluate_every, count::<1, MAX_STEPS>),
@@ -220,8 +225,8 @@ impl EvaluationOptions {
 }
 
 impl RunOptions {
-    /// Checks options that a program may have made in code, and the mesh. Chooses the device of this
-    /// process: the processes of one machine get its devices in turn.
+    /// Checks options that a program may have set in code, and the mesh. Chooses the device of this
+    /// process: the processes of one machine take its devices in turn.
     ///
     /// # Errors
     /// [`Failure::Input`]
@@ -241,7 +246,7 @@ impl RunOptions {
         Ok(Self { device, ..self.clone() })
     }
 
-    /// Refuses options that the command line would refuse.
+    /// Refuses values that the command line would refuse.
     fn check(&self) -> Result<(), Failure> {
         check_counts(&[
             ("--microbatches", Some(self.microbatches), count::<1, MAX_MICROBATCHES>),
@@ -262,12 +267,21 @@ impl RunOptions {
         }
     }
 
-    /// Returns the options that are equal on all ranks, in words. The number of the device of a rank
-    /// may differ.
-    #[must_use]
-    pub fn shared(&self) -> String {
+    /// Describes the options that must be equal on all ranks. Their device numbers may differ.
+    pub(crate) fn shared(&self) -> String {
         let alike = Self { device: Placement::Host, ..self.clone() };
         format!("{alike:?} on {}", self.device)
+    }
+
+    /// Returns the number of a microbatch, from 0, among those of all ranks in all steps: by step,
+    /// then by microbatch, then by rank. The numbers of a step are the next ranks x microbatches
+    /// ones, so a run that is resumed on another mesh goes on with the next number if this product
+    /// is the same.
+    #[must_use]
+    pub fn number_of(&self, place: Place) -> u64 {
+        let (ranks, microbatches) = (self.mesh.world_size() as u64, self.microbatches as u64);
+        let in_step = place.microbatch as u64 * ranks + u64::from(place.rank.get());
+        place.step * ranks * microbatches + in_step
     }
 
     /// Returns the number of ranks that run in this process.
@@ -286,7 +300,8 @@ impl RunOptions {
         WorldOptions { deadline, late, faults, flight_dir, ..Default::default() }
     }
 
-    /// Returns how the model is sharded and reduced. If a dtype is f16, the loss is scaled.
+    /// Returns the options that determine how the model is sharded and reduced. If a dtype is f16,
+    /// the loss is scaled.
     #[must_use]
     pub fn model(&self) -> ModelOptions {
         let precision = Precision {
@@ -294,7 +309,8 @@ impl RunOptions {
             wire: self.reduce_dtype,
             ..Precision::default()
         };
-        // f16 ranges from 6e-8 to 65504: gradients are scaled into its middle.
+        // f16 ranges from 6e-8 to 65504. Loss scaling moves gradients into the middle of that
+        // range.
         let loss_scaling = match [self.param_dtype, self.reduce_dtype].contains(&DType::F16) {
             true => {
                 LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() })
@@ -347,6 +363,21 @@ mod tests {
             let refused = refusal(options.of_process().map(drop));
             assert!(refused.starts_with(problem), "{refused}");
         }
+    }
+
+    #[test]
+    fn microbatches_of_all_ranks_are_numbered_one_after_the_other() {
+        let numbers = |mesh: &str, microbatches: usize, step: u64| {
+            let mesh: Mesh = mesh.parse().expect("a mesh");
+            let options = RunOptions { mesh, microbatches, ..RunOptions::default() };
+            let places = (0..microbatches).flat_map(|microbatch| {
+                mesh.ranks().map(move |rank| Place { step, microbatch, rank })
+            });
+            places.map(|place| options.number_of(place)).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("2x2", 2, 0), (0..8).collect::<Vec<_>>());
+        assert_eq!(numbers("2x2", 2, 3), (24..32).collect::<Vec<_>>());
+        assert_eq!(numbers("1x2", 4, 3), numbers("2x2", 2, 3));
     }
 
     #[test]

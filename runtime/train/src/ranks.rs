@@ -1,4 +1,4 @@
-//! The ranks of a program: threads of this process, or this process and others.
+//! The ranks of a program: threads of this process, or processes.
 
 mod environment;
 mod signals;
@@ -24,20 +24,20 @@ use crate::folder::{Files, Output, Recorder};
 use crate::options::{Comm, RunOptions};
 use crate::run::{Ended, Report, Run, Training};
 use crate::stderr::tell;
-use crate::threads;
+use crate::threads::Records;
 use crate::warnings::Warnings;
 
 use self::signals::Signals;
 
-/// Beginning of a compared text, if a rank has a problem in place of inputs.
+/// Prefix of a compared text that reports a problem in place of inputs.
 const PROBLEM: &str = "problem: ";
 
-/// Runs a program whose options are on its command line: `options` finds those of the run among
-/// them. A failure is one line on stderr.
+/// Runs a program with options on its command line. `options` returns the run's options among them.
+/// A failure is reported as one line on stderr.
 ///
-/// First it sets the environment variables on which the speed of a rank depends, by starting the
-/// program again: `RAYON_NUM_THREADS`, with which the ranks share the cores, and
-/// `MIMALLOC_PURGE_DELAY`. A variable that the user has set stays as it is.
+/// First restarts the program with the environment variables that determine the speed of a rank:
+/// `RAYON_NUM_THREADS`, which divides the cores among the ranks, and `MIMALLOC_PURGE_DELAY`.
+/// Variables that the user has set stay as they are.
 ///
 /// Warnings of all libraries go to stderr, and SIGINT and SIGTERM end a run after the current step.
 pub fn main<O: Parser>(
@@ -51,7 +51,7 @@ pub fn main<O: Parser>(
     }
 }
 
-/// As [`main`], for a program that makes its options in code.
+/// Runs a program as [`main`] does, with options that are set in code.
 pub fn with_ranks(
     name: &'static str,
     options: &RunOptions,
@@ -61,8 +61,8 @@ pub fn with_ranks(
         prepare(environment::sharing(&options)?)?;
         Ranks::join(name, options)
     });
-    // The failure is printed before the ranks end: a launcher kills the others as soon as one
-    // process is gone.
+    // The failure is printed before the ranks end, because a launcher kills the other processes as
+    // soon as one has exited.
     match joined {
         Ok(ranks) => match ranks.check().and_then(|()| work(&ranks)) {
             Ok(()) => ExitCode::SUCCESS,
@@ -72,8 +72,8 @@ pub fn with_ranks(
     }
 }
 
-/// Sets the environment variables on which the speed of ranks depends, for a job whose `ranks` share
-/// this machine, as [`main`] does.
+/// Restarts the program with the environment variables that determine the speed of ranks, as
+/// [`main`] does. `ranks` is the number of ranks that share this machine.
 ///
 /// # Errors
 /// [`Failure::Work`] if the program cannot be started again.
@@ -81,7 +81,7 @@ pub fn prepare(ranks: usize) -> Result<(), Failure> {
     environment::set(ranks).map_err(Failure::work)
 }
 
-/// The ranks of a program that have joined.
+/// A program's ranks after they have joined.
 #[derive(Debug)]
 pub struct Ranks {
     name: &'static str,
@@ -93,21 +93,21 @@ pub struct Ranks {
     signals: Signals,
 }
 
-/// The ranks that have joined.
+/// Kind of the joined ranks.
 #[derive(Debug)]
 enum Joined {
-    /// Threads of this process, all of them.
+    /// Threads of this process. All ranks are here.
     Threads,
-    /// Processes under MPI, one of them this process.
+    /// Processes under MPI. This process is one of them.
     #[cfg(feature = "mpi")]
     Mpi(mpi::Job),
-    /// Processes on GPUs that `hsdp launch` or torchrun has started, one of them this process.
+    /// Processes on GPUs that `hsdp launch` or torchrun has started. This process is one of them.
     #[cfg(feature = "nccl")]
     Nccl(control::Job),
 }
 
 impl Ranks {
-    /// Joins the ranks as the options say. Processes wait for each other here.
+    /// Joins the ranks as the options require. Processes wait for each other here.
     fn join(name: &'static str, options: RunOptions) -> Result<Self, Failure> {
         let warnings = Warnings::of(name);
         let recorder = Recorder::listen(&warnings)?;
@@ -127,9 +127,9 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Refuses a mesh that does not have as many ranks as there are processes. Where only some
-    /// processes have such a mesh, all get an error with the sizes of both sides, since all compare
-    /// them when they make a world.
+    /// Refuses a mesh whose number of ranks differs from the number of processes. If only some
+    /// processes have such a mesh, creating a world fails on all of them with an error that has
+    /// both sizes.
     fn check(&self) -> Result<(), Failure> {
         let mesh = self.options.mesh;
         let (rank, processes) = self.place();
@@ -158,7 +158,7 @@ impl Ranks {
         self.place().0 == 0
     }
 
-    /// Returns the index of this process, and the number of processes.
+    /// Returns this process's index and the number of processes.
     fn place(&self) -> (usize, usize) {
         match &self.joined {
             Joined::Threads => (0, 1),
@@ -172,22 +172,23 @@ impl Ranks {
     /// Runs a training program: reads the inputs once in each process, trains on each rank, writes
     /// the files of `--out`, and prints the report of rank 0.
     ///
-    /// Where a process cannot read its inputs, the ranks of all processes end with its error.
+    /// If a process cannot read its inputs, the ranks of all processes end with its error.
     ///
     /// # Errors
-    /// The failure of `read`, or the first failure of a rank that does not only follow from that of
-    /// another rank, with an explanation from the last operations of the ranks. [`Failure::Stopped`]
-    /// if a signal has ended the run; [`Failure::Work`] if the last checkpoint was not saved or
-    /// the report cannot be written; [`Failure::Disagreement`] if calls and bytes were not as
-    /// planned.
+    /// [`Failure::Input`] with the text of any failure of `read`: rank 0 reports it, and the
+    /// processes of other ranks end with [`Failure::Elsewhere`]. The failure of the rank that
+    /// failed first, with an explanation that is derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has
+    /// ended the run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot
+    /// be written; [`Failure::Disagreement`] if calls and bytes were not as planned.
     pub fn run<I: Sync>(
         &self,
         read: impl FnOnce() -> Result<I, Failure>,
         train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
     ) -> Result<(), Failure> {
         let _signals = self.signals.during_run();
-        let inputs = read().and_then(|inputs| Ok((inputs, self.output()?)));
-        // Other processes wait for this one: they get its problem where they meet.
+        let inputs = read().map_err(Failure::in_reading);
+        let inputs = inputs.and_then(|inputs| Ok((inputs, self.output()?)));
+        // Other processes wait for this one. They learn its problem where they compare inputs.
         let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
         let files = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
         let files = files.map(Output::files);
@@ -219,8 +220,8 @@ impl Ranks {
         folder.map(|folder| Output::create(folder, &self.options, &self.recorder)).transpose()
     }
 
-    /// Returns the inputs of this process, after the ranks have compared the options of the run, and
-    /// have learned whether each process has inputs. Collective.
+    /// Returns the inputs of this process, after the ranks have compared the options of the run and
+    /// learned whether every process has inputs. Collective.
     fn compare_inputs<'i, I>(
         &self,
         world: &World,
@@ -233,8 +234,8 @@ impl Ranks {
         inputs.map_err(|failure| refused(world, failure.to_string()))
     }
 
-    /// Returns the end of a run. Only the process of rank 0 reports that a signal has ended it, or
-    /// that the last checkpoint was not saved.
+    /// Returns the outcome of a run. Only the process of rank 0 reports that a signal has ended it,
+    /// or that the last checkpoint was not saved.
     fn outcome(&self, ended: Ended, is_first: bool) -> Result<(), Failure> {
         let Ended { steps, was_stopped, unsaved } = ended;
         let signal = self.signals.caught();
@@ -252,21 +253,22 @@ impl Ranks {
         Err(failure)
     }
 
-    /// Returns the result of each rank of this process.
+    /// Runs `rank` on each rank of this process, and returns their results.
     fn each<T: Send>(
         &self,
         rank: impl Fn(World) -> Result<T, Failure> + Sync,
     ) -> Result<Vec<T>, Failure> {
         memory::reset_peaks();
-        let results = threads::results(self.launch(|world| threads::recorded(world, &rank))?);
-        results.map_err(|failure| match self.has_first() {
+        let records = Records::default();
+        let outcomes = self.launch(|world| records.of(world, &rank))?;
+        records.results(outcomes).map_err(|failure| match self.has_first() {
             true => failure.with_first_rank(),
             false => failure,
         })
     }
 
-    /// Runs the ranks of this process. Failures are results here, and do not end the world: ranks
-    /// that refuse the same input must not get each other's text in its place.
+    /// Runs the ranks of this process. A failure is a result here and does not end the world: when
+    /// all ranks refuse the same input, each must return its own text.
     fn launch<T: Send>(
         &self,
         rank: impl Fn(World) -> T + Sync,
@@ -321,8 +323,8 @@ impl<'a> Setup<'a> {
         self.ranks.options.model()
     }
 
-    /// Compares a text between all ranks: the options of the program, or a digest of an input that
-    /// each process reads from its own files. **Collective** over the world.
+    /// Compares a text between all ranks: the program's options, or a digest of an input that each
+    /// process reads from its own files. **Collective** over the world.
     ///
     /// # Errors
     /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if texts differ.
@@ -330,18 +332,18 @@ impl<'a> Setup<'a> {
         compare(&self.world, what, text)
     }
 
-    /// Returns the failure of an input that all ranks refuse, which rank 0 reports.
+    /// Returns the failure for an input that all ranks refuse. Rank 0 reports it.
     #[must_use]
     pub fn refused(&self, problem: impl Display) -> Failure {
         refused(&self.world, problem.to_string())
     }
 
-    /// Begins the run: opens the folder of checkpoints, and with `--resume` loads the newest one.
+    /// Begins the run: opens the folder of checkpoints, and loads the newest one with `--resume`.
     /// **Collective** over the world.
     ///
     /// # Errors
     /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if a checkpoint cannot
-    /// be loaded, or is that of a run with other [`Training::batches`]. Errors of
+    /// be loaded, or belongs to a run with other [`Training::batches`]. Errors of
     /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
     pub fn start<O: Checkpointed>(
         self,
@@ -364,11 +366,16 @@ impl<'a> Setup<'a> {
         }
     }
 
+    /// Returns the name of the program.
+    pub(crate) fn program(&self) -> &'static str {
+        self.ranks.name
+    }
+
     pub(crate) fn warnings(&self) -> &'a Warnings {
         &self.ranks.warnings
     }
 
-    /// Returns whether a signal asks the run to end.
+    /// Returns whether a signal has asked the run to end.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.ranks.signals.caught().is_some()
     }
@@ -379,7 +386,7 @@ fn compare(world: &World, what: &'static str, text: &str) -> Result<(), Failure>
         let CommError::ConfigMismatch { ranks, said, .. } = &error else {
             return Failure::from(error);
         };
-        // A problem is reported with its rank, without the text of the other.
+        // A problem is reported with its rank, without the other rank's text.
         let problem_of = |(rank, said): (&Rank, &String)| {
             said.strip_prefix(PROBLEM).map(|problem| format!("rank {rank}: {problem}"))
         };
@@ -388,7 +395,7 @@ fn compare(world: &World, what: &'static str, text: &str) -> Result<(), Failure>
     })
 }
 
-/// Returns the failure of an input that all ranks refuse, which rank 0 reports.
+/// Returns the failure for an input that all ranks refuse. Rank 0 reports it.
 pub(crate) fn refused(world: &World, problem: String) -> Failure {
     match world.rank().index() {
         0 => Failure::Input(problem),
@@ -396,7 +403,7 @@ pub(crate) fn refused(world: &World, problem: String) -> Failure {
     }
 }
 
-/// Returns the failure to make a world. Processes whose command lines differ are mistakes of the
+/// Returns the failure to create a world. A difference between command lines counts as an error of
 /// input.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn no_world(error: CommError) -> Failure {
@@ -431,7 +438,7 @@ fn by_nccl(_: Duration) -> Result<Joined, Failure> {
     Err(Failure::input("--comm nccl: build with --features nccl"))
 }
 
-/// Connects the ranks by NCCL if they are processes and the model lies on devices. Collective.
+/// Connects the ranks through NCCL if they are processes and the model is on devices. Collective.
 fn connect(world: &World, device: Placement) -> Result<(), Failure> {
     match device {
         Placement::Host => Ok(()),
@@ -456,11 +463,20 @@ fn connect_devices(_: &World, device: Placement) -> Result<(), Failure> {
 mod tests {
     use std::sync::LazyLock;
 
+    use hsdp::comm::Between;
+    use hsdp::{
+        LossSum, Mesh, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions, Unit, UnitGradients,
+    };
+
     use super::*;
+    use crate::options::EvaluationOptions;
+    use crate::threads;
 
     /// Ranks of a program with one process.
     static RANKS: LazyLock<Ranks> = LazyLock::new(|| {
-        Ranks::join("test", RunOptions::default()).expect("threads are always there")
+        let mesh = Mesh::new(2, 2).expect("a mesh");
+        let options = RunOptions { mesh, ..RunOptions::default() };
+        Ranks::join("test", options).expect("threads are always there")
     });
 
     /// Returns the failures of two ranks: rank 0 reports one, and rank 1 is silent.
@@ -492,10 +508,13 @@ mod tests {
     #[test]
     fn the_ranks_learn_the_problem_of_one_that_has_no_inputs() {
         let problem = Failure::input("cannot read x");
+        // The program's `read` may fail with an error of any type.
+        let other = Failure::work("cannot read x");
         for (inputs, expected) in [
             ([Ok(&()), Err(&problem)], "rank 1: cannot read x"),
+            ([Ok(&()), Err(&other)], "rank 1: cannot read x"),
             ([Err(&problem), Ok(&())], "rank 0: cannot read x"),
-            // All have it, so it is no matter of one rank.
+            // All ranks have this problem, so the text names no rank.
             ([Err(&problem), Err(&problem)], "cannot read x"),
         ] {
             let learned = failures(|world| {
@@ -517,5 +536,50 @@ mod tests {
         }
         let ended = Ended { steps: 3, was_stopped: false, unsaved: None };
         assert!(RANKS.outcome(ended, false).is_ok());
+    }
+
+    /// Trains one step. All ranks drop their evaluation before its mean, and return a number.
+    fn train_and_drop_the_evaluation(setup: Setup<'_>) -> Result<Report, Failure> {
+        let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [8])));
+        let unit = spec.unit_ids().next().expect("one unit");
+        let model =
+            ShardedModel::new(setup.world(), spec, setup.model_options(), |_| vec![0.5; 8])?;
+        let sgd = Sgd::new(&model, SgdOptions::default());
+        let evaluation =
+            EvaluationOptions { evaluate_every: Some(1), ..EvaluationOptions::default() };
+        let training = Training { evaluation, ..Training::of_steps(1) };
+        let mut run = setup.start(model, sgd, training)?;
+        while run.next_step()?.is_some() {
+            let gradients = run.gradients(|mut pass, _| -> Result<(), hsdp::Error> {
+                drop(pass.unshard(unit)?);
+                let _ = pass.loss(LossSum::new(1.0, 1))?;
+                pass.reduce(unit, UnitGradients::of([vec![1.0_f32; 8]]))?;
+                pass.finish()
+            })?;
+            run.update(|model, sgd| sgd.step(model, gradients))?;
+            run.evaluate(|model, _| -> Result<f64, hsdp::Error> {
+                let mut evaluation = model.evaluation()?;
+                let mut pass = evaluation.batch()?;
+                drop(pass.unshard(unit)?);
+                pass.finish()?;
+                Ok(f64::NAN)
+            })?;
+        }
+        run.finish()
+    }
+
+    #[test]
+    fn an_evaluation_that_is_dropped_before_its_mean_is_the_failure_of_the_run() {
+        for between in [Between::Memory, Between::Messages] {
+            for _ in 0..20 {
+                let options = WorldOptions { between, ..RANKS.options.world() };
+                let trained = threads::run(4, options, |world| {
+                    train_and_drop_the_evaluation(Setup { world, ranks: &RANKS, files: None })
+                });
+                let failure = trained.expect_err("no mean was taken").to_string();
+                let named = "the evaluation was dropped before its mean";
+                assert!(failure.contains(named), "{between:?}: {failure}");
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A run: the loop over steps, with everything around it.
+//! The run: the loop over steps with its checkpoints, evaluations, files and report.
 
 mod costs;
 mod evaluation;
@@ -32,37 +32,38 @@ use self::norms::StepNorms;
 use self::progress::Progress;
 use self::saving::{Ends, Saving};
 
+pub(crate) use self::progress::StepRecord;
 pub(crate) use self::report::Ended;
 
 pub use self::evaluation::Better;
-pub use self::progress::{StepRecord, bar};
+pub use self::progress::bar;
 pub use self::report::Report;
 
-/// Settings of a run that the program chooses, beside the options of its user.
+/// Settings of a run that the program chooses rather than its user.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// Number of steps, including those before the run was resumed.
+    /// Total number of steps, including those before the run was resumed.
     pub steps: u64,
-    /// Values that determine the batches of a step, besides its number and the mesh: an object.
-    /// Checkpoints keep them, and a run with other values cannot resume from them.
+    /// Values that determine the batches of a step besides its number and the mesh, as an object.
+    /// Checkpoints store them, and a run with other values cannot resume from them.
     pub batches: Value,
-    /// Parameters that checkpoints have.
+    /// Parameters that checkpoints contain.
     pub content: Content,
-    /// Tokens of a microbatch on a rank, for `tokens` in the metrics. Without a number, the items of
-    /// the loss count, on all ranks.
+    /// Tokens in a microbatch on a rank, for `tokens` in the metrics. If `None`, the items of the
+    /// loss on all ranks count.
     pub tokens: Option<u64>,
     /// Approximate weight of a microbatch on a rank: see [`StepOptions::weight_hint`].
     pub weight_hint: Option<u64>,
     /// Name of the loss, on the axis of its plot.
     pub loss: &'static str,
-    /// Evaluations: see [`Run::evaluate`].
+    /// Options of evaluations: see [`Run::evaluate`].
     pub evaluation: EvaluationOptions,
-    /// The better one of two evaluations.
+    /// Order of evaluations.
     pub better: Better,
 }
 
 impl Training {
-    /// Returns a run of `steps` steps, whose batches depend on nothing but the step and the rank.
+    /// Returns a run of `steps` steps whose batches depend on the step and the rank alone.
     #[must_use]
     pub fn of_steps(steps: usize) -> Self {
         Self {
@@ -78,14 +79,14 @@ impl Training {
     }
 }
 
-/// One microbatch of one rank.
+/// Position of one microbatch in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Number of the step, from 0.
     pub step: u64,
     /// Index of the microbatch in the step.
     pub microbatch: usize,
-    /// The rank.
+    /// Rank that computes the microbatch.
     pub rank: Rank,
 }
 
@@ -95,7 +96,7 @@ pub struct Place {
 /// [`update`](Self::update), and [`evaluate`](Self::evaluate) if the program evaluates its model.
 #[derive(Debug)]
 pub struct Run<'a, O> {
-    /// The model.
+    /// The trained model.
     pub model: ShardedModel,
     /// The optimizer, or several of them.
     pub optimizer: O,
@@ -103,10 +104,10 @@ pub struct Run<'a, O> {
     training: Training,
     saving: Option<Saving>,
     evaluations: Evaluations,
-    /// Progress on rank 0.
+    /// Progress bar and files, on rank 0.
     progress: Option<Progress<'a>>,
     counted: Counted,
-    /// Costs of the steps, from before the program works on the model after them.
+    /// Costs of the steps, recorded before the program works on the model after the last step.
     costs: Option<Costs>,
     messages: StepMessages,
     /// Number of the next step.
@@ -116,7 +117,7 @@ pub struct Run<'a, O> {
     was_stopped: bool,
 }
 
-/// The step that is being made.
+/// State of the current step.
 #[derive(Debug)]
 struct Step {
     number: u64,
@@ -135,7 +136,7 @@ enum Stage {
     Updated(StepRecord, Option<StepNorms>),
 }
 
-/// The span of a step.
+/// Span of a step.
 struct Entered(#[expect(dead_code, reason = "held until the step has ended")] EnteredSpan);
 
 impl fmt::Debug for Entered {
@@ -193,12 +194,12 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     }
 
     /// Ends the step before, and returns the number of the next one, from 0. Ending a step records
-    /// it, and saves a checkpoint if one is due. Returns `None` after the last step, after a signal,
-    /// and if evaluations have not improved for long.
+    /// it, and saves a checkpoint if one is due. Returns `None` after the last step, after a
+    /// signal, and when evaluations no longer improve.
     ///
     /// # Errors
-    /// Errors of files and of saving that no later save can make up for. [`Failure::Work`] if the
-    /// step before was not updated.
+    /// Errors of files, and errors of saving that no later save can repair. [`Failure::Work`] if
+    /// the step before was not updated, or lacks an [evaluation](Self::evaluate) that was due.
     pub fn next_step(&mut self) -> Result<Option<u64>, Failure> {
         if let Some(step) = self.step.take() {
             self.end(step)?;
@@ -221,7 +222,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     }
 
     /// Computes the gradients of the step: runs `microbatch` for each microbatch of this rank, and
-    /// reduces. `microbatch` ends the pass that it gets.
+    /// reduces the gradients. `microbatch` must finish its pass.
     ///
     /// # Errors
     /// The error of `microbatch`; errors of [`ShardedModel::begin_step`] and of
@@ -269,7 +270,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         Ok(gradients)
     }
 
-    /// Updates the parameters by `update`, which gets the model and the optimizer.
+    /// Updates the parameters with `update`, which receives the model and the optimizer.
     ///
     /// # Errors
     /// The error of `update`. [`Failure::Work`] if the step has no gradients.
@@ -297,13 +298,17 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         Ok(updated)
     }
 
-    /// Evaluates the model after the update, if an evaluation is due: after every so many steps, and
-    /// after the last. `evaluate` returns a number that is equal on all ranks. It goes into the
-    /// metrics as `evaluation`; the best one is saved, and a run whose evaluations do not improve
-    /// ends, as [`EvaluationOptions`] say.
+    /// Evaluates the model after the update if an evaluation is due: at the interval of
+    /// [`EvaluationOptions`], and after the last step. `evaluate` must return a number that is
+    /// equal on all ranks. It is written to the metrics as `evaluation`. The best model is saved,
+    /// and a run whose evaluations no longer improve ends, if [`EvaluationOptions`] ask for that. A
+    /// NaN is a warning, and counts as not better.
+    ///
+    /// A program with these options calls this method in each step.
     ///
     /// # Errors
-    /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated twice;
+    /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated
+    /// twice, or if `evaluate` returns a number after it has dropped an evaluation before its mean;
     /// [`Failure::Peer`] if the number is not equal on all ranks.
     pub fn evaluate<E: Into<Failure>>(
         &mut self,
@@ -317,10 +322,26 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             return Ok(None);
         };
         let span = info_span!("evaluation").entered();
+        let epoch = self.model.world().epoch();
         let value = evaluate(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
         drop(span);
+        if self.model.world().epoch() != epoch {
+            // The other ranks fail in their evaluation, and would not take part in the comparison.
+            let rank = self.model.rank();
+            return Err(Failure::work(format!(
+                "evaluate after step {number} on rank {rank}: the evaluation was dropped before \
+                 its mean, or another operation failed, and evaluate has returned {value}: take \
+                 the mean, or return an error"
+            )));
+        }
         let compared = format!("{value}");
         self.model.world().compare("evaluation", &compared)?;
+        if value.is_nan() && self.setup.is_first() {
+            let made = number + 1;
+            hsdp_warnings::warn!(
+                "the evaluation after step {made} is NaN, and counts as not better"
+            );
+        }
         let is_best = self.evaluations.add(value, due);
         if let Some(step) = &mut self.step {
             step.evaluation = Some(value);
@@ -331,7 +352,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         Ok(Some(value))
     }
 
-    /// Ends the run on all ranks, and returns its report. The model and the optimizer stay.
+    /// Ends the run on all ranks, and returns its report. The model and the optimizer remain
+    /// usable.
     ///
     /// # Errors
     /// Errors of [`ShardedModel::end_run`].
@@ -346,7 +368,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         self.setup.options()
     }
 
-    /// Returns the reason why no further step is made, in words.
+    /// Describes why the run makes no further step.
     fn reason(&self) -> String {
         let (made, steps) = (self.next, self.training.steps);
         if self.was_stopped {
@@ -361,7 +383,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
     }
 
-    /// Returns whether the run goes on with step `number`.
+    /// Returns whether step `number` is to follow, signals aside.
     fn goes_on(&self, number: u64) -> bool {
         number < self.training.steps && !self.evaluations.is_enough()
     }
@@ -372,11 +394,15 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let Stage::Updated(record, norms) = stage else {
             return Err(out_of_order("next_step", "update"));
         };
+        if evaluation.is_none() && self.evaluations.due(number + 1, self.training.steps).is_some() {
+            let before = format!("evaluate, which is due after step {},", number + 1);
+            return Err(out_of_order("next_step", &before));
+        }
         if let Some(progress) = &mut self.progress {
             progress.add(record, norms, evaluation)?;
         }
         self.next = number + 1;
-        // After the last step there is nothing to stop.
+        // A signal after the last step ends no run.
         self.was_stopped = shutdown == Shutdown::Asked && self.goes_on(self.next);
         let ends = if self.was_stopped || !self.goes_on(self.next) { Ends::Yes } else { Ends::No };
         match &mut self.saving {
@@ -387,10 +413,10 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
     }
 
-    /// Returns the number of warnings of all ranks. Collective.
+    /// Returns the number of warnings on all ranks. Collective.
     fn count_warnings(&self) -> Result<u64, Failure> {
         let world = self.model.world();
-        // Ranks of one process count their warnings together.
+        // Ranks of one process share a count of warnings.
         let counts = !world.shares_memory() || world.rank().index() == 0;
         let own = vec![if counts { self.setup.warnings().count() } else { 0 }];
         let group = world.world_group(Channel::User);

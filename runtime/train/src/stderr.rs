@@ -1,4 +1,5 @@
-//! Messages on stderr. Control characters in them, which could end a line or change the terminal, are shown as escapes.
+//! Messages on stderr. Control characters, which could end a line or change the terminal, are shown
+//! as escapes.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -9,19 +10,20 @@ use std::time::Duration;
 
 pub use hsdp_warnings::in_one_line;
 
-/// Prints a message of a program to stderr, as one line. An error of stderr cannot be reported anywhere, and is ignored.
+/// Prints a message of a program to stderr, as one line. Ignores an error of stderr, which could be
+/// reported nowhere.
 pub fn tell(program: &str, message: impl Display) {
     tell_with(program, message, "");
 }
 
-/// As [`tell`], with the lines of a longer text below the message.
+/// Prints a message as [`tell`] does, and the lines of a longer text below it.
 pub fn tell_with(program: &str, message: impl Display, text: &str) {
-    // In one write, so that messages of several processes are not mixed.
+    // One write, so that messages of several processes do not mix.
     let _ = io::stderr().lock().write_all(lines(program, message, text).as_bytes());
 }
 
 /// Prints a message as [`tell`] does, but returns after `most` even if the reader of stderr blocks.
-/// Then the message may come later, or not at all.
+/// In that case the message may be printed later or never.
 pub fn tell_within(program: &str, message: impl Display, most: Duration) {
     let (program, message) = (program.to_owned(), message.to_string());
     let (done, told) = mpsc::channel();

@@ -3,16 +3,17 @@
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write as _};
 
+use comfy_table::{CellAlignment, Row, Table, presets};
 use serde_json::Value;
 
-/// Stdout takes no more, for example because its disk is full.
+/// An error in which stdout accepts no more output, for example because its disk is full.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot print to stdout: {0}")]
 pub struct PrintError(#[source] io::Error);
 
-/// Prints text to stdout, with one newline after its last word, and returns when the system has it.
-/// Control characters other than newlines and tabs are shown as escapes: names in files could
-/// change the terminal.
+/// Prints text to stdout, ends it with one newline, and returns when the system has accepted it.
+/// Control characters other than newlines and tabs are shown as escapes, because names in files
+/// could change the terminal.
 ///
 /// # Errors
 /// [`PrintError`]. A closed pipe is no error, because its reader has read enough.
@@ -21,19 +22,35 @@ pub fn print(text: impl Display) -> Result<(), PrintError> {
     write(format!("{}\n", text.trim_end()).as_bytes())
 }
 
-/// Prints JSON to stdout. All control characters in its texts are escapes of JSON.
+/// Prints JSON to stdout. All control characters in its strings are JSON escapes.
 ///
 /// # Errors
 /// The errors of [`print()`].
 pub fn print_json(value: &Value) -> Result<(), PrintError> {
-    // JSON itself leaves those above ASCII as they are.
+    // JSON leaves control characters above ASCII as they are.
     let text = escaped(&value.to_string(), |text, control| {
         let _ = write!(text, "\\u{:04x}", u32::from(control));
     });
     write(format!("{text}\n").as_bytes())
 }
 
-/// The text, with `escape` in place of each control character that is neither a newline nor a tab.
+/// Returns a table with words in its first column and numbers in the others.
+///
+/// ```
+/// let table = hsdp_train::stdout::table(["part", "bytes"], [["parameters", "4096"]]);
+/// hsdp_train::print(table)?;
+/// # Ok::<(), hsdp_train::stdout::PrintError>(())
+/// ```
+pub fn table(header: impl Into<Row>, rows: impl IntoIterator<Item: Into<Row>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Replaces each control character that is neither a newline nor a tab with the output of `escape`.
 fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -45,11 +62,8 @@ fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> String {
     shown
 }
 
-/// Writes bytes to stdout, and returns when the system has them.
-///
-/// # Errors
-/// As [`print()`].
-pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
+/// Writes bytes to stdout, and returns when the system has accepted them.
+fn write(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = io::stdout().lock();
     unless_closed(out.write_all(bytes).and_then(|()| out.flush()))
 }

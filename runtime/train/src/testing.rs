@@ -1,4 +1,4 @@
-//! Programs under test, with a limit on their time and memory.
+//! Runs programs under test with limits on their time and memory.
 
 use std::env;
 use std::fs::File;
@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The memory and the seconds that a program gets.
+/// Limits on a program's memory, in KiB, and on its time.
 const KIBIBYTES: u64 = 4 << 20;
 const SECONDS: u64 = 60;
 
-/// A command that runs a program with 4 GiB of addresses and 60 seconds. A program that takes longer is killed.
+/// Creates a command that limits a program's address space to 4 GiB, and kills it after 60 seconds.
 pub fn bounded(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit -v {KIBIBYTES} && exec timeout -s KILL {SECONDS} \"$0\" \"$@\"");
@@ -18,7 +18,7 @@ pub fn bounded(program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// Runs a command whose stdout is on a full disk.
+/// Runs a command with stdout on a full disk.
 ///
 /// # Errors
 /// The error of the system.
@@ -26,10 +26,11 @@ pub fn on_a_full_disk(command: &mut Command) -> io::Result<Output> {
     command.stdout(File::options().write(true).open("/dev/full")?).output()
 }
 
-/// The error of a command that has refused its input, which is one line.
+/// Runs a command that must refuse its input, and returns its error, which is one line.
 ///
 /// # Panics
-/// If the command does not start, has another exit code than 2, has printed to stdout, or has an error of more lines.
+/// If the command does not start, if its exit code is not 2, if it prints to stdout, or if its
+/// error has more than one line.
 #[must_use]
 pub fn refusal(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
@@ -40,7 +41,7 @@ pub fn refusal(command: &mut Command) -> String {
     error
 }
 
-/// The path of an example, which cargo builds along with the tests of its crate.
+/// Returns the path of an example, which cargo builds along with the tests of its crate.
 ///
 /// # Panics
 /// If it is not built.

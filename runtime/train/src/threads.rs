@@ -1,22 +1,23 @@
-//! Ranks that are threads of one process. Each takes memory, and turns on the cores.
+//! Ranks that are threads of one process. Each takes memory and a share of the cores.
 
 use hsdp::{FlightRecord, RankFailure, World, WorldOptions};
+use parking_lot::Mutex;
 
 use crate::failure::Failure;
 
-/// In the examples, which train.
+/// Maximum number of ranks in the examples, which train.
 pub const IN_EXAMPLES: usize = 64;
 
-/// In a conformance case: every machine has room for so many.
+/// Maximum number of ranks in a conformance case. Every machine has room for them.
 pub const IN_A_CASE: usize = 128;
 
-/// In a bench: the largest mesh of `overhead`, whose models are small.
+/// Maximum number of ranks in a bench: the largest mesh of `overhead`, whose models are small.
 pub const IN_A_BENCH: usize = 256;
 
-/// Checks that at most `most` ranks are to run as threads of one process.
+/// Checks that no more than `most` ranks run as threads of one process.
 ///
 /// # Errors
-/// In words, which begin with the number.
+/// A text that begins with the number of ranks.
 pub fn check(ranks: usize, most: usize) -> Result<(), String> {
     match ranks <= most {
         true => Ok(()),
@@ -27,52 +28,75 @@ pub fn check(ranks: usize, most: usize) -> Result<(), String> {
 /// Runs each rank as a thread, and returns their results in the order of the ranks.
 ///
 /// # Errors
-/// The first failure of a rank that does not only follow from that of another rank, with an
-/// explanation from the last operations of the ranks.
+/// The failure of the rank that failed first, with an explanation that is derived from the last
+/// operations of the ranks.
 pub fn run<T: Send>(
     ranks: usize,
     options: WorldOptions,
     rank: impl Fn(World) -> Result<T, Failure> + Sync,
 ) -> Result<Vec<T>, Failure> {
-    results(hsdp::launch(ranks, options, |world| Ok(recorded(world, &rank))))
-        .map_err(Failure::with_first_rank)
+    let records = Records::default();
+    let outcomes = hsdp::launch(ranks, options, |world| Ok(records.of(world, &rank)));
+    records.results(outcomes).map_err(Failure::with_first_rank)
 }
 
-/// The result of a rank. A failure comes with the operations before it, which explain more than the
-/// error.
-type Recorded<T> = (Result<T, Failure>, Option<FlightRecord>);
+/// Last operations of the ranks that failed or panicked. They explain more than the errors.
+#[derive(Debug, Default)]
+pub(crate) struct Records(Mutex<Vec<FlightRecord>>);
 
-/// Runs one rank.
-pub(crate) fn recorded<T>(world: World, rank: impl Fn(World) -> Result<T, Failure>) -> Recorded<T> {
-    let flight = world.clone();
-    let result = rank(world);
-    let record = result.is_err().then(|| flight.flight_record());
-    (result, record)
-}
+impl Records {
+    /// Runs one rank.
+    pub(crate) fn of<T>(
+        &self,
+        world: World,
+        rank: impl Fn(World) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut unless_done = AtEnd { records: self, world: Some(world.clone()) };
+        let result = rank(world);
+        if result.is_ok() {
+            unless_done.world = None;
+        }
+        result
+    }
 
-/// Returns the results of all ranks of this process, or the failure from which the others follow.
-pub(crate) fn results<T>(
-    outcomes: Vec<Result<Recorded<T>, RankFailure>>,
-) -> Result<Vec<T>, Failure> {
-    let (mut done, mut failures, mut records) = (Vec::new(), Vec::new(), Vec::new());
-    for outcome in outcomes {
-        match outcome {
-            Ok((Ok(output), _)) => done.push(output),
-            Ok((Err(failure), record)) => {
-                failures.push(failure.in_training());
-                records.extend(record);
+    /// Returns the results of all ranks of this process, or the failure that caused the others.
+    pub(crate) fn results<T>(
+        self,
+        outcomes: Vec<Result<Result<T, Failure>, RankFailure>>,
+    ) -> Result<Vec<T>, Failure> {
+        let (mut done, mut failures) = (Vec::new(), Vec::new());
+        for outcome in outcomes {
+            match outcome {
+                Ok(Ok(output)) => done.push(output),
+                Ok(Err(failure)) => failures.push(failure.in_training()),
+                Err(panicked) => failures.push(Failure::work(panicked).in_training()),
             }
-            Err(panicked) => failures.push(Failure::work(panicked).in_training()),
+        }
+        failures.sort_by_key(|failure| match failure {
+            Failure::Elsewhere => 2,
+            Failure::Peer(_) => 1,
+            _ => 0,
+        });
+        let records = self.0.into_inner();
+        match failures.into_iter().next() {
+            Some(first) => Err(first.explained(&records)),
+            None => Ok(done),
         }
     }
-    failures.sort_by_key(|failure| match failure {
-        Failure::Elsewhere => 2,
-        Failure::Peer(_) => 1,
-        _ => 0,
-    });
-    match failures.into_iter().next() {
-        Some(first) => Err(first.explained(&records)),
-        None => Ok(done),
+}
+
+/// Adds the record of a rank when the rank ends, also by a panic.
+struct AtEnd<'a> {
+    records: &'a Records,
+    /// World of the rank. `None` if the rank is done, and needs no record.
+    world: Option<World>,
+}
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        if let Some(world) = &self.world {
+            self.records.0.lock().push(world.flight_record());
+        }
     }
 }
 
@@ -94,6 +118,23 @@ mod tests {
         let failure = failed.expect_err("rank 2 failed");
         assert_eq!(failure.to_string(), "training failed: no more batches");
         assert!(matches!(failure, Failure::Explained(..)), "{failure:?}");
+    }
+
+    #[test]
+    fn a_rank_that_panics_has_a_record() {
+        let failed = run(4, WorldOptions::default(), |world| {
+            let barrier = || world.world_group(Channel::User).barrier(Tag::default())?.wait();
+            barrier()?;
+            assert!(world.rank().index() != 2, "on purpose");
+            barrier()?;
+            Ok(())
+        });
+        let failure = failed.expect_err("rank 2 panicked");
+        assert!(failure.to_string().contains("on purpose"), "{failure}");
+        let Failure::Explained(_, explanation) = failure else { panic!("{failure:?}") };
+        assert!(!explanation.contains("no record"), "{explanation}");
+        let last = "rank 2 has not issued it: its last operation was barrier";
+        assert!(explanation.contains(last), "{explanation}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The warnings of the libraries, as a program shows them.
 //!
-//! In reading order: `repeats` (which are shown), `line` (one of their file), `kept` (the file).
+//! In reading order: `repeats` chooses the warnings to show, `line` formats one for the file,
+//! `kept` writes the file.
 
 mod kept;
 mod line;
@@ -31,9 +32,11 @@ use crate::stderr::tell;
 
 /// The warnings of a process: its `tracing` events of the levels WARN and ERROR.
 ///
-/// Each is a line on stderr, as soon as it comes, and in the file of [`keep_in`](Self::keep_in). Repeats are left out: a text that
-/// equals the one before it, and the eleventh and later texts of one kind. A minute later the next one is shown again. A text that
-/// is shown has the number of those of its kind that were left out before it. All are counted. A kind is a place in the source.
+/// Each warning is printed to stderr at once, and appended to the file of
+/// [`keep_in`](Self::keep_in). Repeats are left out: a text that equals the one before it, and the
+/// eleventh and later texts of one kind. After a minute the next one is shown again, with the
+/// number of texts of its kind that were left out before it. A kind is a place in the source. All
+/// warnings are counted.
 ///
 /// ```
 /// use hsdp_train::Warnings;
@@ -50,17 +53,17 @@ pub struct Warnings(Arc<Mutex<State>>);
 
 struct State {
     program: String,
-    /// The rank of this process, if others are elsewhere.
+    /// Rank of this process, if other ranks run in other processes.
     rank: Option<usize>,
     bar: WeakProgressBar,
-    /// There are at most as many kinds as places in the source of the program.
+    /// Kinds of warnings so far. Their number is bounded by the number of places in the source.
     repeats: Repeats<Identifier>,
     kept: Kept,
     count: u64,
 }
 
 impl Warnings {
-    /// No warnings yet, of a program of this name.
+    /// Creates the warnings of a program with this name.
     #[must_use]
     pub fn of(program: &str) -> Self {
         Self(Arc::new(Mutex::new(State {
@@ -73,7 +76,8 @@ impl Warnings {
         })))
     }
 
-    /// Receives the events of all threads from now on. A program with further layers adds [`layer`](Self::layer) to them instead.
+    /// Starts to receive the events of all threads. A program with further layers adds
+    /// [`layer`](Self::layer) to them instead.
     ///
     /// # Errors
     /// If the process has a subscriber already.
@@ -81,7 +85,7 @@ impl Warnings {
         tracing::subscriber::set_global_default(Registry::default().with(self.layer()))
     }
 
-    /// The layer that receives the events, for a subscriber with several layers.
+    /// Returns the layer that receives the events, for a subscriber with several layers.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -89,25 +93,26 @@ impl Warnings {
         Receiver(self.clone()).with_filter(LevelFilter::WARN)
     }
 
-    /// Names the rank of this process in each line from now on, where the ranks are processes.
+    /// Prefixes later lines with the rank of this process. It is for ranks that are processes.
     pub fn set_rank(&self, rank: usize) {
         self.0.lock().rank = Some(rank);
     }
 
-    /// Writes around a progress bar from now on, as long as the bar exists.
+    /// Prints later warnings above a progress bar, as long as the bar exists.
     pub fn show_beside(&self, bar: &ProgressBar) {
         self.0.lock().bar = bar.downgrade();
     }
 
-    /// Also appends each shown warning to a file as a line of JSON, those from before this call included. The file is made with the
-    /// first warning. If it cannot be written, a line on stderr says so, once.
+    /// Appends each shown warning to a file as a line of JSON, in addition to stderr. Warnings from
+    /// before this call are included. The file is created with the first warning. If it cannot be
+    /// written, one line on stderr reports it.
     pub fn keep_in(&self, file: &Path) {
         let mut state = self.0.lock();
         let kept = state.kept.begin(file);
         state.tell_if_lost(kept);
     }
 
-    /// The number of warnings so far, those left out included.
+    /// Returns the number of warnings so far, including those left out.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.lock().count
@@ -147,7 +152,7 @@ struct Receiver(Warnings);
 
 impl<S: Subscriber> Layer<S> for Receiver {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // The text of the event is made before the lock is taken, because values of the caller take part in it.
+        // The text is made before the lock is taken, because it calls code of the event's values.
         let warning = Warning::of(event);
         self.0.0.lock().add((event, &warning), Instant::now());
     }

@@ -1,4 +1,4 @@
-//! Files that a user names: only regular ones are read, up to a length, and at once.
+//! Files that a user names: only regular ones are read, up to a length, and without blocking.
 #![cfg(unix)]
 
 use std::fs::{self, File};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use hsdp_train::file::{lines, read, read_text, read_texts};
 use tempfile::TempDir;
 
-/// No file takes longer, on a slow machine.
+/// Maximum time for one file on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The error of a file of which at most 1000 bytes are read.
+/// Returns the error of reading a file with a limit of 1000 bytes.
 fn refusal(path: &Path) -> String {
     let (done, ended) = mpsc::channel();
     let path = path.to_owned();
@@ -46,7 +46,7 @@ fn a_file_is_read_up_to_its_limit() {
     assert_eq!(read_text(&path, u64::MAX).expect("a text").len(), 1000);
     fs::write(&path, vec![b'x'; 1001]).expect("written");
     assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
-    // A hole takes no room on the disk, and would take memory.
+    // A hole takes no space on the disk, but would take memory.
     let hole = File::create(&path).expect("a file");
     hole.set_len(1 << 40).expect("a hole");
     assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
@@ -54,7 +54,7 @@ fn a_file_is_read_up_to_its_limit() {
     assert!(refusal(&path).ends_with("/file: it is not UTF-8 text"));
 }
 
-/// The files of /proc say that they have no bytes.
+/// Files in /proc report a length of 0.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_file_that_is_longer_than_it_says_is_refused() {
@@ -78,7 +78,7 @@ fn a_file_of_any_length_is_read_line_by_line() {
     assert!(long.ends_with("/file: line 3 has more than 4 bytes"), "{long}");
     fs::write(&path, "four\n").expect("written");
     assert_eq!(all(4).expect("lines"), [b"four"]);
-    // A hole is a line of zeros.
+    // A hole reads as one line of zeros.
     let hole = File::create(&path).expect("a file");
     hole.set_len(1 << 40).expect("a hole");
     let long = all(1000).expect_err("a long line").to_string();
@@ -98,7 +98,7 @@ fn texts_are_those_of_regular_files_with_a_bound_on_their_sum() {
     {
         fs::write(path(name), name).expect("written");
     }
-    // A read of one of these would not be of this text, or never end.
+    // Reading one of these would return other content, or never end.
     std::os::unix::fs::symlink("/dev/zero", path("zero.md")).expect("a link");
     assert!(Command::new("mkfifo").arg(path("fifo.md")).status().expect("it starts").success());
     let text = "a.md\nb/a.md\nc.md\nfolder.md/d.md";

@@ -1,4 +1,5 @@
-//! Files that a user has a program write: checked before the work, and whole or as before after it.
+//! Files that a program writes for a user: checked before the work, and complete or unchanged after
+//! it.
 #![cfg(unix)]
 
 use std::fs::{self, Permissions};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use hsdp_train::file::Output;
 use tempfile::TempDir;
 
-/// No check takes longer, on a slow machine.
+/// Maximum time for one check on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns the error of a check.
@@ -25,7 +26,7 @@ fn refusal(path: &Path) -> String {
     checked.expect_err("a file that is refused").to_string()
 }
 
-/// The names in a folder.
+/// Returns the names in a folder.
 fn names(folder: &Path) -> Vec<String> {
     let files = fs::read_dir(folder).expect("a folder").flatten();
     let mut names: Vec<_> = files.map(|it| it.file_name().to_string_lossy().into_owned()).collect();

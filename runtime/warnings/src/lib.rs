@@ -1,16 +1,17 @@
-//! Warnings of hsdp's libraries, which reach stderr where no `tracing` subscriber receives them.
+//! Warnings of hsdp's libraries, which are printed to stderr if no `tracing` subscriber receives
+//! them.
 //!
-//! [`warn!`] and [`error!`] emit `tracing` events. If the thread has no subscriber, neither one of
-//! its own nor one of the process, the event is also a line on stderr, once for each text:
+//! [`warn!`] and [`error!`] emit `tracing` events. If neither the thread nor the process has a
+//! subscriber, the event is also a line on stderr, once for each text:
 //!
 //! ```text
 //! hsdp: warning: ranks are late (rank: 0, step: 7)
 //! ```
 //!
-//! A program takes the warnings over by installing a subscriber, and turns the lines off by
-//! [`silence_warnings`]. This crate installs no subscriber, so it never keeps a program from doing
-//! so. A line that stderr cannot take is dropped: a closed stderr is ignored, and a reader that
-//! blocks delays the first warning by a second, and later ones not at all.
+//! To receive the warnings itself, a program installs a subscriber, and to turn the lines off it
+//! calls [`silence_warnings`]. This crate installs no subscriber, so a program can always do so. A
+//! line that stderr cannot accept is dropped. A closed stderr is ignored. A reader that blocks
+//! delays the first warning by a second, and later ones not at all.
 
 #![forbid(unsafe_code)]
 
@@ -35,8 +36,8 @@ pub use tracing;
 
 static SILENCED: AtomicBool = AtomicBool::new(false);
 
-/// Turns off the lines that warnings of hsdp write to stderr where there is no `tracing`
-/// subscriber. The events stay: a subscriber receives them as before.
+/// Turns off the lines that warnings of hsdp write to stderr without a `tracing` subscriber. The
+/// events remain: a subscriber receives them as before.
 pub fn silence_warnings() {
     SILENCED.store(true, Ordering::Relaxed);
 }
@@ -51,8 +52,8 @@ pub fn is_unheard() -> bool {
 
 /// Emits a warning: a `tracing` event of the level WARN, or without a subscriber a line on stderr.
 ///
-/// Takes fields and a message as `tracing::warn!` does: `name`, `%name`, `?name`, `name = value`,
-/// `name = %value` and `name = ?value`, and behind them a format string with its arguments.
+/// Accepts fields and a message as `tracing::warn!` does: `name`, `%name`, `?name`, `name = value`,
+/// `name = %value` and `name = ?value`, followed by a format string with its arguments.
 ///
 /// ```
 /// let (step, free) = (7, 12.5);

@@ -1,4 +1,4 @@
-//! Texts in one line of bounded length.
+//! Formats texts in one line of bounded length.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -8,12 +8,12 @@ pub fn in_one_line(text: impl Display) -> String {
     cut(text, usize::MAX)
 }
 
-/// Returns the text as [`in_one_line`] does, and only its first `most` characters, with three points
-/// behind them, if it has more.
+/// Returns the text as [`in_one_line`] does, but cuts it after `most` characters, and marks the cut
+/// with three points.
 #[must_use]
 pub fn cut(text: impl Display, most: usize) -> String {
     let mut line = Line { text: String::new(), left: most };
-    // It stops with an error where the text is cut.
+    // Writing stops with an error where the text is cut.
     match write!(line, "{text}") {
         Ok(()) => line.text,
         Err(fmt::Error) => line.text + "...",

@@ -1,10 +1,10 @@
-//! Values that a field takes without a sigil.
+//! Values that a field accepts without a sigil.
 
 use crate::Warning;
 
 /// A value that `tracing` records as it is.
 pub trait Plain {
-    /// Adds the value to a warning. An absent one adds nothing.
+    /// Adds the value to a warning. An absent value adds no field.
     fn add_to(&self, name: &'static str, warning: &mut Warning);
 }
 

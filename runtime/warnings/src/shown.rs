@@ -1,4 +1,4 @@
-//! Lines on stderr, once for each text.
+//! Prints warnings to stderr, once for each text.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -6,13 +6,13 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Warning, stderr};
 
-/// Number of texts that are remembered. If more different ones follow, a text is shown again.
+/// Number of remembered texts. If more different ones follow, a text is shown again.
 const REMEMBERED: usize = 1000;
 
-/// Digests of the last texts, newest last.
+/// Digests of the latest texts, newest last.
 static SHOWN: Mutex<VecDeque<u64>> = Mutex::new(VecDeque::new());
 
-/// Writes a warning to stderr, unless its text is among the last ones.
+/// Writes a warning to stderr, unless its text is among the latest ones.
 #[doc(hidden)]
 pub fn show(warning: &Warning) {
     let text = warning.text();

@@ -1,4 +1,4 @@
-//! Writes to stderr that hold nothing up.
+//! Writes to stderr without blocking for long.
 
 use std::io::{self, Write as _};
 use std::sync::OnceLock;
@@ -7,10 +7,10 @@ use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum number of lines that wait for a reader who blocks. Later ones are dropped.
+/// Maximum number of lines that wait for a reader that blocks. Later lines are dropped.
 const MOST_WAITING: usize = 100;
 
-/// Time that a line has to be written in before the reader counts as blocked.
+/// Time after which the reader of an unwritten line counts as blocked.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Whether a line was not written in time, and none has been written since.
@@ -21,10 +21,10 @@ struct Message {
     written: SyncSender<()>,
 }
 
-/// Writes a line to stderr. Errors of stderr cannot be reported anywhere, and are ignored.
+/// Writes a line to stderr. Ignores errors of stderr, which could be reported nowhere.
 ///
-/// A thread of its own writes, because a write to a full pipe has no deadline. The caller waits for
-/// it, so that the line of a process that ends next is not lost.
+/// A separate thread writes, because a write to a full pipe has no deadline. The caller waits for
+/// it, so that the line is not lost if the process ends next.
 pub(crate) fn write(line: String) {
     let Some(writer) = writer() else { return write_now(&line) };
     let (written, done) = mpsc::sync_channel(1);
@@ -37,7 +37,7 @@ pub(crate) fn write(line: String) {
     }
 }
 
-/// Returns the way to the thread that writes; `None` if it could not be started.
+/// Returns the channel to the thread that writes. `None` if it could not be started.
 fn writer() -> Option<&'static SyncSender<Message>> {
     static WRITER: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
     let start = || {
@@ -56,6 +56,6 @@ fn writer() -> Option<&'static SyncSender<Message>> {
 }
 
 fn write_now(line: &str) {
-    // In one write, so that lines of several processes are not mixed.
+    // One write, so that lines of several processes do not mix.
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }

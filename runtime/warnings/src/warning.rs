@@ -1,4 +1,4 @@
-//! One warning as text.
+//! Formats one warning as text.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use tracing::{Event, Level};
 
 use crate::line::cut;
 
-/// Maximum number of characters of a message or a field. A line stays readable, whatever a peer has
-/// sent.
+/// Maximum number of characters in a message or a field, so that a line stays readable even if a
+/// peer has sent a long text.
 const MOST_CHARACTERS: usize = 1000;
 
-/// A warning, with its texts cut to one line each.
+/// A warning. Its texts are shortened to one line each.
 #[derive(Debug)]
 pub struct Warning {
     /// Level, WARN or ERROR.

@@ -1,7 +1,7 @@
 //! Warnings of processes with and without a subscriber, as their stderr shows them.
 //!
-//! The test program is also the program of the processes: with `HSDP_TEST_PART` in its environment
-//! it plays that part.
+//! The test program is also the program of the processes: it plays the part that `HSDP_TEST_PART`
+//! in its environment names.
 
 use std::env;
 use std::io::Read as _;
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     if let Ok(part) = env::var(PART) {
         return play(&part);
     }
-    /// A trial of each function, with its name.
+    /// Names a trial of each function.
     macro_rules! trials {
         ($($name:ident),* $(,)?) => {
             vec![$(Trial::test(stringify!($name), || { $name(); Ok(()) })),*]
@@ -139,7 +139,7 @@ fn a_closed_stderr_is_ignored() {
     assert!(child.wait().expect("it ends").success());
 }
 
-/// A pipe that nobody reads takes some lines. The process waits for one write in vain, and ends.
+/// A pipe without a reader accepts some lines. The process waits for one write in vain, and ends.
 fn a_reader_that_blocks_holds_nothing_up() {
     let begun = Instant::now();
     let mut child = program("many").stderr(Stdio::piped()).spawn().expect("a process");

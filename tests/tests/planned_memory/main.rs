@@ -193,6 +193,38 @@ fn held_in_order(model: &mut ShardedModel, used: &[usize]) -> Result<ByteCount, 
     Ok(held)
 }
 
+/// The load reads into a copy, which the shards take once all ranks have read theirs.
+#[test]
+fn peaks_of_a_resumed_run_are_as_planned() {
+    for dtype in [DType::F32, DType::BF16] {
+        let _turn = alone();
+        let folder = tempfile::tempdir().expect("a folder");
+        let precision = Precision::compute_in(dtype);
+        let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
+        let (spec, with) = (uneven_units(), CheckpointOptions::default);
+        let run = |steps: usize| {
+            memory::reset_peaks();
+            on_ranks(4, |world| {
+                let mut model = model(world, &spec, &options)?;
+                let mut adamw = AdamW::new(&model, AdamWOptions::default());
+                let mut checkpoints = Checkpoints::open(&model, folder.path(), with())?;
+                let resumed = checkpoints.load_latest(&mut model, &mut adamw)?;
+                (0..steps).try_for_each(|_| train_with(&mut model, &mut adamw, 2))?;
+                checkpoints.save(&model, &adamw, &serde_json::Value::Null)?;
+                Ok((resumed.is_some(), all_peaks(model.rank()), model.plan().memory().shard))
+            })
+        };
+        let load = Category::COUNTED.iter().position(|it| *it == Category::Load);
+        let load = load.expect("it is counted");
+        for (fresh, mut resumed) in run(2).into_iter().zip(run(3)) {
+            assert_eq!((fresh.0, resumed.0), (false, true));
+            assert_eq!(resumed.1[load], resumed.2, "{dtype}: the copy has 4 bytes an element");
+            resumed.1[load] = ByteCount::ZERO;
+            assert_eq!(resumed.1, fresh.1, "{dtype}");
+        }
+    }
+}
+
 /// A bound there: it is reached where one rank is as far ahead of another as can be.
 #[test]
 fn one_full_copy_is_held_by_rank_0_and_is_no_larger_than_planned() {
@@ -504,7 +536,7 @@ fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
         Category::Partial => plan.partial,
         Category::Optimizer => plan.optimizer,
         Category::Update => plan.update,
-        Category::Snapshot | Category::Other => ByteCount::ZERO,
+        Category::Snapshot | Category::Load | Category::Other => ByteCount::ZERO,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content, Import};
-use hsdp::memory::{self, Category};
+use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     AdamW, AdamWOptions, ByteCount, DType, ModelOptions, ModelSpec, Param, Precision, ShardedModel,
     Unit,
@@ -59,16 +59,19 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
         for [planned, live, peak] in made.into_iter().chain(imported) {
             assert_eq!((live, peak), (planned, planned), "{replicate}x{shard}");
         }
-        // The parameters from before are there until all ranks have read all.
+        // A copy of all parameters is there until all ranks have read all.
         let loaded = on_ranks(ranks, |world| {
             let mut model = model(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let with = CheckpointOptions::default();
             Checkpoints::open(&model, &store, with)?.load(&mut model, &mut adamw, 0)?;
-            Ok(held(&model))
+            Ok((held(&model), memory::usage(model.rank(), Category::Load)))
         });
-        for [planned, live, peak] in loaded {
-            assert_eq!((live, peak), (planned, planned.map(|it| it + it)), "{replicate}x{shard}");
+        for ([planned, live, peak], load) in loaded {
+            assert_eq!((live, peak), (planned, planned), "{replicate}x{shard}");
+            let [shard, gather_input] = planned;
+            let copy = Usage { live: ByteCount::ZERO, peak: shard + gather_input };
+            assert_eq!(load, copy, "{replicate}x{shard}");
         }
     }
 }

@@ -153,6 +153,7 @@ impl Explanation {
         let of = match (tag.unit, tag.stage) {
             (Some(unit), _) => format!(" of unit {unit}"),
             (None, Stage::User) => String::new(),
+            (None, Stage::Export) => " of a checkpoint, an export or norms".to_owned(),
             (None, stage) => format!(" of stage {stage}"),
         };
         let is_shown = |it: &ModelLabel| self.models.len() > 1 || it.name.is_some();

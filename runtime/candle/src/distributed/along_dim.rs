@@ -10,13 +10,15 @@ use crate::error::Error;
 /// The type of a value whose state along `A` becomes `Q`.
 type With<D, A, Q> = <D as Along<A>>::With<Q>;
 
-/// The collectives that split or join tensors, along any dim. A dim that is not the first is transposed to the front and
-/// back, which takes two copies.
+/// Collectives that split or join tensors along any dim. A dim that is not the first is transposed
+/// to the front and back, which takes two copies.
 ///
-/// **Collective**, as the methods of [`Dist`](dist::Dist) without `_dim` are. They fail as those do, and if there is no such dim.
+/// **Collective**, like the methods of [`Dist`](dist::Dist) without `_dim`. They fail as those
+/// methods do, and if there is no such dim.
 #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
 pub trait AlongDim: Sized {
-    /// Every rank gets all ranks' parts, joined along `dim` in the order of the ranks, and uses them in its own way.
+    /// Gathers all ranks' parts, and joins them along `dim` in the order of the ranks. Each rank
+    /// uses the result in its own way.
     fn all_gather_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Replicate>, Error>
     where
         A: MeshAxis,
@@ -24,7 +26,7 @@ pub trait AlongDim: Sized {
         <Self as Along<A>>::State: Own,
         With<Self, A, Replicate>: Turned;
 
-    /// Each rank gets its part, along `dim`, of the reduction of all ranks' elements.
+    /// Reduces all ranks' elements, and gives each rank its part along `dim`.
     fn reduce_scatter_dim<A, Q>(
         &self,
         axis: A,
@@ -37,7 +39,7 @@ pub trait AlongDim: Sized {
         Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
         With<Self, A, Varying>: Turned;
 
-    /// Each rank keeps its own part, along `dim`, of a value that all ranks hold.
+    /// Returns this rank's part, along `dim`, of a value that all ranks hold.
     fn slice_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Varying>, Error>
     where
         A: MeshAxis,
@@ -90,9 +92,9 @@ fn place(tensor: &Tensor, dim: impl Dim) -> Result<usize, Error> {
     Ok(dim.to_index(tensor.shape(), "a collective along a dim")?)
 }
 
-/// A candle value in any states, whose dims can be exchanged.
+/// A candle value in any states with dims that can be exchanged.
 pub trait Turned: Sized {
-    /// The value with its first dim and `dim` exchanged. Not collective.
+    /// Returns the value with its first dim and `dim` exchanged. Not collective.
     ///
     /// # Errors
     /// [`Error::Candle`] if there is no such dim.

@@ -1,4 +1,4 @@
-//! candle as an autograd in which collectives are recorded.
+//! candle as an autograd that records collectives.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
@@ -15,9 +15,10 @@ use crate::variables::Purpose;
 
 /// candle's autograd: `Tape<Candle>` carries its tensors.
 ///
-/// Tensors must be on the CPU, of dtype f64, f32, f16 or bf16; on a tape without gradients also i32, i64 or u32. Those that
-/// are not contiguous are copied. A gradient is that of one backward, and exists for variables only: candle does not
-/// differentiate gradients, and keeps none of intermediate tensors.
+/// Tensors must be on the CPU, with the dtype f64, f32, f16 or bf16; on a tape without gradients
+/// also i32, i64 or u32. Tensors that are not contiguous are copied. A gradient belongs to one
+/// backward, and exists for variables only: candle does not differentiate gradients, and keeps none
+/// of intermediate tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Candle;
 
@@ -65,7 +66,8 @@ impl Carrier for Candle {
     }
 
     fn gradient(gradients: &GradStore, tensor: &Tensor) -> Option<Tensor> {
-        // A gradient of candle is computed from tensors of the forward, and would keep the whole graph.
+        // candle computes a gradient from tensors of the forward, and it would keep the whole
+        // graph.
         gradients.get(tensor).map(Tensor::detach)
     }
 }
@@ -85,7 +87,8 @@ fn real<T: Real>(call: &Call<'_, Tensor>) -> Result<Applied<Tensor>, Error> {
             let op = Recorded::new(call, backward, (output, shape));
             let view = op.view();
             let link = call.input.apply_op2(&after, op)?;
-            // The link is a parent of the next collective, so it does not show whether it is used.
+            // The link is a parent of the next collective, so it does not show whether the output
+            // is used.
             let output = Candle::alias(&link)?;
             let _ = view.set(output.id());
             Ok(Applied { output: Some(output), link: Some(link) })
@@ -94,7 +97,7 @@ fn real<T: Real>(call: &Call<'_, Tensor>) -> Result<Applied<Tensor>, Error> {
     }
 }
 
-/// A collective without an output on this rank. Its backward takes part all the same.
+/// Records a collective without an output on this rank. Its backward takes part all the same.
 fn nowhere<T: Real>(
     call: &Call<'_, Tensor>,
     backward: Backward<T>,
@@ -105,8 +108,9 @@ fn nowhere<T: Real>(
     Ok(Applied { output: None, link: Some(link) })
 }
 
-/// The start of the chain of collectives. candle's backward skips tensors that depend on no variable, and these may differ
-/// from rank to rank. With this variable, every collective depends on one, on all ranks.
+/// Returns the start of the chain of collectives. candle's backward skips tensors that depend on no
+/// variable, and these may differ from rank to rank. With this variable, every collective depends
+/// on one, on all ranks.
 fn first_link() -> Result<Tensor, Error> {
     Ok(Purpose::Collectives.variable(&Device::Cpu)?.into_inner())
 }

@@ -10,10 +10,10 @@ use crate::error::Error;
 
 /// candle's functions of one tensor, each for the states in which it is correct. Not collective.
 ///
-/// Linear functions take every state: their results for the terms of a sum add up to their result
-/// for the sum. The others do not take Partial values. Sums, means, factors and constants enter in
-/// f32 where the value is in 16 bits, and the result is rounded once. For other functions see
-/// [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
+/// Linear functions accept every state: their results for the terms of a sum add up to their result
+/// for the sum. The others do not accept Partial values. For a value in 16 bits, sums, means,
+/// factors and constants are computed in f32, and the result is rounded once. For other functions
+/// see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
 ///
 /// ```compile_fail,E0277
 /// # use hsdp::dist::{Partial, Replicate};
@@ -23,112 +23,113 @@ use crate::error::Error;
 /// }
 /// ```
 ///
-/// Each fails with candle's error if candle fails.
+/// Each function fails with candle's error if candle fails.
 #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
 pub trait Functions<R: State, S: State>: Sized {
-    /// `-x`. Linear.
+    /// Returns `-x`. Linear.
     fn neg(&self) -> Result<Self, Error>;
 
-    /// `factor * x`. Linear.
+    /// Returns `factor * x`. Linear.
     fn scale(&self, factor: f64) -> Result<Self, Error>;
 
-    /// The sum over `dims`, which are removed. Linear.
+    /// Sums over `dims`, which are removed. Linear.
     fn sum(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The sum over `dims`, which are kept with size 1. Linear.
+    /// Sums over `dims`, which are kept with size 1. Linear.
     fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The sum of this rank's elements. Linear.
+    /// Sums this rank's elements. Linear.
     fn sum_all(&self) -> Result<Self, Error>;
 
-    /// The mean over `dims`, which are removed. Linear.
+    /// Returns the mean over `dims`, which are removed. Linear.
     fn mean(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The mean over `dims`, which are kept with size 1. Linear.
+    /// Returns the mean over `dims`, which are kept with size 1. Linear.
     fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The mean of this rank's elements. Linear.
+    /// Returns the mean of this rank's elements. Linear.
     fn mean_all(&self) -> Result<Self, Error>;
 
-    /// The same elements in another shape. Linear.
+    /// Returns the elements in another shape. Linear.
     fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
 
-    /// The value with two dims exchanged. Linear.
+    /// Exchanges two dims. Linear.
     fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error>;
 
-    /// `len` indices of `dim`, from `start` on. Linear.
+    /// Returns `len` indices of `dim`, from `start` on. Linear.
     fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error>;
 
-    /// The value, repeated along dims of size 1 to `shape`. Linear.
+    /// Repeats the value along dims of size 1 to `shape`. Linear.
     fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
 
-    /// The value in another float dtype. Linear but for the rounding. For integers use [`map`](dist::Dist::map).
+    /// Converts the value to another float dtype. Linear except for the rounding. For integers use
+    /// [`map`](dist::Dist::map).
     fn to_dtype(&self, dtype: DType) -> Result<Self, Error>;
 
-    /// The same elements, without a gradient. Linear.
+    /// Returns the value without a gradient. Linear.
     fn detach(&self) -> Result<Self, Error>;
 
-    /// `x + constant`.
+    /// Returns `x + constant`.
     fn add_constant(&self, constant: f64) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// `x * x`.
+    /// Returns `x * x`.
     fn sqr(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// The square root.
+    /// Returns the square root.
     fn sqrt(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// `1 / x`.
+    /// Returns `1 / x`.
     fn recip(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// `e` to the power of `x`.
+    /// Returns `e` to the power of `x`.
     fn exp(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// The natural logarithm.
+    /// Returns the natural logarithm.
     fn log(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// The hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     fn tanh(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// `x` where it is above 0, else 0.
+    /// Returns `x` if it is above 0, else 0.
     fn relu(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// The Gaussian error linear unit, in its approximation by tanh.
+    /// Computes the Gaussian error linear unit, approximated with tanh.
     fn gelu(&self) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// Numbers above 0 whose sum along `dim` is 1.
+    /// Computes the softmax along `dim`: numbers above 0 whose sum is 1.
     fn softmax(&self, dim: impl Dim) -> Result<Self, Error>
     where
         R: Free,
         S: Free;
 
-    /// The logarithm of [`softmax`](Self::softmax).
+    /// Computes the logarithm of [`softmax`](Self::softmax).
     fn log_softmax(&self, dim: impl Dim) -> Result<Self, Error>
     where
         R: Free,
@@ -295,8 +296,8 @@ fn free<R: Free, S: Free>(
     value.map(|x| Ok(function(x)?))
 }
 
-/// Applies a function with f32 in place of 16 bits, and rounds the result once. candle would round
-/// the function's factor to 16 bits too: a third, or the one over the number of terms of a mean.
+/// Applies a function in f32 to a value in 16 bits, and rounds the result once. candle would also
+/// round the function's factor to 16 bits: a third, say, or one over the number of terms of a mean.
 fn in_f32(
     x: &Tensor,
     function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,

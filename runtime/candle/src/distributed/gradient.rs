@@ -5,14 +5,14 @@ use hsdp::dist::{self, Axes, Gradients, State};
 use super::Candle;
 use crate::error::Error;
 
-/// The gradient of `value`, in the state of its cotangents, as [`Gradients::of`] returns it. Zeros if this rank's loss does
-/// not depend on `value`. Not collective.
+/// Returns the gradient of `value`, in the state of its cotangents, as [`Gradients::of`] does.
+/// Returns zeros if this rank's loss does not depend on `value`. Not collective.
 ///
-/// A gradient that is to be all-reduced must exist on all ranks, also on a rank whose batch was empty.
+/// A gradient for an all-reduce must exist on all ranks, also on a rank with an empty batch.
 ///
 /// # Errors
-/// [`hsdp::Error::Collective`] if there is no gradient and `value` is not a variable: candle keeps the gradients of variables
-/// only. [`Error::Candle`] if candle fails.
+/// [`hsdp::Error::Collective`] if there is no gradient and `value` is not a variable: candle keeps
+/// the gradients of variables only. [`Error::Candle`] if candle fails.
 pub fn gradient_of<R: State, S: State>(
     gradients: &Gradients<Candle>,
     value: &dist::Dist<Candle, R, S>,

@@ -10,8 +10,8 @@ use super::elements::{elements_of, tensor_of};
 use super::{refuse, rows};
 use crate::error::Error;
 
-/// Applies a collective to integers, and records nothing. An average, a factor and a scan are computed in floats, and are
-/// refused here.
+/// Applies a collective to integers, and records nothing. Refuses averages, factors and scans,
+/// which are computed in floats.
 pub(super) fn apply<T: Element + WithDType>(
     call: &Call<'_, Tensor>,
 ) -> Result<Applied<Tensor>, Error> {
@@ -89,7 +89,8 @@ fn moved<T: Element>(
         }
         Collective::Receive { from } => Some(group.recv(tag, *from, len).and_then(wait)?),
         Collective::Send { to } => {
-            // The send completes when the receiver takes it, and the receiver may have to send to this rank first.
+            // The send completes when the receiver takes it, and the receiver may have to send to
+            // this rank first.
             drop(group.send(tag, *to, input)?);
             None
         }

@@ -7,8 +7,8 @@ use hsdp::dist::{Adds, Dist, Joins, Multiplies, State};
 use super::Candle;
 use crate::error::Error;
 
-/// One line for each function of two values: its name and further arguments, the rule that its states follow, the method of
-/// `Dist` that applies the rule, and candle's function.
+/// Declares a function of two values on each line: its name and further arguments, the rule that
+/// its states follow, the method of `Dist` that applies the rule, and candle's function.
 macro_rules! pairs {
     ($(#[$about:meta])+ trait $pairs:ident; $($(#[$doc:meta])+ $name:ident($($argument:ident: $kind:ty)?) by $rule:ident: $zip:ident, $function:expr;)+) => {
         $(#[$about])+
@@ -41,9 +41,10 @@ macro_rules! pairs {
 }
 
 pairs! {
-    /// candle's functions of two tensors, each for the pairs of states in which it is correct: sums by [`Adds`], products by
-    /// [`Multiplies`], others by [`Joins`]. Not collective. For other functions see [`zip`](Dist::zip),
-    /// [`zip_sum`](Dist::zip_sum) and [`zip_product`](Dist::zip_product).
+    /// candle's functions of two tensors, each for the pairs of states in which it is correct: sums
+    /// by [`Adds`], products by [`Multiplies`], others by [`Joins`]. Not collective. For other
+    /// functions see [`zip`](Dist::zip), [`zip_sum`](Dist::zip_sum) and
+    /// [`zip_product`](Dist::zip_product).
     ///
     /// ```compile_fail,E0277
     /// # use hsdp::dist::{Invariant, Replicate, Varying};
@@ -53,47 +54,50 @@ pairs! {
     /// }
     /// ```
     ///
-    /// Each fails with candle's error if candle fails, and with [`hsdp::Error::State`] if the values are of two tapes.
+    /// Each function fails with candle's error if candle fails, and with [`hsdp::Error::State`] if
+    /// the values belong to two tapes.
     #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
     trait Pairs;
 
-    /// `x + y`.
+    /// Returns `x + y`.
     add() by Adds: zip_sum, |x, y| x.add(y);
 
-    /// `x - y`.
+    /// Returns `x - y`.
     sub() by Adds: zip_sum, |x, y| x.sub(y);
 
-    /// `x + y`, repeated where a dim has size 1.
+    /// Returns `x + y`, repeated along dims of size 1.
     broadcast_add() by Adds: zip_sum, |x, y| x.broadcast_add(y);
 
-    /// `x - y`, repeated where a dim has size 1.
+    /// Returns `x - y`, repeated along dims of size 1.
     broadcast_sub() by Adds: zip_sum, |x, y| x.broadcast_sub(y);
 
-    /// The elements of both, one after the other along `dim`.
+    /// Joins the elements of both along `dim`.
     cat(dim: impl Dim) by Adds: zip_sum, |x, y| Tensor::cat(&[x, y], dim);
 
-    /// `x * y`, each element with its own.
+    /// Returns `x * y`, element by element.
     mul() by Multiplies: zip_product, |x, y| x.mul(y);
 
-    /// `x * y`, repeated where a dim has size 1.
+    /// Returns `x * y`, repeated along dims of size 1.
     broadcast_mul() by Multiplies: zip_product, |x, y| x.broadcast_mul(y);
 
-    /// The product of two matrices, or of two batches of them.
+    /// Multiplies two matrices, or two batches of them.
     matmul() by Multiplies: zip_product, |x, y| x.matmul(y);
 
-    /// The product of batches of matrices, repeated where a dim has size 1.
+    /// Multiplies batches of matrices, repeated along dims of size 1.
     broadcast_matmul() by Multiplies: zip_product, |x, y| x.broadcast_matmul(y);
 
-    /// `x / y`, each element by its own.
+    /// Returns `x / y`, element by element.
     div() by Joins: zip, |x, y| x.div(y);
 
-    /// `x / y`, repeated where a dim has size 1.
+    /// Returns `x / y`, repeated along dims of size 1.
     broadcast_div() by Joins: zip, |x, y| x.broadcast_div(y);
 
-    /// The indices of `dim` that `other` lists. `other` is u32, u8 or i64, of shape `[indices]`.
+    /// Returns the indices of `dim` that `other` lists. `other` is u32, u8 or i64, of shape
+    /// `[indices]`.
     index_select(dim: impl Dim) by Joins: zip, |x, y| x.index_select(y, dim);
 
-    /// For each element of `other`, the element of `x` at that index of `dim` and the same indices of the other dims.
+    /// Returns, for each element of `other`, the element of `x` at that index of `dim` and at the
+    /// element's own indices of the other dims.
     gather_along(dim: impl Dim) by Joins: zip, |x, y| x.gather(y, dim);
 }
 

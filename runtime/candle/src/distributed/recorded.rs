@@ -12,12 +12,11 @@ use super::elements::{Real, elements_of, tensor_of};
 use crate::error::Error;
 use crate::zeros::{self, Applied};
 
-/// A collective that was applied, with two parents: its input, and the link of the collective before
-/// it.
+/// An applied collective with two parents: its input, and the link of the collective before it.
 ///
 /// The second parent carries no value. It sets the order: candle runs the backward of an op before
-/// those of its parents, so the backward of the later one of two collectives comes first, on all
-/// ranks.
+/// the backwards of its parents, so the later one of two collectives runs its backward first, on
+/// all ranks.
 pub(super) struct Recorded<T> {
     name: &'static str,
     rank: Rank,
@@ -101,7 +100,8 @@ impl<T: Real> CustomOp2 for Recorded<T> {
     }
 }
 
-/// A collective without an output on this rank. In candle's graph its output is a scalar, whose cotangent is not used.
+/// A collective without an output on this rank. In candle's graph its output is a scalar with an
+/// unused cotangent.
 pub(super) struct Nowhere<T>(pub(super) Recorded<T>);
 
 impl<T: Real> CustomOp2 for Nowhere<T> {
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// A broadcast on a world of one rank, as an op; with its input and the link before it.
+    /// Returns a broadcast on a world of one rank as an op, with its input and the link before it.
     fn recorded() -> (Recorded<f64>, [Tensor; 2]) {
         let input = Var::new(&[1.0, 2.0], &Device::Cpu).expect("two elements");
         let input = input.as_tensor().clone();

@@ -7,7 +7,7 @@ use hsdp::dist::Call;
 use super::refuse;
 use crate::error::Error;
 
-/// The same collective with its counts in elements. A row has as many as a row of `input`.
+/// Converts the counts of a collective from rows of `input` to elements.
 pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective {
     let len = row_len(input);
     match collective {
@@ -20,12 +20,14 @@ pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective
     }
 }
 
-/// The number of elements of a row; `usize::MAX` if they are more, as in a tensor that has no rows.
+/// Returns the number of elements in a row, or `usize::MAX` if it overflows, as in a tensor without
+/// rows.
 fn row_len(input: &Tensor) -> usize {
     input.dims().iter().skip(1).fold(1, |len: usize, dim| len.saturating_mul(*dim))
 }
 
-/// The shape of this rank's output, if it has one. Refuses inputs that cannot be split into the rows that the call needs.
+/// Returns the shape of this rank's output, if it has one. Refuses inputs that cannot be split into
+/// the rows that the call needs.
 pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Error> {
     let is_at = |root: usize| call.group.index() == root;
     Ok(match call.collective {
@@ -61,7 +63,8 @@ fn rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
     call.input.dims().first().copied().ok_or_else(scalar)
 }
 
-/// The number of rows of all members together. Refuses inputs whose rows, which have no elements, overflow `usize`.
+/// Returns the number of rows of all members together. Refuses rows without elements whose number
+/// overflows `usize`.
 fn rows_of_all(call: &Call<'_, Tensor>) -> Result<usize, Error> {
     let (rows, size) = (rows(call)?, call.group.size());
     let what = || format!("the input has {rows} rows, and those of {size} members overflow");
@@ -85,7 +88,8 @@ fn check_sent(call: &Call<'_, Tensor>, send: &[usize]) -> Result<(), Error> {
     Err(refuse(call, format!("the input has {rows} rows, the counts to send are {send:?}")))
 }
 
-/// The number of rows that this rank receives. Refuses counts whose elements overflow `usize`.
+/// Returns the number of rows that this rank receives. Refuses counts whose elements overflow
+/// `usize`.
 fn received(call: &Call<'_, Tensor>, receive: &[usize]) -> Result<usize, Error> {
     let len = row_len(call.input);
     let rows = sum(receive).filter(|rows| rows.checked_mul(len).is_some());

@@ -4,8 +4,9 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
 use crate::zeros;
 
-/// The value of its first parent, a loss. The second parent is the last collective of a tape. So this collective and all
-/// those before it take part in the backward, whatever the loss depends on.
+/// Op that returns its first parent, a loss. The second parent is the last collective of a tape. So
+/// this collective and all earlier ones take part in the backward, even if the loss does not depend
+/// on them.
 pub(super) struct Tie;
 
 impl CustomOp2 for Tie {

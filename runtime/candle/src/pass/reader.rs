@@ -14,7 +14,7 @@ use crate::ops::Unshard;
 use crate::unit::UnitState;
 use crate::usage::Usage;
 
-/// Gives the forward of one use of a unit its parameters, as tensors of candle's graph.
+/// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
 pub(super) struct Reader<'a> {
     pub(super) pass: &'a Pass<'a>,
     pub(super) own: &'a Arc<UnitState>,
@@ -46,7 +46,7 @@ impl Reader<'_> {
         Ok((unit, id))
     }
 
-    /// The tensor of a parameter, which is one in the whole pass.
+    /// Returns the tensor of a parameter. The whole pass uses the same one.
     pub(super) fn tensor(&self, unit: &Arc<UnitState>, id: ParamId) -> Result<Tensor, Error> {
         let mut tensors = self.pass.tensors.lock();
         if let Some(tensor) = tensors.get(&id) {

@@ -26,27 +26,30 @@ impl Pass<'_> {
     /// again for its gradients (activation checkpointing). So each such unit computes its forward
     /// twice. The collectives are those of `unit`.
     ///
-    /// One unit at a time has its activations. The second run keeps them for its backward, and the
-    /// first run until `forward` returns, to find tensors that leave the unit beside its output.
+    /// Only one unit at a time has its activations in memory. The second run keeps them for its
+    /// backward. The first run keeps them until `forward` returns, to find tensors that leave the
+    /// unit beside its output.
     ///
     /// `forward` must be repeatable: its second output must have the bits of the first. Tensors
     /// that it captures must have no gradients, which would be lost: an output that depends on a
-    /// captured variable, or on a tensor computed from parameters, is an error. So is a loss that
-    /// depends on a tensor which left `forward` beside its output. Detach one that is kept for a
-    /// log, or it keeps the tensors of the first run. State that `forward` changes is changed
-    /// twice, once in each run. An input that is a view is copied first, to be contiguous.
+    /// captured variable, or on a tensor computed from parameters, is an error. A loss is an error,
+    /// too, if it depends on a tensor that left `forward` beside its output. Detach a tensor that
+    /// is kept for a log, or it keeps the tensors of the first run. Both runs change the state that
+    /// `forward` changes. An input that is a view is copied first, to be contiguous.
     ///
-    /// Losses and gradients have the bits that they have with `unit`. Only where candle adds more
-    /// than two numbers, and the graph of the second run cuts this sum, another order may round
-    /// otherwise: the gradient of a parameter that this unit reads more than once and another unit
-    /// reads too, and that of an input that is also used outside of the unit.
+    /// Losses and gradients have the bits that they have with `unit`, with one exception: if candle
+    /// adds more than two numbers, and the graph of the second run cuts this sum, another order may
+    /// round differently. This concerns the gradient of a parameter that this unit reads more than
+    /// once and another unit reads too, and the gradient of an input that is also used outside of
+    /// the unit.
     ///
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// As [`unit`](Self::unit); [`Error::History`] if the output has a gradient to give to anything
-    /// beside the unit's parameters and input, and [`Error::BesideOutput`] if that left another
-    /// recomputed unit. The backward fails with [`Error::NotRepeatable`] if the second run differs.
+    /// The errors of [`unit`](Self::unit); [`Error::History`] if the output has a gradient for
+    /// anything beside the unit's parameters and input, and [`Error::BesideOutput`] if that left
+    /// another recomputed unit. The backward fails with [`Error::NotRepeatable`] if the second run
+    /// differs.
     pub fn recomputed(
         &self,
         name: &str,
@@ -56,7 +59,7 @@ impl Pass<'_> {
         if self.kind == Kind::Evaluation {
             return self.unit(name, input, |parameters, input| forward(parameters, input));
         }
-        self.told(&format_args!("unit {name}"), self.run_first(name, input, forward))
+        self.told(name, self.run_first(name, input, forward))
     }
 
     fn run_first(
@@ -141,8 +144,8 @@ impl Pass<'_> {
     }
 }
 
-/// Lets the units wait for the backward of this use: for gradients of trainable parameters, and a
-/// release for frozen ones.
+/// Makes the units wait for the backward of this use: for gradients of trainable parameters, and
+/// for a release of frozen ones.
 fn await_gradients(usage: &Usage, reads: &[Read]) {
     for Read { unit, index } in reads {
         match unit.role(*index) {
@@ -152,8 +155,8 @@ fn await_gradients(usage: &Usage, reads: &[Read]) {
     }
 }
 
-/// Gives the first run its parameters, and notes which it reads. As in the second run, each
-/// trainable one is a variable that holds the storage of a parameter while the run lasts.
+/// Provides the first run with its parameters, and records which it reads. As in the second run,
+/// each trainable one is a variable that holds the storage of a parameter during the run.
 struct FirstRun<'a> {
     reader: Reader<'a>,
     reads: Mutex<Vec<Read>>,
@@ -188,7 +191,7 @@ impl FirstRun<'_> {
         Ok(leaf)
     }
 
-    /// Gives the storages back.
+    /// Returns the storages to their tensors.
     fn end(&self) -> candle_core::Result<()> {
         self.leaves.lock().drain(..).try_for_each(|it| move_back(&it.leaf, &it.tensor))
     }
@@ -218,7 +221,7 @@ impl FirstRuns {
         *self.rounds_to.lock()
     }
 
-    /// Refuses what depends on a tensor that left a recomputed unit beside its output.
+    /// Refuses tensors that depend on a tensor that left a recomputed unit beside its output.
     ///
     /// # Errors
     /// [`Error::BesideOutput`].

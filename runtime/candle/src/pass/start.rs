@@ -5,7 +5,7 @@ use hsdp::{LossSum, Seed};
 
 use crate::dtype::is_in_16_bits;
 
-/// The meaning of a loss.
+/// Form of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// The mean over items.
@@ -27,7 +27,8 @@ impl Form {
 /// A seed as two factors. candle keeps the gradient of a tensor in the tensor's dtype, so a graph
 /// with 16-bit tensors would round a seed to 8 or 11 bits, and with it all gradients alike. Only a
 /// power of two enters such a graph. The rest multiplies the gradients of parameters in f32. For a
-/// mean that power is of the loss scale alone: f16 does not hold the ratio of any two weights.
+/// mean the power is that of the loss scale alone, because f16 cannot hold the ratio of any two
+/// weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Start {
     /// Factor of the loss.
@@ -37,8 +38,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Splits the seed of a loss of dtype `loss`, in whose graph `narrowest` is the narrowest
-    /// dtype. The seed is above 0.
+    /// Splits the seed of a loss of dtype `loss`. `narrowest` is the narrowest dtype in its graph.
+    /// The seed is above 0.
     pub(super) fn of(seed: Seed, form: Form, [loss, narrowest]: [DType; 2]) -> Self {
         let natural = match form {
             Form::Mean => seed.loss_scale(),
@@ -47,7 +48,7 @@ impl Start {
         Self::split(seed.value(), natural, [loss, narrowest])
     }
 
-    /// Splits a seed. The factor in a graph of 16 bits is the power of two next below `natural`.
+    /// Splits a seed. The factor in a graph of 16 bits is the largest power of two below `natural`.
     fn split(seed: f64, natural: f64, [loss, narrowest]: [DType; 2]) -> Self {
         if !(is_in_16_bits(loss) || is_in_16_bits(narrowest)) || !natural.is_normal() {
             return Self { in_graph: seed, outside: 1.0 };
@@ -71,7 +72,7 @@ impl Start {
         }
     }
 
-    /// Takes the factor of the loss out of the gradient of a variable, with one rounding.
+    /// Divides the gradient of a variable by the factor of the loss, with one rounding.
     pub(super) fn unscaled(self, gradient: &Tensor) -> Result<Tensor> {
         let wide = match gradient.dtype() {
             DType::F64 => gradient.clone(),

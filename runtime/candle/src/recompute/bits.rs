@@ -1,8 +1,9 @@
-//! The comparison of two outputs, bit by bit.
+//! Comparison of two outputs, bit by bit.
 
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
 
-/// Whether two tensors have the same shape, dtype and bits. Tensors on a GPU are copied to the host.
+/// Returns whether two tensors have the same shape, dtype and bits. Tensors on a GPU are copied to
+/// the host.
 pub(super) fn are_same_bits(left: &Tensor, right: &Tensor) -> Result<bool> {
     if left.dims() != right.dims() || left.dtype() != right.dtype() {
         return Ok(false);

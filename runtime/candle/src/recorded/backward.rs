@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 use super::{Parameter, Recorded, initial};
 use crate::error::Error;
 
-/// Seed of the values of a trial. They differ from each other, so that the tokens of a mixture of
-/// experts choose several of them.
+/// Seed of the values of a trial. Values differ from each other, so that the tokens of a mixture of
+/// experts choose several experts.
 const SEED: u64 = 0;
 
 impl Recorded {
     /// Checks that a loss has a gradient for each trainable parameter. Not collective.
     ///
     /// Some functions of candle-nn have no backward and cut the graph without an error, so that a
-    /// model trains a few of its parameters only. Call this once, before the first step:
+    /// model trains only a few of its parameters. Call this once, before the first step:
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Result, Tensor};
@@ -45,9 +45,9 @@ impl Recorded {
     /// ```
     ///
     /// `loss` makes the model from the builder, as for [`record`](super::record), and returns the
-    /// loss of a small input. Zeros will do for the input, but a model with experts needs tokens
-    /// enough to reach each of them. The builder returns values by the recorded hints, in the dtype
-    /// that is asked for. Parameters that are frozen with [`map`](Self::map) need no gradient.
+    /// loss of a small input. The input may be zeros, but a model with experts needs enough tokens
+    /// to reach each of them. The builder returns values by the recorded hints, in the requested
+    /// dtype. Parameters that are frozen with [`map`](Self::map) need no gradient.
     ///
     /// A parameter passes if it has any gradient. A packed weight of queries, keys and values that
     /// loses the first two passes, because the values have a gradient.
@@ -87,10 +87,10 @@ impl Recorded {
     }
 }
 
-/// The tensors of a trial.
+/// Tensors of a trial.
 struct Trial {
     recorded: Recorded,
-    /// Tensors that were asked for, by name. Those of trainable parameters are variables.
+    /// Requested tensors by name. Trainable parameters are variables.
     made: Mutex<HashMap<String, Tensor>>,
 }
 
@@ -120,7 +120,7 @@ impl Trial {
         Ok(tensor)
     }
 
-    /// Returns the tensor in the dtype and on the device that are asked for.
+    /// Converts the tensor to the requested dtype and device.
     fn converted(
         &self,
         name: &str,

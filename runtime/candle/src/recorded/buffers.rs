@@ -1,7 +1,7 @@
-//! Tensors that constructors ask for beside parameters, and that a forward changes.
+//! Tensors beside parameters that constructors ask for, and that a forward changes.
 
-/// Names by which layers of PyTorch and candle keep such tensors: statistics of batch and instance
-/// norms, and of codebooks that learn by moving averages.
+/// Names of such tensors in layers of PyTorch and candle: statistics of batch and instance norms,
+/// and of codebooks that learn by moving averages.
 const NAMES: [&str; 9] = [
     "running_mean",
     "running_var",
@@ -17,7 +17,7 @@ const NAMES: [&str; 9] = [
 /// Number of names that a message lists.
 const LISTED: usize = 8;
 
-/// Returns whether the last component of a name is that of a buffer.
+/// Returns whether the last component of a name is the name of a buffer.
 pub(crate) fn is_name(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| NAMES.contains(&last))
 }

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The values of a parameter, row-major.
+/// Returns the values of a parameter, row-major.
 pub(super) fn values(param: &Param, init: Init, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(xxh3_64_with_seed(param.name.as_bytes(), seed));
     let distribution = Distribution::of(init, &Shape::from(param.shape.clone()));
@@ -51,7 +51,7 @@ impl Distribution {
     }
 }
 
-/// Box and Muller's transform, of which one half is enough here.
+/// Draws a number by the Box-Muller transform. One half of its pair is enough here.
 fn standard_normal(rng: &mut ChaCha8Rng) -> f64 {
     let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use NormalOrUniform::Uniform;
 
-    /// Least, greatest, mean and deviation.
+    /// Returns minimum, maximum, mean and deviation.
     fn statistics(values: &[f32]) -> [f64; 4] {
         let of = |fold: fn(f64, f64) -> f64, start| {
             values.iter().map(|it| f64::from(*it)).fold(start, fold)
@@ -101,8 +101,9 @@ mod tests {
             let [ours, candles] = [&ours, &candles].map(|values| statistics(values));
             let [.., deviation] = candles;
             for (place, (ours, candles)) in ours.into_iter().zip(candles).enumerate() {
-                // candle's numbers are new in each run. Extremes of 36000 normal numbers vary by 0.28 deviations (Gumbel), so those of
-                // two draws are 2.5 apart once in 10^9 runs; those of a uniform distribution are at its ends.
+                // candle's numbers are new in each run. Extremes of 36000 normal numbers vary by
+                // 0.28 deviations (Gumbel), so the extremes of two draws are 2.5 apart once in 10^9
+                // runs. Extremes of a uniform distribution are close to its ends.
                 let tolerance = match (place, init) {
                     (0 | 1, Init::Uniform { .. } | Init::Kaiming { dist: Uniform, .. }) => {
                         0.05 * deviation

@@ -1,4 +1,4 @@
-//! Names grouped to units by patterns.
+//! Groups names into units by patterns.
 
 use hsdp_sharding::Unit;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 /// The pattern of all names that no other pattern takes, and the name of their unit.
 const ROOT: &str = "root";
 
-/// The units of the parameters, in the order of the patterns.
+/// Returns the units of the parameters, in the order of the patterns.
 pub(super) fn group(parameters: &[Parameter], patterns: &[&str]) -> Result<Vec<Unit>, Error> {
     let mut units: Vec<Vec<Unit>> = vec![Vec::new(); patterns.len()];
     let mut left = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn group(parameters: &[Parameter], patterns: &[&str]) -> Result<Vec<U
     }
 }
 
-/// The place of the pattern that takes a name, and the name of the unit.
+/// Returns the index of the pattern that takes a name, and the name of the unit.
 fn taken<'a>(name: &'a str, patterns: &[&str]) -> Option<(usize, &'a str)> {
     let others = patterns.iter().enumerate().filter(|(_, pattern)| **pattern != ROOT);
     let root = || Some((patterns.iter().position(|pattern| *pattern == ROOT)?, ROOT));
@@ -36,7 +36,7 @@ fn taken<'a>(name: &'a str, patterns: &[&str]) -> Option<(usize, &'a str)> {
     matches.next().or_else(root)
 }
 
-/// The first components of `name`, if the pattern matches them.
+/// Returns the first components of `name`, if the pattern matches them.
 fn matched<'a>(name: &'a str, pattern: &str) -> Option<&'a str> {
     let mut end = 0;
     let mut components = name.split('.');

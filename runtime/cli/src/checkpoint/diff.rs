@@ -11,10 +11,10 @@ use hsdp_train::print;
 use super::open;
 use crate::outcome::Outcome;
 
-/// Elements that are compared at a time.
+/// Number of elements that are compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// The options of `hsdp checkpoint diff`.
+/// Options of `hsdp checkpoint diff`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Directory of the first checkpoint
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Wrong)
 }
 
-/// The differences outside of tensors.
+/// Lists the differences outside of tensors.
 fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     let [a, b] = [first.manifest(), second.manifest()];
     let mut lines = Vec::new();
@@ -87,7 +87,7 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     lines
 }
 
-/// The number of elements of a tensor that differ, and the largest difference.
+/// Returns the number of elements that differ in a tensor, and the largest difference.
 fn of_tensors(
     name: &str,
     numel: u64,

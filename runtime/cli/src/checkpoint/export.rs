@@ -11,7 +11,7 @@ use hsdp_train::stderr::in_one_line;
 use super::Which;
 use crate::outcome::Outcome;
 
-/// The options of `hsdp checkpoint export`.
+/// Options of `hsdp checkpoint export`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
-    /// Most megabytes of tensors in a file
+    /// Maximum megabytes of tensors in a file
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     file_size: u64,
 
@@ -30,7 +30,6 @@ pub(crate) struct Options {
     average: bool,
 }
 
-/// Writes the folder.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let most = options.file_size.saturating_mul(1_000_000);
     let weights = if options.average { Weights::Average } else { Weights::Trained };

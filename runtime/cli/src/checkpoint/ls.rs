@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Format, MOST_TRIES, store};
 use crate::outcome::Outcome;
 
-/// The options of `hsdp checkpoint ls`.
+/// Options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Directory of the checkpoints
@@ -25,9 +25,8 @@ pub(crate) struct Options {
     format: Format,
 }
 
-/// Lists all checkpoints except those that a running job removes meanwhile. The outcome is `Wrong`
-/// if the manifest or the file sizes of one are broken, or if a newer version of this program wrote
-/// one.
+/// Lists all checkpoints except those that a running job removes meanwhile. Returns `Wrong` if a
+/// manifest or file sizes are broken, or if a newer version of this program wrote a checkpoint.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let rows = rows(&store)?;
@@ -42,8 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
 }
 
-/// Reads the checkpoints of a store. If a running job has removed all that were listed, it has
-/// saved others, and they are listed instead.
+/// Reads the checkpoints of a store. If a running job has removed all of them meanwhile, it has
+/// saved others, and these are listed instead.
 fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
     let mut rows = Vec::new();
     for _ in 0..MOST_TRIES {
@@ -58,10 +57,10 @@ fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
     Ok(rows)
 }
 
-/// A step, and its checkpoint.
+/// Step and checkpoint.
 type Row = (u64, Result<Generation, Unread>);
 
-/// Why a checkpoint cannot be read.
+/// Describes why a checkpoint cannot be read.
 fn state(unread: &Unread) -> &'static str {
     match unread {
         Unread::Version { .. } => "newer",
@@ -97,7 +96,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// A line for each checkpoint that cannot be read.
+/// Returns a line for each checkpoint that cannot be read.
 fn unread(rows: &[Row]) -> String {
     let line = |(step, opened): &Row| {
         opened.as_ref().err().map(|unread| in_one_line(format_args!("step {step}: {unread}")))
@@ -119,7 +118,7 @@ fn in_json((step, opened): &Row) -> Value {
     }
 }
 
-/// The number of elements of all parameters.
+/// Returns the number of elements of all parameters.
 fn parameters(manifest: &Manifest) -> u64 {
     let tensors = manifest.tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
     tensors.filter_map(|(_, tensor)| tensor.numel()).sum()

@@ -11,7 +11,7 @@ use hsdp_train::stderr::in_one_line;
 use super::{Which, store};
 use crate::outcome::Outcome;
 
-/// The options of `hsdp checkpoint reshard`.
+/// Options of `hsdp checkpoint reshard`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub(crate) struct Options {
     files: u16,
 }
 
-/// Writes the copy, one file after the other. It holds the content of one file in memory.
+/// Writes the copy, one file after the other. The content of one file at a time is in memory.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     options.which.read(|generation| copy(generation, options))
 }
@@ -48,7 +48,7 @@ fn copy(generation: &Generation, options: &Options) -> Result<Outcome, Box<dyn E
     Ok(Outcome::Well)
 }
 
-/// The writer's part of each tensor.
+/// Writes this writer's part of each tensor.
 fn write(
     generation: &Generation,
     place: &hsdp_checkpoint::Place,
@@ -58,7 +58,7 @@ fn write(
     for (name, tensor) in &generation.manifest().tensors {
         let numel = tensor.numel().ok_or("a tensor's number of elements does not fit 64 bits")?;
         let [index, of] = [writer.index, writer.of].map(|it| it as u64);
-        // The first files have one more element, where the elements cannot be divided evenly.
+        // The first files have one more element if the elements cannot be divided evenly.
         let cut = |index: u64| numel / of * index + index.min(numel % of);
         let (begin, end) = (cut(index), cut(index + 1));
         if begin < end {

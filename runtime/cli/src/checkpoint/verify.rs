@@ -10,7 +10,7 @@ use hsdp_train::stderr::in_one_line;
 use super::store;
 use crate::outcome::Outcome;
 
-/// The options of `hsdp checkpoint verify`.
+/// Options of `hsdp checkpoint verify`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Directory of the checkpoints

@@ -1,4 +1,4 @@
-//! Libraries, as files: those that the loader would find, and those that lie where it does not look.
+//! Library files, both where the loader looks and where it does not.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,27 +12,27 @@ use crate::command::output;
 pub(super) struct Sought {
     pub(super) key: &'static str,
     pub(super) what: &'static str,
-    /// The environment variable that names it, if there is one.
+    /// Environment variable that names the library, if there is one.
     pub(super) variable: Option<&'static str>,
-    /// Its names, in the order in which they are tried.
+    /// Names of the library, in the order in which they are tried.
     pub(super) names: &'static [&'static str],
-    /// The advice, if it is missing.
+    /// Advice, if the library is missing.
     pub(super) advice: &'static str,
 }
 
-/// The places in which the loader looks for libraries.
+/// Places where the loader looks for libraries.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// `LD_LIBRARY_PATH`.
+    /// Folders in `LD_LIBRARY_PATH`.
     first: Vec<PathBuf>,
-    /// The loader's cache, by name.
+    /// Cache of the loader, by name.
     cache: BTreeMap<String, PathBuf>,
 }
 
-/// The folders in which the loader looks last.
+/// Folders where the loader looks last.
 const DEFAULT: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// The folders into which installers put libraries, also where the loader does not look.
+/// Folders where installers put libraries, including those where the loader does not look.
 const USUAL: [&str; 5] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda/targets/x86_64-linux/lib",
@@ -42,7 +42,7 @@ const USUAL: [&str; 5] = [
 ];
 
 impl Places {
-    /// The places for this process. A cache that cannot be read counts as empty.
+    /// Returns the places for this process. A cache that cannot be read counts as empty.
     pub(super) fn of_the_loader() -> Self {
         let first = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let first = env::split_paths(&first).filter(|folder| !folder.as_os_str().is_empty());
@@ -51,7 +51,7 @@ impl Places {
         Self { first: first.collect(), cache: parsed(&cached.unwrap_or_default()) }
     }
 
-    /// The file that the loader would open under this name.
+    /// Returns the file that the loader would open under this name.
     fn loaded(&self, name: &str) -> Option<PathBuf> {
         let first = self.first.iter().map(PathBuf::as_path);
         let default = DEFAULT.iter().map(Path::new);
@@ -61,8 +61,8 @@ impl Places {
     }
 }
 
-/// The names and paths of lines such as `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`. The first path of a name
-/// counts.
+/// Parses names and paths from lines such as `\tlibm.so.6 (libc6,x86-64) =>
+/// /lib/x86_64-linux-gnu/libm.so.6`. The first path of a name counts.
 fn parsed(cache: &str) -> BTreeMap<String, PathBuf> {
     let mut paths = BTreeMap::new();
     for line in cache.lines() {
@@ -102,7 +102,8 @@ pub(super) fn find(sought: &Sought, places: &Places) -> Finding {
     }
 }
 
-/// The file that a variable names. No other file is tried. The loader looks for a bare name.
+/// Checks the file that a variable names. The loader looks for a bare name. Other files are not
+/// tried.
 fn of_variable(sought: &Sought, variable: &str, file: &Path, places: &Places) -> Finding {
     let is_name = file.components().count() == 1;
     let by_name = || places.loaded(&file.to_string_lossy());
@@ -116,7 +117,8 @@ fn of_variable(sought: &Sought, variable: &str, file: &Path, places: &Places) ->
     }
 }
 
-/// A found library, with its version. Installers name the file after the whole version, and link the short names to it.
+/// Describes a found library with its version. Installers name the file after the whole version,
+/// and link the short names to it.
 fn found(sought: &Sought, path: &Path) -> Finding {
     let file = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Cores, memory, and whether processes may read each other's memory.
+//! Checks cores, memory, and whether processes may read each other's memory.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -8,7 +8,7 @@ use hsdp_sharding::ByteCount;
 
 use super::{Finding, State};
 
-/// The cores that this process may use.
+/// Reports the cores that this process may use.
 pub(super) fn cores() -> Finding {
     let said = match thread::available_parallelism().map(NonZeroUsize::get) {
         Ok(cores) => cores.to_string(),
@@ -17,7 +17,7 @@ pub(super) fn cores() -> Finding {
     Finding { said: Some(said), ..Finding::note("cores", "cores") }
 }
 
-/// The machine's memory; a container's limit may be lower.
+/// Reports the machine's memory. A container's limit may be lower.
 pub(super) fn memory() -> Finding {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let said = match ["MemTotal:", "MemAvailable:"].map(|field| kibibytes(&text, field)) {
@@ -27,15 +27,15 @@ pub(super) fn memory() -> Finding {
     Finding { said: Some(said), ..Finding::note("memory", "memory") }
 }
 
-/// The value of a line such as `MemTotal:       24604316 kB`.
+/// Parses a line such as `MemTotal:       24604316 kB`.
 fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     let count: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     ByteCount(count).checked_mul(1024)
 }
 
-/// Whether a process may copy directly from another's memory. Open MPI does so on one machine where it may, and copies twice
-/// otherwise.
+/// Reports whether a process may copy directly from another's memory. If it may, Open MPI does so
+/// within a machine. Otherwise Open MPI copies twice.
 #[cfg(target_os = "linux")]
 pub(super) fn copies() -> Finding {
     let note = Finding::note("single_copy", "single copies between processes (CMA)");
@@ -60,7 +60,8 @@ pub(super) fn copies() -> Finding {
     Finding { state, said: Some(said), advice, ..note }
 }
 
-/// Whether the system call exists and is permitted. A process may always read its own memory, if it may read any process's.
+/// Returns whether the system call exists and is permitted. A process may always read its own
+/// memory, if it may read any process's.
 #[cfg(target_os = "linux")]
 fn read_own() -> Result<(), nix::Error> {
     use std::io::IoSliceMut;

@@ -1,4 +1,4 @@
-//! MPI, found by its `mpirun`.
+//! Finds MPI by its `mpirun`.
 
 use super::{Finding, State};
 use crate::mpirun::{ADVICE, Family, Mpirun};
@@ -6,7 +6,7 @@ use crate::mpirun::{ADVICE, Family, Mpirun};
 const KEY: &str = "mpi";
 const WHAT: &str = "MPI";
 
-/// The `mpirun` of PATH.
+/// Reports the `mpirun` in PATH.
 pub(super) fn find() -> Finding {
     let Mpirun { path, family, version } = match Mpirun::find() {
         Ok(Some(mpirun)) => mpirun,

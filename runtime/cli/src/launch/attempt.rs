@@ -1,4 +1,4 @@
-//! One start of all ranks, until all have ended.
+//! One attempt: a start of all ranks, until all have ended.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,23 +24,23 @@ use super::threads;
 use super::window::Window;
 use super::writer::Source;
 
-/// How long the started processes may take to end after all ranks have ended.
+/// Time that the started processes have to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// Time for which the output of mpirun may be open and empty after its end: a process that it has
-/// left behind may hold it.
+/// Time that mpirun's output may stay open and empty after mpirun has ended. A process that it has
+/// left behind may hold it open.
 const DRAINING: Duration = Duration::from_secs(2);
 
-/// The time between two looks at lines that wait for a reader.
+/// Interval between checks for lines that wait for a reader.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Time that attendants have to send lines that are all given up.
+/// Time that attendants have to send lines that are already given up.
 const FLUSHING: Duration = Duration::from_secs(5);
 
-/// How long killed processes may take to end.
+/// Time that killed processes have to end.
 const BURIAL: Duration = Duration::from_secs(2);
 
-/// An attempt to start.
+/// Settings of an attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: u32,
     pub(super) job: &'a Job,
@@ -48,23 +48,24 @@ pub(super) struct Attempt<'a> {
     pub(super) terminal: &'a Arc<Terminal>,
 }
 
-/// An attempt that is under way.
+/// An attempt in progress.
 struct Running<'a> {
     attempt: &'a Attempt<'a>,
     supervisor: Supervisor,
     orders: HashMap<u32, Arc<UnixStream>>,
-    /// mpirun, or the attendants by rank; `None` for each that has ended.
+    /// The mpirun, or the attendants by rank. `None` for processes that have ended.
     started: Vec<Option<Child>>,
-    /// The ranks whose lines have not all come.
+    /// Ranks whose lines have not all arrived.
     open: HashSet<u32>,
-    /// Closes when all lines have come that the started processes themselves write.
+    /// Closes when all lines of the started processes themselves have arrived.
     drained: Receiver<()>,
-    /// The time at which all ranks had ended.
+    /// Time at which all ranks had ended.
     over: Option<Instant>,
 }
 
 impl Attempt<'_> {
-    /// Runs the attempt. Must be called on the main thread, since a started process dies with the thread that starts it.
+    /// Runs the attempt. Must be called on the main thread, because a started process dies with the
+    /// thread that starts it.
     pub(super) fn run(
         &self,
         (events, received): (&Sender<News>, &Receiver<News>),
@@ -96,7 +97,8 @@ impl Attempt<'_> {
         running.until(received, |running| running.open.is_empty());
         running.leave(received);
         running.until_shown(received);
-        // A signal that came meanwhile is for this attempt: the next one would start its ranks to end them.
+        // A signal that arrived meanwhile belongs to this attempt. The next attempt would start its
+        // ranks only to end them.
         received.try_iter().for_each(|news| {
             let actions = running.hear(news);
             running.act(actions);
@@ -104,7 +106,8 @@ impl Attempt<'_> {
         Ok(running.supervisor.outcome(self.terminal.tell_lost()))
     }
 
-    /// Shows the lines that a started process itself writes, such as the messages of mpirun. Clones of `open` live until the last one.
+    /// Shows the lines that a started process itself writes, such as mpirun's messages. Clones of
+    /// `open` live until the last line.
     fn show(&self, child: &mut Child, open: &Sender<()>) -> io::Result<()> {
         let stdout = child
             .stdout
@@ -119,7 +122,7 @@ impl Attempt<'_> {
             let (terminal, open) = (Arc::clone(self.terminal), open.clone());
             let window = Arc::new(Window::new());
             threads::start(move || {
-                // A pipe that fails has no more lines.
+                // A pipe that fails has no further lines.
                 let _ = lines::each(from, |line| {
                     window.take(cost(&line));
                     terminal.line(name, Source::Starter(Arc::clone(&window)), stream, &line);
@@ -180,7 +183,7 @@ impl Running<'_> {
         }
     }
 
-    /// Waits until all lines are written, those of mpirun included.
+    /// Waits until all lines are written, including mpirun's.
     fn until_shown(&mut self, received: &Receiver<News>) {
         let mut quiet = Instant::now();
         self.until(received, |running| {
@@ -207,8 +210,8 @@ impl Running<'_> {
         self.attempt.terminal.give_up(is_late);
     }
 
-    /// Lets all attendants end, waits for them and for mpirun, and kills processes that do not end. The exit code of mpirun counts
-    /// if no rank failed.
+    /// Orders all attendants to end, waits for them and for mpirun, and kills processes that do not
+    /// end. The exit code of mpirun counts if no rank failed.
     fn leave(&mut self, received: &Receiver<News>) {
         for rank in 0..self.attempt.job.ranks() {
             self.dismiss(rank);
@@ -227,7 +230,8 @@ impl Running<'_> {
         self.kill_started();
     }
 
-    /// Lets the attendant of the rank end. One that cannot receive the order is ending.
+    /// Orders the attendant of a rank to end. An attendant that cannot receive the order is already
+    /// ending.
     fn dismiss(&self, rank: u32) {
         let _ = self.orders.get(&rank).map(|orders| Order::Leave.write_to(&**orders));
     }
@@ -241,7 +245,7 @@ impl Running<'_> {
             return Vec::new();
         }
         match news.event {
-            // The process of the rank may have ended, and been reaped, before this.
+            // The rank's process may have ended, and been reaped, before this event.
             Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
                 self.open.insert(rank);
@@ -254,7 +258,8 @@ impl Running<'_> {
             Event::Ended { rank, end } => self.supervisor.ended(rank, end, now),
             Event::Drained { rank, end } => {
                 self.open.remove(&rank);
-                // After a bad end mpirun would end the other ranks in its own way, so that attendant stays.
+                // After a failure mpirun would end the other ranks in its own way, so that
+                // attendant stays.
                 if !end.is_bad() {
                     self.dismiss(rank);
                 }
@@ -273,7 +278,7 @@ impl Running<'_> {
         let rank = u32::try_from(place).unwrap_or(u32::MAX);
         match self.attempt.job.starter() {
             Some(_) => self.supervisor.alone(end, now),
-            // An attendant that ended before it connected.
+            // An attendant ended before it connected.
             None if self.supervisor.awaits(rank) => self.supervisor.ended(rank, end, now),
             None => Vec::new(),
         }
@@ -283,7 +288,8 @@ impl Running<'_> {
         for action in actions {
             match action {
                 Action::Signal(rank, signal) => {
-                    // An attendant that cannot receive the order is ending, and its end is another event.
+                    // An attendant that cannot receive the order is already ending, and its end is
+                    // another event.
                     let orders = self.orders.get(&rank);
                     let _ = orders.map(|orders| Order::Signal(signal).write_to(&**orders));
                 }
@@ -293,13 +299,14 @@ impl Running<'_> {
         }
     }
 
-    /// Kills the processes that have not ended, and reaps them. Leaves a process to the system that
-    /// does not end in [`BURIAL`].
+    /// Kills the processes that have not ended, and reaps them. Leaves a process that does not end
+    /// within [`BURIAL`] to the system.
     fn kill_started(&mut self) {
         let mut killed: Vec<Child> = self.started.iter_mut().filter_map(Option::take).collect();
         for child in &killed {
             if let Ok(pid) = i32::try_from(child.id()) {
-                // The process leads its group, and is not reaped yet, so the group's number is valid.
+                // The process leads its group, and is not reaped yet, so the group's number is
+                // valid.
                 let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
@@ -313,10 +320,11 @@ impl Running<'_> {
     }
 }
 
-/// Ends an attendant that no attempt waits for, and its command. Without an order it would take the launcher for dead, and remove its socket.
+/// Ends an attendant that no attempt waits for, and its command. Without an order it would believe
+/// that the launcher has died, and remove its socket.
 fn turn_away(orders: &UnixStream) {
     for order in [Order::Signal(Signal::SIGKILL as i32), Order::Leave] {
-        // An attendant that cannot receive the order is ending.
+        // An attendant that cannot receive the order is already ending.
         let _ = order.write_to(orders);
     }
 }

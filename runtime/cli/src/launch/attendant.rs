@@ -1,4 +1,5 @@
-//! `hsdp launch-rank`: runs the command of one rank, and reports its output and its end to the launcher.
+//! `hsdp launch-rank`: runs the command of one rank, and reports its output and its end to the
+//! launcher.
 
 use std::env;
 use std::error::Error;
@@ -28,33 +29,33 @@ use super::window::Window;
 use super::{environment, peer, threads};
 use crate::outcome::Outcome;
 
-/// The options of `hsdp launch-rank`.
+/// Options of `hsdp launch-rank`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
-/// How long the launcher may take to answer a claim.
+/// Time that the launcher has to answer a claim.
 const ANSWER: Duration = Duration::from_secs(120);
 
-/// The command's process group, as long as its number is valid.
+/// Process group of the command, as long as its number is valid.
 type Group = Arc<Mutex<Option<Pid>>>;
 
-/// The socket to the launcher. The lock keeps frames whole.
+/// Socket to the launcher. The lock keeps frames whole.
 pub(super) type Words = Arc<Mutex<UnixStream>>;
 
-/// How long the launcher learns of the lines of a command before it learns of the command's end.
+/// Time for which a command's last lines are sent before the command's end is reported.
 const LINES_FIRST: Duration = Duration::from_millis(500);
 
-/// How long a message on stderr may take.
+/// Time that a message on stderr may take.
 const MESSAGE: Duration = Duration::from_secs(2);
 
-/// The exit code of an attendant that could not run its command.
+/// Exit code of an attendant that could not run its command.
 const REFUSED: u8 = 2;
 
-/// Runs the command to its end. Prints an error here: stderr belongs to the launcher, and its
-/// reader may block.
+/// Runs the command to its end. Prints an error here, because stderr belongs to the launcher and
+/// its reader may block.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     attend(options).or_else(|error| {
         hsdp_train::tell_within("hsdp", &error, MESSAGE);
@@ -62,8 +63,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     })
 }
 
-/// Runs the command, and stays until the launcher lets this process end. So the launcher learns of
-/// the end of the rank before that of mpirun, and acts on it before mpirun does.
+/// Runs the command, and stays until the launcher permits this process to end. So the launcher
+/// learns of the end of the rank before mpirun does, and acts on it first.
 fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let (rank, attempt) = environment::place()?;
     let socket = env::var_os(environment::SOCKET);
@@ -83,7 +84,7 @@ fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     // The launcher prints its message about the end below the last lines, unless their reader
     // blocks.
     let is_drained = pipes.wait_shortly(LINES_FIRST);
-    // If the launcher has died, a frame cannot be sent, and nothing is waited for.
+    // If the launcher has died, a frame cannot be sent, and there is no reason to wait.
     let mut sent = say(&words, &Frame::Ended(end));
     if !is_drained {
         pipes.wait_for_lines();
@@ -95,11 +96,11 @@ fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Ended(end.exit_code()))
 }
 
-/// Connects to the launcher, and claims the rank. No command runs before the launcher has agreed: two commands of one rank would
-/// write to the same files.
+/// Connects to the launcher, and claims the rank. The command runs only after the launcher has
+/// agreed: two commands of one rank would write to the same files.
 ///
 /// # Errors
-/// In words, if the rank is another process's, or the launcher does not answer.
+/// A text, if the rank belongs to another process, or the launcher does not answer.
 fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<dyn Error>> {
     let place = socket.display();
     let failed =
@@ -132,19 +133,19 @@ fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
     Ok(command.spawn()?)
 }
 
-/// Sends a frame, as soon as the launcher takes it.
+/// Sends a frame. Waits until the launcher reads it.
 pub(super) fn say(words: &Words, frame: &Frame) -> io::Result<()> {
     frame.write_to(&*words.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The parts of a command on which orders of the launcher have an effect.
+/// The parts of a command that the launcher's orders affect.
 struct Launched {
     group: Group,
     window: Arc<Window>,
 }
 
-/// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel closes after that, or when the
-/// launcher lets this process end.
+/// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel
+/// closes after that, or when the launcher permits this process to end.
 fn obey((launcher, socket): (UnixStream, PathBuf), of: Launched) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
     threads::start(move || {
@@ -153,7 +154,7 @@ fn obey((launcher, socket): (UnixStream, PathBuf), of: Launched) -> io::Result<R
             match Order::read_from(&launcher) {
                 Ok(Order::Signal(signal)) => send(&of.group, signal),
                 Ok(Order::Taken(bytes)) => of.window.give(bytes as usize),
-                // The launcher sends the first two only before the command runs.
+                // The launcher sends `Begin` and `Refuse` only before the command runs.
                 Ok(Order::Begin | Order::Refuse | Order::Leave) => return of.window.close(),
                 Err(_) => {
                     send(&of.group, Signal::SIGKILL as i32);
@@ -172,7 +173,8 @@ fn tidy(socket: &Path) {
     let _ = socket.parent().map(fs::remove_dir);
 }
 
-/// Passes the signals that this process gets, from mpirun or from others, on to the command's group.
+/// Passes the signals that this process gets, from mpirun or from others, on to the command's
+/// group.
 fn pass_on_signals(group: &Group) -> io::Result<()> {
     let mut signals = Signals::new(FORWARDED)?;
     let group = Arc::clone(group);

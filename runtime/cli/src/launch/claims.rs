@@ -1,9 +1,9 @@
-//! The ranks that attendants have claimed.
+//! Ranks that attendants have claimed.
 
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// The claims of the present attempt. The first claimant of a rank keeps it, whatever happens to it.
+/// Claims of the current attempt. The first claimant of a rank keeps it, even if it fails.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     attempt: u32,
@@ -12,7 +12,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// The claims of an attempt that begins.
+    /// Returns the claims at the start of an attempt.
     pub(super) fn of(attempt: u32, ranks: u32) -> Self {
         Self { attempt, ranks: 0..ranks, taken: HashSet::new() }
     }
@@ -20,7 +20,7 @@ impl Claims {
     /// Claims a rank.
     ///
     /// # Errors
-    /// In words, if the rank is not free in the present attempt.
+    /// A text, if the rank is not free in the current attempt.
     pub(super) fn take(&mut self, attempt: u32, rank: u32) -> Result<(), String> {
         if attempt != self.attempt {
             return Err(format!("attempt {attempt} is over, or not begun"));

@@ -1,4 +1,4 @@
-//! How a process ended.
+//! The end of a process.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
@@ -6,12 +6,12 @@ use std::process::ExitStatus;
 
 use nix::sys::signal::Signal;
 
-/// The end of a process: an exit code, or a signal.
+/// End of a process: an exit code, or a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Ended with this exit code.
+    /// Exit code of a process that ended by itself.
     Code(i32),
-    /// Killed by this signal.
+    /// Signal that killed the process.
     Signal(i32),
 }
 
@@ -23,14 +23,14 @@ impl End {
         }
     }
 
-    /// The end of a process that was gone before it could report its end.
+    /// End of a process that disappeared before it could report its end.
     pub(super) const LOST: Self = Self::Signal(Signal::SIGKILL as i32);
 
     pub(super) fn is_bad(self) -> bool {
         self != Self::Code(0)
     }
 
-    /// The exit code as in shells: 128 plus the signal's number for a signal.
+    /// Returns the exit code as in shells, which is 128 plus the signal's number for a signal.
     pub(super) fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,

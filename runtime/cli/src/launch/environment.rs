@@ -1,31 +1,34 @@
-//! The environment variables that name ranks, and those that ranks get.
+//! Environment variables that name ranks, and those that ranks get.
 
 use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
-/// The socket to which attendants connect.
+/// Name of the variable with the socket that attendants connect to.
 pub(super) const SOCKET: &str = "HSDP_LAUNCH_SOCKET";
 
-/// The number of the attempt, from 0.
+/// Name of the variable with the number of the attempt, from 0.
 pub(super) const RESTART: &str = "HSDP_RESTART";
 
-/// The rank of a process that this program has started itself. It has precedence over MPI's variables.
+/// Name of the variable with the rank of a process that this program has started itself. It has
+/// precedence over MPI's variables.
 pub(super) const LAUNCHED: &str = "HSDP_LAUNCH_RANK";
 
-/// The variables in which launchers put the rank of a process: this program, Open MPI, MPICH and MPIs derived from it, PMIx.
+/// Names of the variables with a process's rank, as set by this program, Open MPI, MPICH and its
+/// derivatives, and PMIx.
 pub(super) const RANKS: [&str; 4] = [LAUNCHED, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
-/// The variables that torchrun sets.
+/// Names of the variables that torchrun sets.
 pub(super) const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
 
-/// The variables of another job that contradict those of [`meeting`]: a second secret, another port.
+/// Names of another job's variables that contradict those of [`meeting`]: a second secret, another
+/// port.
 const OTHER_MEETING: [&str; 3] =
     ["HSDP_JOB_SECRET_FILE", "HSDP_CONTROL_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
 
-/// The beginnings of the names in which MPI and `srun` tell a process its place. Those of a whole job of Slurm are not among them:
-/// programs find their folders by its number.
+/// Prefixes of the variables in which MPI and `srun` describe a process's place. The variables of a
+/// whole Slurm job are not among them, because programs find their folders by its number.
 const OTHER_PLACE: [&str; 8] = [
     "OMPI_COMM_WORLD_",
     "PMI_",
@@ -39,10 +42,10 @@ const OTHER_PLACE: [&str; 8] = [
 
 const SECRET_BYTES: usize = 32;
 
-/// The rank of this process, and the attempt that it belongs to.
+/// Returns the rank of this process, and the attempt that it belongs to.
 ///
 /// # Errors
-/// In words.
+/// A text that names the missing or invalid variable.
 pub(super) fn place() -> Result<(u32, u32), String> {
     let number = |name: &str| env::var(name).ok().and_then(|value| value.parse().ok());
     let rank = RANKS.into_iter().find_map(number);
@@ -51,18 +54,19 @@ pub(super) fn place() -> Result<(u32, u32), String> {
     Ok((rank, number(RESTART).ok_or_else(|| format!("{RESTART} is not a number"))?))
 }
 
-/// Whether torchrun has started this process.
+/// Returns whether torchrun has started this process.
 pub(super) fn is_torchrun() -> bool {
     TORCHRUN.into_iter().all(|name| env::var_os(name).is_some())
 }
 
-/// The variables by which ranks without MPI find each other, equal for all ranks: the address of rank 0, and the secret of the job,
-/// with which ranks authenticate each other.
+/// Returns the variables by which ranks without MPI find each other, equal for all ranks: the
+/// address of rank 0, and the job's secret, with which ranks authenticate each other.
 ///
 /// # Errors
 /// The error of the system.
 pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
-    // The port is free now. If another process takes it before rank 0 does, rank 0 fails, and does not hang.
+    // The port is free now. If another process takes it before rank 0 does, rank 0 fails, and does
+    // not hang.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut secret = [0; SECRET_BYTES];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -76,13 +80,13 @@ pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// The further variables of one rank.
+/// Returns the further variables of one rank.
 pub(super) fn of_rank(rank: u32) -> [(&'static str, String); 3] {
     [LAUNCHED, "RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string()))
 }
 
-/// The variables of this process, as another launcher or another job has set them, that ranks must not have beside [`meeting`] and
-/// [`of_rank`].
+/// Returns the variables of this process that ranks must not inherit beside [`meeting`] and
+/// [`of_rank`], because another launcher or another job has set them.
 pub(super) fn contrary() -> impl Iterator<Item = OsString> {
     env::vars_os().map(|(name, _)| name).filter(|name| {
         let name = name.to_string_lossy();

@@ -1,17 +1,18 @@
-//! The open files that a launcher needs.
+//! Limit of the files that a launcher has open.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::Options;
 
-/// The open files beside those of the ranks: standard streams, the listening socket, pipes to mpirun, and those that this process
-/// inherited.
+/// Number of open files beside those of the ranks: standard streams, the listening socket, pipes to
+/// mpirun, and those that this process inherited.
 const OTHERS: u64 = 32;
 
-/// Raises the soft limit of open files to what the ranks need: a socket for each, and a log. The ranks inherit it.
+/// Raises the soft limit of open files to the need of the ranks: a socket for each, and a log. The
+/// ranks inherit it.
 ///
 /// # Errors
-/// In words, with the numbers, if the hard limit is below. Ranks beyond it could not connect.
+/// A text with the numbers, if the hard limit is lower. Ranks beyond it could not connect.
 pub(super) fn allow(options: &Options) -> Result<(), String> {
     let of_a_rank = if options.logs.is_some() { 2 } else { 1 };
     let needed = u64::from(options.ranks) * of_a_rank + OTHERS;

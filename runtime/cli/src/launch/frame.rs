@@ -1,7 +1,8 @@
-//! The messages between an attendant and the launcher over their socket.
+//! Messages between an attendant and the launcher over their socket.
 //!
-//! The attendant sends frames: a byte for the kind, the length of the payload as four bytes, and the payload. The launcher sends
-//! orders of one byte; [`Order::Taken`] has a number of four bytes besides.
+//! The attendant sends frames: a byte for the kind, the length of the payload as four bytes, and
+//! the payload. The launcher sends orders of one byte. [`Order::Taken`] also has a number of four
+//! bytes.
 //!
 //! The launcher always reads. An attendant has sent at most [`WINDOW`] bytes of lines that the
 //! launcher has not yet written, so the launcher learns of the end of a command even if the reader
@@ -14,17 +15,17 @@ use super::end::End;
 /// A message of an attendant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// The attempt and the rank of the attendant. The first frame.
+    /// Attempt and rank of the attendant, in the first frame.
     Hello { attempt: u32, rank: u32 },
     /// A line that the command wrote, without its newline.
     Line(Stream, Vec<u8>),
-    /// The command has ended. Lines that it has written may follow.
+    /// End of the command. Lines that it has written may follow.
     Ended(End),
-    /// All lines have been sent. The last frame.
+    /// End of all lines, in the last frame.
     Drained,
 }
 
-/// The stream to which a line was written.
+/// Stream to which a line was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
@@ -34,26 +35,27 @@ pub(super) enum Stream {
 /// A message of the launcher to an attendant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Run the command. The first order, if the launcher takes the attendant.
+    /// Run the command. This is the first order, if the launcher accepts the attendant.
     Begin,
-    /// End without running the command: the rank is not this attendant's.
+    /// End without running the command, because the rank belongs to another attendant.
     Refuse,
-    /// Send the command this signal.
+    /// Send this signal to the command.
     Signal(i32),
-    /// Send lines of this number of bytes more.
+    /// Send this number of further bytes in lines.
     Taken(u32),
-    /// End, with the command's exit code.
+    /// End with the command's exit code.
     Leave,
 }
 
-/// The most bytes of a line, and of a payload. Longer lines are cut, and longer payloads are invalid.
+/// Maximum number of bytes in a line, and in a payload. Longer lines are cut, and longer payloads
+/// are invalid.
 pub(super) const MAX_LINE: usize = 64 << 10;
 
-/// Maximum bytes of lines between an attendant and the reader of the launcher's output. A line fits
-/// even while the launcher holds back credit and another line is being written.
+/// Maximum number of bytes in lines between an attendant and the reader of the launcher's output. A
+/// line fits even while the launcher holds back credit and another line is being written.
 pub(super) const WINDOW: usize = 4 * MAX_LINE;
 
-/// The bytes that a line takes of the window. An empty line takes memory, too.
+/// Returns the bytes that a line takes of the window. An empty line takes memory, too.
 pub(super) fn cost(line: &[u8]) -> usize {
     line.len() + 64
 }
@@ -65,7 +67,7 @@ const CODE: u8 = b'C';
 const SIGNAL: u8 = b'S';
 const DRAINED: u8 = b'D';
 
-/// No signals have these numbers.
+/// Orders have numbers that are no signals.
 const LEAVE: u8 = 0;
 const TAKEN: u8 = 253;
 const BEGIN: u8 = 254;
@@ -93,7 +95,8 @@ impl Frame {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// The error of the system, `UnexpectedEof` at the end; `InvalidData` if it is not a valid frame.
+    /// The error of the system, `UnexpectedEof` at the end; `InvalidData` if it is not a valid
+    /// frame.
     pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
         let mut head = [0; 5];
         from.read_exact(&mut head)?;

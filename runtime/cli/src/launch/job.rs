@@ -16,27 +16,28 @@ use super::replace::split;
 use super::{Comm, Options, environment, replace};
 use crate::mpirun::{ADVICE, Family, Mpirun};
 
-/// A job that passed all checks that are possible before it starts.
+/// A job that has passed all checks that are possible before its start.
 #[derive(Debug)]
 pub(super) struct Job {
     ranks: u32,
     command: Vec<OsString>,
-    /// The mpirun that starts the attendants; `None` if this program starts them.
+    /// The mpirun that starts the attendants. `None` if this program starts them.
     mpirun: Option<Mpirun>,
 }
 
-/// The seconds that Open MPI's mpirun sleeps, up to three times, between its signals to the remaining processes of a failed job. No
-/// process remains, since the launcher has let all of them end by then.
+/// Variable, and its value, for the seconds that Open MPI's mpirun sleeps, up to three times,
+/// between its signals to the remaining processes of a failed job. No process remains, because the
+/// launcher has ended all of them by then.
 const SLEEP: (&str, &str) = ("OMPI_MCA_odls_base_sigkill_timeout", "0");
 
-/// The variables that let Open MPI start processes as root.
+/// Names of the variables that permit Open MPI to start processes as root.
 const ALLOWED: [&str; 2] = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
 
 impl Job {
     /// Checks the command, and finds mpirun if the job needs it.
     ///
     /// # Errors
-    /// In words, with advice.
+    /// A text with advice.
     pub(super) fn of(options: &Options) -> Result<Self, String> {
         let (program, _) = split(&options.command)?;
         which::which(program)
@@ -52,7 +53,7 @@ impl Job {
         self.ranks
     }
 
-    /// The name of the program that starts the attendants; `None` if it is this one.
+    /// Returns the name of the program that starts the attendants. `None` if it is this program.
     pub(super) fn starter(&self) -> Option<&'static str> {
         self.mpirun.is_some().then_some("mpirun")
     }
@@ -60,7 +61,7 @@ impl Job {
     /// Starts mpirun, or an attendant for each rank, in order.
     ///
     /// # Errors
-    /// The error of the system. Processes that were started before it end by themselves.
+    /// The error of the system. Processes that were already started end by themselves.
     pub(super) fn start(&self, attempt: u32, socket: &Path) -> io::Result<Vec<Child>> {
         let mut commands = match &self.mpirun {
             Some(mpirun) => vec![self.under(mpirun)?],
@@ -77,7 +78,8 @@ impl Job {
         commands.iter_mut().map(start).collect()
     }
 
-    /// The command that starts the attendants with mpirun. Messages of mpirun are shown as its own lines.
+    /// Returns the command that starts the attendants with mpirun. Messages of mpirun are shown as
+    /// its own lines.
     fn under(&self, mpirun: &Mpirun) -> io::Result<Command> {
         let mut arguments: Vec<OsString> = vec!["-n".into(), self.ranks.to_string().into()];
         if mpirun.family == Family::OpenMpi && self.ranks as usize > cores() {
@@ -87,7 +89,8 @@ impl Job {
         arguments.extend(["launch-rank", "--"].map(OsString::from));
         arguments.extend(self.command.iter().cloned());
         let mut command = replace::command(&mpirun.path, &arguments)?;
-        // If this program runs inside another job, the rank of that job would be taken for this one's.
+        // If this program runs inside another job, an attendant would take its rank in that job for
+        // its own.
         environment::RANKS.iter().for_each(|name| {
             command.env_remove(name);
         });
@@ -134,7 +137,8 @@ fn mpirun(options: &Options) -> Result<Mpirun, String> {
     Ok(mpirun)
 }
 
-/// The number of physical cores, at most the available ones: Open MPI counts cores, not hardware threads.
+/// Returns the number of physical cores, at most the available ones: Open MPI counts cores, not
+/// hardware threads.
 fn cores() -> usize {
     let available = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let mut cores: Vec<[String; 2]> = Vec::new();

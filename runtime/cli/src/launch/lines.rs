@@ -4,11 +4,11 @@ use std::io::{self, Read};
 
 use super::frame::MAX_LINE;
 
-/// Calls `line` with each line, without its newline, as soon as it is complete. A line that is too long is cut. The last line needs no
-/// newline.
+/// Calls `line` with each line, without its newline, as soon as it is complete. Cuts a line that is
+/// too long. The last line needs no newline.
 ///
 /// # Errors
-/// The error of reading, or of `line`.
+/// The error of reading, or the error of `line`.
 pub(super) fn each(
     mut from: impl Read,
     mut line: impl FnMut(Vec<u8>) -> io::Result<()>,
@@ -34,7 +34,8 @@ pub(super) fn each(
     if open.is_empty() { Ok(()) } else { line(open) }
 }
 
-/// The length of the first line with its newline, or of the part at which a long line is cut.
+/// Returns the length of the first line with its newline, or of the part at which a long line is
+/// cut.
 fn end(open: &[u8]) -> Option<usize> {
     let searched = &open[..open.len().min(MAX_LINE)];
     let line = searched.iter().position(|byte| *byte == b'\n').map(|at| at + 1);

@@ -1,11 +1,12 @@
-//! The user at the other end of a socket.
+//! Checks the user at the other end of a socket.
 
 use std::io;
 use std::os::unix::net::UnixStream;
 
 use nix::unistd::Uid;
 
-/// Refuses a connection of another user: a process that may send frames or orders can end the processes of the job.
+/// Refuses a connection of another user, because a process that may send frames or orders can end
+/// the job's processes.
 ///
 /// # Errors
 /// `PermissionDenied`, with both users; the error of the system.

@@ -1,4 +1,4 @@
-//! The pipes of a command, whose lines an attendant sends to the launcher.
+//! The pipes of a command. An attendant sends their lines to the launcher.
 
 use std::io::{self, Read};
 use std::process::Child;
@@ -12,17 +12,18 @@ use super::frame::{Frame, Stream, cost};
 use super::window::Window;
 use super::{lines, threads};
 
-/// How long the pipes of a command that has ended may be open and empty: a process that left the command's group may still hold them.
+/// Time that the pipes of a command that has ended may stay open and empty. A process that left the
+/// command's group may still hold them.
 const DRAINING: Duration = Duration::from_secs(2);
 
-/// The time between two looks at the pipes of a command that has ended.
+/// Interval between checks of the pipes of a command that has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The threads that read the pipes of a command.
+/// Threads that read the pipes of a command.
 pub(super) struct Pipes {
-    /// Nothing is sent on this channel: it closes when the threads end.
+    /// Channel without messages. It closes when the threads end.
     drained: Receiver<()>,
-    /// The threads that send a line now. The others read.
+    /// Number of threads that are sending a line. The others read.
     sending: Arc<AtomicUsize>,
 }
 
@@ -63,8 +64,9 @@ impl Pipes {
 
     /// Waits until all lines of a command that has ended are sent.
     ///
-    /// While a thread sends, lines of the command may still be in its pipe, however long the reader of the launcher's output stands
-    /// still. So only the time counts in which all threads wait for bytes that no one but a process left behind could write.
+    /// While a thread sends, lines of the command may still be in its pipe, even if the reader of
+    /// the launcher's output blocks for long. So only the time counts in which all threads wait for
+    /// bytes that only a process left behind could write.
     pub(super) fn wait_for_lines(self) {
         let mut empty = Duration::ZERO;
         while empty < DRAINING {

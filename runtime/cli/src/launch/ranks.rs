@@ -1,4 +1,4 @@
-//! The messages that attendants send to the launcher.
+//! Receives the messages of attendants.
 
 use std::fs::Permissions;
 use std::io::{self, BufReader, Read};
@@ -23,45 +23,47 @@ use super::writer::{Credit, Source};
 /// An event of a job.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A rank's attendant has connected, and takes orders.
+    /// A rank's attendant has connected, and accepts orders.
     Joined { rank: u32, orders: Arc<UnixStream> },
     /// A rank's command has ended. Lines that it has written may follow.
     Ended { rank: u32, end: End },
-    /// All lines of a rank whose command ended in this way have come.
+    /// All lines of a rank have arrived. `end` is the end of its command.
     Drained { rank: u32, end: End },
-    /// A process that the launcher started has ended, and must be reaped. `place` is its index among those processes.
+    /// A process that the launcher started has ended, and must be reaped. `place` is its index
+    /// among those processes.
     Started { place: usize },
-    /// The launcher has got a signal.
+    /// The launcher has received a signal.
     Signal(i32),
 }
 
-/// An event, and the attempt in which it happened; `None` for a signal.
+/// An event, and the attempt in which it happened. `None` for a signal.
 #[derive(Debug)]
 pub(super) struct News {
     pub(super) attempt: Option<u32>,
     pub(super) event: Event,
 }
 
-/// The socket to which attendants connect, in a folder of its own.
+/// Socket that attendants connect to, in a folder of its own.
 #[derive(Debug)]
 pub(super) struct Ranks {
     folder: TempDir,
     claims: Arc<Mutex<Claims>>,
 }
 
-/// How long an attendant may take to name its rank, or to read an order.
+/// Time that an attendant has to name its rank, or to read an order.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The pause after a connection that could not be accepted, for example because other processes have all files of the system open.
+/// Pause after a connection that could not be accepted, for example because other processes hold
+/// all open files that the system permits.
 const PAUSE: Duration = Duration::from_millis(20);
 
 const SOCKET: &str = "ranks.sock";
 
 impl Ranks {
-    /// Listens in a folder that only this user may enter, from its first moment on.
+    /// Listens in a folder that only this user may enter, from its creation on.
     ///
     /// # Errors
-    /// In words.
+    /// A text.
     pub(super) fn listen(events: &Sender<News>, terminal: &Arc<Terminal>) -> Result<Self, String> {
         let private = Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix("hsdp-").permissions(private).tempdir();
@@ -84,13 +86,13 @@ impl Ranks {
         self.folder.path().join(SOCKET)
     }
 
-    /// From now on attendants claim the ranks of this attempt.
+    /// Starts to accept claims to the ranks of this attempt.
     pub(super) fn begin(&self, attempt: u32, ranks: u32) {
         *locked(&self.claims) = Claims::of(attempt, ranks);
     }
 }
 
-/// The state that the threads of the connections share.
+/// State that the threads of the connections share.
 #[derive(Clone)]
 struct Reception {
     events: Sender<News>,
@@ -117,7 +119,8 @@ impl Reception {
             let reception = self.clone();
             // If the system has no thread for it, the connection ends, and the attendant with it.
             let _ = threads::start(move || {
-                // If an attendant fails before it names its rank, the end of its process reports the failure.
+                // If an attendant fails before it names its rank, the end of its process reports
+                // the failure.
                 let _ = reception.hear(stream);
             });
         }
@@ -131,7 +134,7 @@ impl Reception {
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        // No clone of the stream: it would be a second open file for each rank.
+        // Shared rather than cloned: a clone would be a second open file for each rank.
         let stream = Arc::new(stream);
         let mut from = BufReader::new(&*stream);
         let Frame::Hello { attempt, rank } = Frame::read_from(&mut from)? else {
@@ -151,13 +154,13 @@ impl Reception {
         let shown = Shown { who: rank.to_string(), credit: Arc::new(Credit::of(&stream)) };
         let end = self.show(&shown, &mut from).unwrap_or(End::LOST);
         tell(Event::Ended { rank, end });
-        // After an attendant that is lost, no line comes.
+        // A lost attendant sends no further lines.
         while self.show(&shown, &mut from).is_some() {}
         tell(Event::Drained { rank, end });
         Ok(())
     }
 
-    /// Shows the lines of a rank, until its command has ended; `None` if no frame follows.
+    /// Shows the lines of a rank, until its command has ended. `None` if no frame follows.
     fn show(&self, of: &Shown, mut from: impl Read) -> Option<End> {
         loop {
             match Frame::read_from(&mut from) {

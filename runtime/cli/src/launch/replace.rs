@@ -11,7 +11,7 @@ use clap::Args;
 
 use crate::outcome::Outcome;
 
-/// The options of `hsdp launch-exec`.
+/// Options of `hsdp launch-exec`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Pid of the process that started this one
@@ -22,12 +22,12 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// The exit codes of shells for a command that does not exist, and for one that cannot be run.
+/// Exit codes of shells for a command that does not exist, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// Replaces this process with the command. To set the death signal in the child of a fork would need unsafe code, so this program
-/// runs for a moment instead.
+/// Replaces this process with the command. Setting the death signal in the child of a fork would
+/// need unsafe code, so this program runs for a moment instead.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     die_with_parent()?;
     // A parent that died before this call sends no signal.
@@ -41,7 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
 }
 
-/// A process that replaces itself with `program`. It dies with the thread that starts it, which must be the main thread.
+/// Returns a command that replaces itself with `program`. It dies with the thread that starts it,
+/// which must be the main thread.
 pub(super) fn command(program: &Path, arguments: &[OsString]) -> io::Result<Command> {
     let parent = std::process::id().to_string();
     let mut command = Command::new(std::env::current_exe()?);
@@ -49,10 +50,10 @@ pub(super) fn command(program: &Path, arguments: &[OsString]) -> io::Result<Comm
     Ok(command)
 }
 
-/// The program and its arguments.
+/// Splits a command into the program and its arguments.
 ///
 /// # Errors
-/// In words, if the command is empty.
+/// A text, if the command is empty.
 pub(super) fn split(command: &[OsString]) -> Result<(&OsStr, &[OsString]), String> {
     let (program, arguments) = command.split_first().ok_or("there is no command")?;
     Ok((program, arguments))
@@ -65,7 +66,8 @@ fn die_with_parent() -> io::Result<()> {
     Ok(set_pdeathsig(Signal::SIGKILL)?)
 }
 
-/// Other systems have no such signal: a process that is killed leaves its children running.
+/// Does nothing, because other systems have no such signal: a process that is killed leaves its
+/// children running.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
 fn die_with_parent() -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Signals that the launcher gets.
+//! Signals that the launcher receives.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use signal_hook::iterator::Signals;
 
 use super::ranks::{Event, News};
 
-/// The signals that end a job.
+/// Signals that end a job.
 pub(super) const FORWARDED: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Sends each of the signals as an event, instead of ending the process. A signal that this process
@@ -28,7 +28,8 @@ pub(super) fn forward(events: &Sender<News>) -> io::Result<()> {
     Ok(())
 }
 
-/// The signals that this process ignores, a bit each, where the system says so.
+/// Returns the signals that this process ignores, one bit for each. Returns 0 if the system does
+/// not report them.
 fn ignored() -> u64 {
     fs::read_to_string("/proc/self/status").map_or(0, |status| mask(&status))
 }

@@ -1,5 +1,5 @@
-//! The reaction to the end of a rank, to a signal, and to a deadline. A pure state machine: its input is events with their times, its
-//! output is actions.
+//! The reaction to the end of a rank, to a signal, and to a deadline. This is a pure state machine:
+//! its input is events with their times, and its output is actions.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,39 +11,39 @@ use super::end::End;
 const TERM: i32 = Signal::SIGTERM as i32;
 const KILL: i32 = Signal::SIGKILL as i32;
 
-/// How long killed ranks may take to end.
+/// Time that killed ranks have to end.
 const BURIAL: Duration = Duration::from_secs(5);
 
-/// Time that the reader of the output has for the last lines: at least, and at most after a second
-/// signal.
+/// Time that the reader of the output has for the last lines: the minimum, and the maximum after a
+/// second signal.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// How long ranks may take to start.
+/// Time that ranks have to start.
 const START: Duration = Duration::from_secs(120);
 
-/// The exit code if no rank has failed, but a rank has not started.
+/// Exit code if no rank has failed, but a rank has not started.
 const NOT_STARTED: u8 = 1;
 
-/// The ranks of an attempt.
+/// State of an attempt and its ranks.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     ranks: Vec<Rank>,
-    /// The time by which all ranks must have started.
+    /// Time by which all ranks must have started.
     due: Instant,
     grace: Duration,
     stage: Stage,
-    /// The last signal that the launcher got.
+    /// The last signal that the launcher received.
     signal: Option<i32>,
     first: Option<Bad>,
-    /// The time since which the job is being ended: of the first failure or signal.
+    /// Time of the first failure or signal, since which the job is being ended.
     since: Option<Instant>,
-    /// The time of the second signal.
+    /// Time of the second signal.
     hurried: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// Not started yet.
+    /// The rank has not started yet.
     Awaited,
     Running,
     Ended,
@@ -52,11 +52,11 @@ enum Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// A rank has failed: the others have until this time.
+    /// A rank has failed. The others have until this time.
     Ending(Instant),
     /// All ranks were killed, and have until this time to end.
     Killed(Instant),
-    /// Ranks have not ended in time, and the process that started them was killed.
+    /// Ranks did not end in time, and the process that started them was killed.
     Abandoned,
 }
 
@@ -65,9 +65,10 @@ enum Stage {
 pub(super) enum Bad {
     /// A rank has failed.
     Rank(u32, End),
-    /// A rank has not started in time.
+    /// A rank did not start in time.
     NotStarted(u32),
-    /// A rank had not started when the launcher got a signal, nor a grace later.
+    /// A rank had not started when the launcher received a signal, nor when the grace period had
+    /// passed.
     Interrupted(u32),
     /// The mpirun has failed.
     Starter(End),
@@ -78,7 +79,7 @@ pub(super) enum Bad {
 /// An action of the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Send the command of this rank a signal.
+    /// Send a signal to the command of this rank.
     Signal(u32, i32),
     /// Kill the started processes with their process groups.
     KillStarted,
@@ -87,7 +88,7 @@ pub(super) enum Action {
 }
 
 impl Supervisor {
-    /// The supervisor of ranks that were started at `now`.
+    /// Creates the supervisor of ranks that were started at `now`.
     pub(super) fn new(ranks: u32, grace: Duration, now: Instant) -> Self {
         let ranks = vec![Rank::Awaited; ranks as usize];
         Self {
@@ -102,7 +103,7 @@ impl Supervisor {
         }
     }
 
-    /// A rank has started. It gets the signal that it has missed.
+    /// Records that a rank has started. Returns the signal that it has missed.
     pub(super) fn joined(&mut self, rank: u32) -> Vec<Action> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
         *state = Rank::Running;
@@ -115,14 +116,15 @@ impl Supervisor {
         missed.map(|signal| Action::Signal(rank, signal)).into_iter().collect()
     }
 
-    /// A rank has ended.
+    /// Records that a rank has ended.
     pub(super) fn ended(&mut self, rank: u32, end: End, now: Instant) -> Vec<Action> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
         *state = Rank::Ended;
         if end.is_bad() { self.fail(Bad::Rank(rank, end), now) } else { Vec::new() }
     }
 
-    /// The process that starts the ranks has ended, so ranks that have not started never will.
+    /// Records that the process that starts the ranks has ended, so that the remaining ranks never
+    /// start.
     pub(super) fn alone(&mut self, end: End, now: Instant) -> Vec<Action> {
         let is_early = !self.is_over();
         for rank in self.ranks.iter_mut().filter(|rank| **rank == Rank::Awaited) {
@@ -146,7 +148,7 @@ impl Supervisor {
         let grace = self.grace.as_secs();
         match (left.is_empty(), self.signal) {
             (true, _) => Vec::new(),
-            // The others have received their signal already, and are handling it.
+            // The other ranks have already received their signal, and are handling it.
             (false, Some(_)) => {
                 vec![Action::Say(format!("{bad}; the others get SIGKILL after {grace} s"))]
             }
@@ -158,7 +160,8 @@ impl Supervisor {
         }
     }
 
-    /// The launcher has got a signal. The first one is passed on, and the second one kills all ranks.
+    /// Records a signal that the launcher received. The first one is passed on, and the second one
+    /// kills all ranks.
     pub(super) fn signal(&mut self, signal: i32, now: Instant) -> Vec<Action> {
         let name = name_of(signal);
         let is_first = self.signal.replace(signal).is_none();
@@ -181,13 +184,13 @@ impl Supervisor {
         [Action::Say(said)].into_iter().chain(all).collect()
     }
 
-    /// Returns the time at which lines that nobody reads are lost; `None` while the job is not
-    /// being ended. The reader last took something at `progress`, and all ranks had ended at
-    /// `over`.
+    /// Returns the time at which lines that nobody reads are lost. `None` while the job is not
+    /// being ended. `progress` is the time of the reader's last progress, and `over` the time at
+    /// which all ranks had ended.
     ///
-    /// While ranks run, a reader that blocks for the grace period must not hold them up: they may
-    /// be saving a checkpoint. After their end the grace period counts from the end, however slowly
-    /// the reader reads. After a second signal it is short.
+    /// While ranks run, a reader that blocks for the grace period must not delay them: they may be
+    /// saving a checkpoint. After their end the grace period counts from the end, even if the
+    /// reader reads slowly. After a second signal it is short.
     pub(super) fn lines_until(&self, progress: Instant, over: Option<Instant>) -> Option<Instant> {
         let since = self.since?;
         let until = match over {
@@ -200,22 +203,22 @@ impl Supervisor {
         })
     }
 
-    /// Whether the job is being ended, because of a failure or a signal.
+    /// Returns whether the job is being ended, because of a failure or a signal.
     pub(super) fn is_ending(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Whether a second signal has come.
+    /// Returns whether a second signal has arrived.
     pub(super) fn is_hurried(&self) -> bool {
         self.hurried.is_some()
     }
 
-    /// The time for the last lines, which a grace of zero leaves as well.
+    /// Returns the time for the last lines, which is not zero even if the grace period is.
     fn last_lines(&self) -> Duration {
         self.grace.max(LAST_LINES)
     }
 
-    /// The time at which to call [`late`](Self::late).
+    /// Returns the time at which to call [`late`](Self::late).
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::Ending(until) | Stage::Killed(until) => Some(until),
@@ -224,7 +227,7 @@ impl Supervisor {
         }
     }
 
-    /// The deadline has passed.
+    /// Reacts to the passed deadline.
     pub(super) fn late(&mut self, now: Instant) -> Vec<Action> {
         match self.stage {
             Stage::Ending(_) => {
@@ -268,12 +271,12 @@ impl Supervisor {
         [Action::Say(said)].into_iter().chain(all).collect()
     }
 
-    /// Whether all ranks have ended, or the launcher has given up waiting.
+    /// Returns whether all ranks have ended, or the launcher has given up waiting.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Abandoned || self.ranks.iter().all(|rank| *rank == Rank::Ended)
     }
 
-    /// Whether this rank has not started yet.
+    /// Returns whether this rank has not started yet.
     pub(super) fn awaits(&self, rank: u32) -> bool {
         self.ranks.get(rank as usize) == Some(&Rank::Awaited)
     }
@@ -284,7 +287,7 @@ impl Supervisor {
         Ended { first: self.first, signal: self.signal, is_abandoned, lost }
     }
 
-    /// The first rank that has not started yet.
+    /// Returns the first rank that has not started yet.
     fn missing(&self) -> Option<u32> {
         (0..).zip(&self.ranks).find(|(_, state)| **state == Rank::Awaited).map(|(rank, _)| rank)
     }
@@ -322,15 +325,15 @@ impl fmt::Display for Bad {
     }
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     pub(super) first: Option<Bad>,
-    /// The last signal that the launcher got.
+    /// The last signal that the launcher received.
     pub(super) signal: Option<i32>,
-    /// Whether ranks were given up that have not ended.
+    /// Whether ranks that have not ended were given up.
     pub(super) is_abandoned: bool,
-    /// The lines of ranks that were not written.
+    /// Number of ranks' lines that were not written.
     pub(super) lost: u64,
 }
 
@@ -356,12 +359,13 @@ impl Ended {
         }
     }
 
-    /// Whether no attempt may follow: nothing has failed, or the launcher got a signal.
+    /// Returns whether no attempt may follow, because there was no failure, or because the launcher
+    /// received a signal.
     pub(super) fn is_final(&self) -> bool {
         self.signal.is_some() || self.first.is_none()
     }
 
-    /// Returns the line for the user; `None` if all ranks have succeeded, even if lines of them
+    /// Returns the line for the user. `None` if all ranks have succeeded, even if lines of them
     /// were lost.
     pub(super) fn tell(&self, number: u32, outlook: Outlook) -> Option<String> {
         let signal = self.signal.map(name_of);

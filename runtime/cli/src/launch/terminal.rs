@@ -1,4 +1,4 @@
-//! The output of ranks, on the terminal and in files.
+//! Writes the output of ranks to the terminal and to files.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,30 +17,30 @@ use super::writer::{Files, Source, Waiting, Writer};
 /// The terminal and the log files. Lines are written one at a time.
 ///
 /// If the reader of stdout or stderr blocks, the lines of ranks wait for it, and so do the ranks.
-/// The launcher itself never does: threads write its lines and those of the ranks, and a stream
+/// The launcher itself never waits: threads write its lines and those of the ranks, and a stream
 /// that blocks does not delay the other one. If both streams are one file, one thread writes both,
 /// so that no two lines are mixed.
 #[derive(Debug)]
 pub(super) struct Terminal {
     folder: Option<PathBuf>,
-    /// The files of this attempt.
+    /// Log files of this attempt.
     logs: Mutex<HashMap<String, File>>,
     stdout: Arc<Writer>,
     stderr: Arc<Writer>,
 }
 
-/// How long stderr may take to take the last lines of the launcher.
+/// Time that stderr has to accept the last lines of the launcher.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 impl Terminal {
-    /// Log files go into this folder, if there is one.
+    /// Creates the terminal, with log files in `folder`, if there is one.
     ///
     /// # Errors
     /// The error of the system, which may have no thread or no open file left.
     pub(super) fn new(folder: Option<PathBuf>) -> io::Result<Self> {
         let one = files()?;
         let is_one = is_one_file(&one)?;
-        // An error of stdout goes to stderr, whose writer may not exist yet.
+        // An error of stdout is reported on stderr, whose writer may not exist yet.
         let messages = Arc::<OnceLock<Arc<Writer>>>::default();
         let to = Arc::clone(&messages);
         let failed = move |error: io::Error| {
@@ -58,11 +58,11 @@ impl Terminal {
         Ok(Self { folder, logs: Mutex::default(), stdout, stderr })
     }
 
-    /// Makes the log files of an attempt: one for each rank, and one for the program that starts them. Files of an earlier job are
-    /// overwritten.
+    /// Creates the log files of an attempt: one for each rank, and one for the program that starts
+    /// them. Overwrites the files of an earlier job.
     ///
     /// # Errors
-    /// In words.
+    /// A text.
     pub(super) fn begin(
         &self,
         attempt: u32,
@@ -107,7 +107,7 @@ impl Terminal {
     }
 
     /// Returns the time since which lines of ranks have waited for a reader, the later one of the
-    /// two streams; `None` if none waits.
+    /// two streams. `None` if no line waits.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         self.stdout.waits_since().max(self.stderr.waits_since())
     }
@@ -122,7 +122,7 @@ impl Terminal {
         }
     }
 
-    /// Tells the number of lines that were lost since the last call, and returns it.
+    /// Reports the number of lines lost since the last call, and returns it.
     pub(super) fn tell_lost(&self) -> u64 {
         let mut lost = self.stdout.take_lost();
         if !Arc::ptr_eq(&self.stdout, &self.stderr) {
@@ -152,14 +152,14 @@ impl Terminal {
     }
 }
 
-/// A line of the launcher.
+/// Makes a line of the launcher.
 fn message(text: &str) -> Waiting {
     let text = stderr::in_one_line(format_args!("hsdp: {text}")) + "\n";
     Waiting { stream: Stream::Stderr, text: text.into_bytes(), from: Source::Launcher, cost: 0 }
 }
 
-/// Returns the streams without the buffer and the lock of the standard library: a thread that
-/// blocks in a write would hold them for ever.
+/// Returns the streams without the buffer and the lock of the standard library. A thread that
+/// blocks in a write would hold them forever.
 fn files() -> io::Result<Files> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);

@@ -1,10 +1,10 @@
-//! The bytes of lines that may be under way.
+//! Limits the bytes of lines that a command has sent and the launcher has not written.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::frame::WINDOW;
 
-/// The part of [`WINDOW`] that is free.
+/// Free part of [`WINDOW`].
 #[derive(Debug)]
 pub(super) struct Window {
     free: Mutex<Option<usize>>,
@@ -12,7 +12,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Returns a window without bytes under way.
+    /// Creates a window that is entirely free.
     pub(super) fn new() -> Self {
         Self { free: Mutex::new(Some(WINDOW)), changed: Condvar::new() }
     }
@@ -35,14 +35,14 @@ impl Window {
         }
     }
 
-    /// Gives room back.
+    /// Returns room to the window.
     pub(super) fn give(&self, bytes: usize) {
         let mut free = self.lock();
         *free = free.map(|room| room.saturating_add(bytes));
         self.changed.notify_all();
     }
 
-    /// Ends all waits: nobody gives room any longer.
+    /// Ends all waits. Room is no longer returned.
     pub(super) fn close(&self) {
         *self.lock() = None;
         self.changed.notify_all();

@@ -12,22 +12,22 @@ use super::frame::{MAX_LINE, Order, Stream};
 use super::threads;
 use super::window::Window;
 
-/// The pause after a stream that never waits had no room.
+/// Pause when a nonblocking stream has no room.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A line that waits.
+/// A line that waits to be written.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) stream: Stream,
     /// The line with its newline.
     pub(super) text: Vec<u8>,
     pub(super) from: Source,
-    /// The bytes that it takes of its source's window.
+    /// Number of bytes that it takes of its source's window.
     pub(super) cost: usize,
 }
 
 impl Waiting {
-    /// Lets the source send more. Must be called for each line, written or not.
+    /// Permits the source to send more. Must be called for each line, written or not.
     fn taken(self) {
         match self.from {
             Source::Launcher => {}
@@ -42,7 +42,7 @@ impl Waiting {
 pub(super) enum Source {
     /// The launcher itself.
     Launcher,
-    /// A rank, whose attendant sends more lines when this one is written.
+    /// A rank. Its attendant sends more lines when this one is written.
     Rank(Arc<Credit>),
     /// The program that starts the ranks.
     Starter(Arc<Window>),
@@ -54,7 +54,7 @@ impl Source {
     }
 }
 
-/// The bytes of a rank's lines that were written since its attendant was last told.
+/// Number of bytes of a rank's lines that were written, but not yet reported to its attendant.
 #[derive(Debug)]
 pub(super) struct Credit {
     orders: Arc<UnixStream>,
@@ -66,8 +66,8 @@ impl Credit {
         Self { orders: Arc::clone(orders), owed: Mutex::new(0) }
     }
 
-    /// Adds bytes. Holds a few back, so that at most a handful of orders is ever unread, and no
-    /// send waits.
+    /// Adds bytes. Holds a few back, so that at most a handful of orders is unread, and no send
+    /// waits.
     fn add(&self, bytes: usize) {
         let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
         *owed += bytes;
@@ -76,12 +76,12 @@ impl Credit {
         }
         let number = u32::try_from(*owed).unwrap_or(u32::MAX);
         *owed = 0;
-        // An attendant that cannot receive the order is ending.
+        // An attendant that cannot receive the order is already ending.
         let _ = Order::Taken(number).write_to(&*self.orders);
     }
 }
 
-/// The writer of one or both streams.
+/// Writer of one or both streams.
 #[derive(Debug)]
 pub(super) struct Writer {
     state: Mutex<State>,
@@ -93,30 +93,30 @@ struct State {
     waiting: VecDeque<Waiting>,
     /// Whether a line is being written: `Some(true)` for one of the launcher's own.
     writing: Option<bool>,
-    /// The time of the last write, or of the first line that waits after none did.
+    /// Time of the last write, or of the first line that waits after a time without lines.
     progress: Instant,
-    /// Whether lines are lost from now on, until the reader takes something.
+    /// Whether lines count as lost from now on, until the reader reads again.
     given_up: bool,
     /// Whether the line that is being written is counted as lost.
     is_counted: bool,
-    /// Whether the user was told the count that includes that line.
+    /// Whether a count that includes that line was reported to the user.
     is_told: bool,
     /// Whether stdout has refused a line. It gets no further ones.
     has_failed: bool,
-    /// The lines of ranks and of their starter that were not written.
+    /// Number of lines of ranks and of their starter that were not written.
     lost: u64,
-    /// The first error of stdout that is not told yet.
+    /// The first error of stdout that is not yet reported.
     failure: Option<io::Error>,
 }
 
-/// The files of the streams.
+/// Files of the streams.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) stdout: File,
     pub(super) stderr: File,
 }
 
-/// The lines of the launcher that wait, at most. Further ones are dropped.
+/// Maximum number of the launcher's own lines that wait. Further ones are dropped.
 const MOST_OWN: usize = 1024;
 
 impl Writer {
@@ -153,7 +153,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Adds a line. Does not wait. A line that is lost is counted.
+    /// Adds a line. Does not wait. Counts a line that is lost.
     pub(super) fn add(&self, line: Waiting) {
         let mut state = self.lock();
         if line.from.is_launcher() {
@@ -173,7 +173,8 @@ impl Writer {
         self.changed.notify_all();
     }
 
-    /// The time since which lines of ranks have waited for the reader; `None` if none waits.
+    /// Returns the time since which lines of ranks have waited for the reader. `None` if no line
+    /// waits.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         let state = self.lock();
         let is_behind = state.writing == Some(false) && !state.is_counted
@@ -181,8 +182,8 @@ impl Writer {
         is_behind.then_some(state.progress)
     }
 
-    /// Counts all waiting lines of ranks as lost, and those that follow, until the reader takes
-    /// something.
+    /// Counts all waiting lines of ranks as lost, and those that follow, until the reader reads
+    /// again.
     pub(super) fn give_up(&self) {
         let mut state = self.lock();
         let (own, lost): (VecDeque<_>, VecDeque<_>) =
@@ -198,7 +199,7 @@ impl Writer {
         lost.into_iter().for_each(Waiting::taken);
     }
 
-    /// The number of lines that were lost since the last call.
+    /// Returns the number of lines lost since the last call.
     pub(super) fn take_lost(&self) -> u64 {
         let mut state = self.lock();
         state.is_told = state.is_counted;
@@ -238,10 +239,10 @@ impl Writer {
         let was_counted = std::mem::take(&mut state.is_counted);
         let was_told = std::mem::take(&mut state.is_told);
         match written {
-            // The reader has come back in time.
+            // The reader has read again in time.
             Ok(()) if was_counted && !was_told => state.lost = state.lost.saturating_sub(1),
             Ok(()) => {}
-            // Its reader has read enough.
+            // The reader has read enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => {
                 if !was_counted && !line.from.is_launcher() {
@@ -258,7 +259,7 @@ impl Writer {
         self.changed.notify_all();
     }
 
-    /// Writes a line. If the stream never waits, waits for room here.
+    /// Writes a line. If the stream is nonblocking, waits for room here.
     fn write(&self, mut file: &File, mut text: &[u8]) -> io::Result<()> {
         while !text.is_empty() {
             match file.write(text) {

@@ -7,7 +7,7 @@ use hsdp_simulator::{Attention, Scores};
 
 use super::{Adapters, Model, decoder, no_adapters};
 
-/// Their names.
+/// Names of the bundled models.
 pub(super) const NAMES: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
 
 /// Returns the model of this name, if it is bundled.
@@ -21,8 +21,8 @@ pub(super) fn find(name: &str, adapters: Option<Adapters>) -> Option<Result<Mode
     Some(decoder::read(config, adapters))
 }
 
-/// Describes GPT-2. The head is the embedding, and a parameter is in one unit, so the unit `root`
-/// has both, and is kept.
+/// Describes GPT-2. The head is the embedding. A parameter is in one unit, so the unit `root` has
+/// both, and is kept.
 fn gpt2_small() -> Model {
     const WIDTH: usize = 768;
     let root = Unit::new("root")
@@ -38,7 +38,7 @@ fn gpt2_small() -> Model {
     Model::by_names(spec.tie("lm_head.weight", "wte.weight"), iter::repeat(attention))
 }
 
-/// The rows of matrices are inputs, as in the published model.
+/// Describes a block. The rows of matrices are inputs, as in the published model.
 fn gpt2_block(name: &str, width: usize) -> Unit {
     let matrices = [
         ("attn.c_attn", [width, 3 * width]),

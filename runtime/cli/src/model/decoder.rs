@@ -1,4 +1,4 @@
-//! Decoders of transformers, by the text of their `config.json`.
+//! Reads decoders of transformers from the text of their `config.json`.
 
 use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
 use hsdp_simulator::{Attention, Scores};
@@ -7,15 +7,15 @@ use serde::de::IgnoredAny;
 
 use super::{Adapters, Model};
 
-/// Keys that tell a `config.json` from a model of `PLAN.md`.
+/// Keys that distinguish a `config.json` from a model of `PLAN.md`.
 #[derive(Deserialize)]
 struct Keys {
     model_type: Option<IgnoredAny>,
     units: Option<IgnoredAny>,
 }
 
-/// Returns whether a text is a `config.json`, and no model of `PLAN.md`. A text that is no JSON
-/// is refused as either.
+/// Returns whether a text is a `config.json`, and no model of `PLAN.md`. Both readers refuse a text
+/// that is no JSON.
 pub(super) fn is_config(text: &str) -> bool {
     match serde_json::from_str::<Keys>(text) {
         Ok(Keys { model_type, units }) => model_type.is_some() && units.is_none(),
@@ -27,7 +27,7 @@ pub(super) fn is_config(text: &str) -> bool {
 /// training.
 ///
 /// # Errors
-/// In one line, with the key.
+/// A text of one line, with the key.
 pub(super) fn read(text: &str, adapters: Option<Adapters>) -> Result<Model, String> {
     let config = DecoderConfig::from_json(text).map_err(|error| error.to_string())?;
     let decoder = adapted(Decoder::new(config), adapters);

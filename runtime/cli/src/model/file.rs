@@ -1,4 +1,4 @@
-//! Models in files: the format of `PLAN.md`.
+//! Reads models from files in the format of `PLAN.md`.
 
 use hsdp_sharding::{DType, Param, Unit};
 use hsdp_simulator::{Attention, Scores};
@@ -6,7 +6,8 @@ use serde::Deserialize;
 
 use super::Model;
 
-/// The most units, parameters, declared matrices, dims and ties of a model, and the most bytes of a name.
+/// Maximum number of units, parameters, declared matrices, dims and ties of a model, and of bytes
+/// in a name.
 const MAX_UNITS: usize = 10_000;
 const MAX_PARAMS: usize = 200_000;
 const MAX_MATRICES: usize = 200_000;
@@ -67,13 +68,13 @@ struct TieEntry {
 /// Reads the text of a model. The plan checks the rest, such as names that occur twice.
 ///
 /// # Errors
-/// In one line, with the place in the text.
+/// A text of one line, with the place in the text.
 pub(super) fn read(text: &str) -> Result<Model, String> {
     let mut json = serde_json::Deserializer::from_str(text);
     let model: ModelEntry = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let place = error.path().to_string();
         let problem = error.into_inner();
-        // An unknown place is a question mark.
+        // A question mark stands for an unknown place.
         let is_known = !matches!(&*place, "." | "?");
         if is_known { format!("{place}: {problem}") } else { problem.to_string() }
     })?;
@@ -82,7 +83,7 @@ pub(super) fn read(text: &str) -> Result<Model, String> {
     Ok(made_of(model))
 }
 
-/// Checks the limits that the library does not have, or would take long to check.
+/// Checks limits that the library does not have, or would take long to check.
 fn check(model: &ModelEntry) -> Result<(), String> {
     at_most("units", model.units.len(), MAX_UNITS)?;
     at_most("ties", model.ties.len(), MAX_TIES)?;
@@ -129,7 +130,8 @@ fn check_name(place: &str, name: &str) -> Result<(), String> {
     }
 }
 
-/// Checks the number and the sizes of dims. The layout multiplies sizes with saturation, and refuses saturated products.
+/// Checks the number and the sizes of dims. The layout multiplies sizes with saturation, and
+/// refuses saturated products.
 fn check_shape(place: &str, param: &ParamEntry) -> Result<(), String> {
     let dims = param.shape.len();
     if dims > MAX_DIMS {

@@ -1,4 +1,4 @@
-//! The options on which a plan depends, of every command that plans.
+//! Options that determine a plan, shared by every command that plans.
 
 use clap::Args;
 use hsdp_models::decoder::DecoderConfig;
@@ -9,13 +9,13 @@ use super::Device;
 use super::optimizer::Optimizer;
 use crate::model::{Adapters, Model};
 
-/// The most ranks of a mesh: the traffic is computed for each replica.
+/// Maximum number of ranks in a mesh. The traffic is computed for each replica.
 const MAX_RANKS: usize = 1 << 20;
 
-/// The most microbatches of a step, so that byte counts fit 64 bits.
+/// Maximum number of microbatches in a step, for which byte counts fit 64 bits.
 const MAX_MICROBATCHES: u64 = 1 << 20;
 
-/// The options of a plan.
+/// Options of a plan.
 #[derive(Args, Debug)]
 pub(crate) struct Choices {
     /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
@@ -40,7 +40,8 @@ pub(crate) struct Choices {
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
     pub(crate) reduce_dtype: DType,
 
-    /// Collectives on gradients in each microbatch: reduce-scatter, every (also all-reduce) or local (none before the last)
+    /// Collectives on gradients in each microbatch: reduce-scatter, every (also all-reduce) or
+    /// local (none before the last)
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     pub(crate) accumulation: Accumulation,
 
@@ -56,7 +57,8 @@ pub(crate) struct Choices {
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     pub(crate) optimizer: Optimizer,
 
-    /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all (also shards)
+    /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all
+    /// (also shards)
     #[arg(long, value_name = "PART", default_value = "none")]
     pub(crate) offload: Offload,
 }
@@ -65,7 +67,7 @@ impl Choices {
     /// Checks that a device can hold and update the model in this way.
     ///
     /// # Errors
-    /// The first choice that does not fit, in words.
+    /// A text with the first choice that does not fit.
     pub(crate) fn check(&self, device: Device) -> Result<(), String> {
         let Self { offload, optimizer, .. } = self;
         if device == Device::Cpu && *offload != Offload::None {
@@ -83,7 +85,7 @@ impl Choices {
         Ok(())
     }
 
-    /// Finds the model. In host memory its frozen parameters are in 16 bits alone if parameters are
+    /// Finds the model. In host memory, frozen parameters have only 16 bits if parameters are
     /// gathered in 16 bits.
     ///
     /// # Errors
@@ -98,7 +100,7 @@ impl Choices {
     /// Plans the model.
     ///
     /// # Errors
-    /// In words, if it cannot be planned.
+    /// A text, if the model cannot be planned.
     pub(crate) fn plan(&self, model: &Model) -> Result<Plan, String> {
         let (mesh, ranks) = (self.mesh, self.mesh.world_size());
         if ranks > MAX_RANKS {
@@ -119,9 +121,10 @@ impl Choices {
     }
 }
 
-/// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a reduction and the two halves of
-/// an all-reduce, of at most 4 bytes per element. In the update it receives matrices once there and once back; or the two halves of an
-/// all-reduce of one f64 for each parameter, row and column, and of one for each parameter: at most four per element.
+/// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a
+/// reduction and the two halves of an all-reduce, of at most 4 bytes per element. In the update it
+/// receives matrices once there and once back; or the two halves of an all-reduce of one f64 for
+/// each parameter, row and column, and of one for each parameter: at most four per element.
 fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
     let ranks = plan.mesh().world_size();

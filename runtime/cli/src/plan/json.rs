@@ -1,4 +1,4 @@
-//! A plan as JSON.
+//! Formats a plan as JSON.
 
 use hsdp_sharding::{AfterForward, Flow, UnitId};
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use super::Planned;
 use super::memory::Place;
 use super::traffic::World;
 
-/// The whole plan, with bytes and elements as exact numbers.
+/// Returns the whole plan, with bytes and elements as exact numbers.
 pub(super) fn of(planned: &Planned) -> Value {
     let Planned { name, optimizer, plan, memory, world } = planned;
     let options = plan.options();
@@ -62,7 +62,7 @@ fn place_json(place: &Place) -> Value {
     Value::Object(peaks)
 }
 
-/// One of the two flows of each collective.
+/// Returns one of the two flows of each collective.
 fn flows_json(world: &World, of: fn([Flow; 2]) -> Flow) -> Value {
     let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
     let each = world.flows().into_iter().map(|(name, both)| (name.to_owned(), flow(of(both))));

@@ -2,30 +2,31 @@
 
 use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Phase, Plan};
 
-/// The peak memory of a rank, in each category that of the rank with the most.
+/// Peak memory of a rank. Each category has the peak of the rank with the most.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
-    /// The place of the model, then the host if a device's model takes memory there: of offloaded parts, or of an exchange.
+    /// Memory in the place of the model, and in the host if a device's model takes memory there for
+    /// offloaded parts or an exchange.
     pub(super) places: Vec<Place>,
 }
 
-/// The peaks in one place.
+/// Peaks in one place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// `host` or `device`.
+    /// Name of the place: `host` or `device`.
     pub(super) name: &'static str,
-    /// The peaks by category.
+    /// Peaks by category.
     pub(super) peaks: MemoryPlan,
-    /// The peaks of `full`, in the forward and in the backward.
+    /// Peaks of `full`, in the forward and in the backward.
     pub(super) full: [ByteCount; 2],
 }
 
-/// A category, with its peak.
+/// A category with its peak.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Category {
     pub(super) name: &'static str,
     pub(super) bytes: ByteCount,
-    /// The phase in which it is held.
+    /// Phase in which it is held.
     pub(super) when: &'static str,
 }
 
@@ -50,7 +51,8 @@ impl Memory {
 }
 
 impl Place {
-    /// The categories in the order in which they are allocated, `full` once for each phase, and `update` where it takes memory.
+    /// Returns the categories in the order in which they are allocated, `full` once for each phase,
+    /// and `update` if it takes memory.
     pub(super) fn categories(&self) -> impl Iterator<Item = Category> + use<> {
         const ALWAYS: &str = "always";
         const FROM_BACKWARD: &str = "first backward to update";

@@ -1,10 +1,10 @@
-//! The optimizers whose state and update can be planned.
+//! Optimizers whose state and update can be planned.
 
 use clap::ValueEnum;
 use hsdp_kernels::EIGHT_BIT_BLOCK;
 use hsdp_sharding::{ModelSpec, Param, State};
 
-/// The optimizer, which determines the state of each trained parameter.
+/// An optimizer, which determines the state of each trained parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Optimizer {
     /// Two f32 of state for each trained element.
@@ -28,18 +28,19 @@ pub(crate) enum Optimizer {
 const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
 
 impl Optimizer {
-    /// Returns its name on a command line.
+    /// Returns the name on a command line.
     pub(crate) fn name(self) -> String {
         let value = self.to_possible_value().expect("no optimizer is hidden");
         value.get_name().to_owned()
     }
 
-    /// Whether it updates a model on a device there. The others need its state on the host.
+    /// Returns whether it updates a model on a device there. The others need its state on the host.
     pub(crate) const fn updates_on_device(self) -> bool {
         !matches!(self, Self::Adafactor | Self::Adamw8bit)
     }
 
-    /// The model with the state of this optimizer. 8-bit state cuts parameters only between blocks.
+    /// Returns the model with the state of this optimizer. 8-bit state cuts parameters only between
+    /// blocks.
     pub(crate) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
         let spec = match self {
             Self::Adamw8bit => spec.clone().in_blocks(EIGHT_BIT_BLOCK),

@@ -1,4 +1,5 @@
-//! The shards of each unit, as SVG: a bar for each unit, divided among the shards, with hatched padding.
+//! Draws the shards of each unit as SVG: a bar for each unit, divided among the shards, with
+//! hatched padding.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,8 @@ use crate::escape;
 
 mod bar;
 
-/// The most shards and units. More shards would be thinner than the lines between them, and more units too long to show.
+/// Maximum number of shards and units. More shards would be thinner than the lines between them,
+/// and more units too long to show.
 const MAX_SHARDS: usize = 256;
 const MAX_UNITS: usize = 1000;
 
@@ -24,7 +26,7 @@ const MARGIN: usize = 16;
 /// Draws a plan.
 ///
 /// # Errors
-/// In words, if there are more shards or units than can be drawn.
+/// A text, if there are more shards or units than can be drawn.
 pub(super) fn of(name: &str, plan: &Plan) -> Result<String, String> {
     let (shards, units) = (plan.mesh().shard_size(), plan.spec().units().len());
     if shards > MAX_SHARDS || units > MAX_UNITS {
@@ -65,7 +67,7 @@ fn heading(name: &str, plan: &Plan) -> String {
     )
 }
 
-/// The ranks of each shard, as far as there is space for their numbers.
+/// Draws the ranks of each shard, as far as there is space for their numbers.
 fn axis(plan: &Plan) -> String {
     let shards = plan.mesh().shard_size();
     let labels: Vec<String> = (0..shards).map(|shard| ranks(plan, shard)).collect();
@@ -85,7 +87,8 @@ fn axis(plan: &Plan) -> String {
     text
 }
 
-/// The ranks of a shard: `1, 5` of shard 1 on mesh 2x4. Of more than three replicas, only the first and the last.
+/// Lists the ranks of a shard: `1, 5` for shard 1 on mesh 2x4. With more than three replicas, lists
+/// only the first and the last.
 fn ranks(plan: &Plan, shard: usize) -> String {
     let mesh = plan.mesh();
     let first = mesh.rank_at(Coordinate { replicate_index: 0, shard_index: shard });

@@ -1,8 +1,9 @@
 //! A plan as tables.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
 use hsdp_train::stderr::in_one_line;
+use hsdp_train::stdout::table;
 
 use super::Planned;
 use super::memory::Place;
@@ -147,19 +148,6 @@ fn busiest(planned: &Planned) -> String {
             format!("{as_busy} of {ranks} ranks receive the most bytes; the first is rank {rank}")
         }
     }
-}
-
-/// A table with words on the left and numbers on the right.
-fn table<const COLUMNS: usize>(
-    header: [&str; COLUMNS],
-    rows: impl IntoIterator<Item = [String; COLUMNS]>,
-) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 /// The number with separators: `124,439,808`.

@@ -10,7 +10,8 @@ use hsdp_simulator::{
 
 use super::{Device, Options};
 
-/// Those of a plan, where all ranks have data, and the number of microbatches is given.
+/// Returns the schedules of a plan in which all ranks have data, and the number of microbatches is
+/// given.
 pub(super) fn of(plan: &Plan, options: &Options) -> Result<Schedules, Error> {
     let (placement, streams) = match options.device {
         Device::Cpu => (Placement::Host, Streams::OfEachChannel),

@@ -2,24 +2,25 @@
 
 use hsdp_sharding::{Coordinate, Flow, Plan, Rank, Traffic};
 
-/// The traffic of a step.
+/// Traffic of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct World {
-    /// The microbatches of a step.
+    /// Number of microbatches in a step.
     pub(super) microbatches: u64,
-    /// The first of the ranks that receive the most bytes.
+    /// First of the ranks that receive the most bytes.
     pub(super) busiest: Rank,
-    /// The number of ranks that receive as many bytes, the busiest included.
+    /// Number of ranks that receive this many bytes, including the busiest.
     pub(super) as_busy: usize,
-    /// The traffic that it receives.
+    /// Traffic that the busiest rank receives.
     pub(super) most: Traffic,
-    /// The traffic that all ranks receive together.
+    /// Traffic that all ranks receive together.
     pub(super) total: Traffic,
 }
 
 impl World {
-    /// The traffic of a plan. Replicas differ by the part of a shard that they have in an all-reduce, and the ranks of a shard group by
-    /// the matrices that they own in an update, and their slice of its sums. Both add up, so the busiest rank is the busiest in its replica of the busiest replica.
+    /// Computes the traffic of a plan. Replicas differ by their part of a shard in an all-reduce.
+    /// The ranks of a shard group differ by the matrices that they own in an update, and by their
+    /// slice of its sums. Both add up, so the busiest rank is the busiest of the busiest replica.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
         let mesh = plan.mesh();
         let rank = |replicate_index, shard_index| {
@@ -46,7 +47,8 @@ impl World {
         }
     }
 
-    /// The collectives by name, on the busiest rank and on all ranks together, and last the total. `update` is there if a rank has it.
+    /// Returns the collectives by name, on the busiest rank and on all ranks together, and the
+    /// total at the end. `update` is present if a rank has it.
     pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
         let of = |name, flow: fn(&Traffic) -> Flow| (name, [flow(&self.most), flow(&self.total)]);
         let mut flows = vec![
@@ -62,12 +64,12 @@ impl World {
     }
 }
 
-/// The traffic of some ranks.
+/// Traffic of some ranks.
 #[derive(Debug, Default)]
 struct Ranks {
-    /// The index of the first that receives the most bytes.
+    /// Index of the first rank that receives the most bytes.
     busiest: usize,
-    /// The number of ranks that receive as many.
+    /// Number of ranks that receive this many bytes.
     as_busy: usize,
     most: Traffic,
     total: Traffic,

@@ -1,4 +1,4 @@
-//! The result of a search as JSON.
+//! Formats the result of a search as JSON.
 
 use hsdp_simulator::Found;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Searched;
 use super::report::distance;
 
-/// The whole result. Times are in seconds.
+/// Returns the whole result. Times are in seconds.
 pub(super) fn of(searched: &Searched<'_>) -> Value {
     let Searched { options, machine, memory, search } = searched;
     let unfit = search.unfit.iter().map(|(unfit, count)| (unfit.to_string(), (*count).into()));

@@ -1,4 +1,4 @@
-//! The result of a search as a page: one file of HTML with drawings in SVG, which needs nothing else.
+//! Writes the result of a search as a page: one self-contained HTML file with drawings in SVG.
 
 mod heat_map;
 mod memory;
@@ -13,15 +13,15 @@ use super::Searched;
 use super::report::{behind, counts, memory as memory_of, ties};
 use crate::escape;
 
-/// The most microbatches of a step that are drawn.
+/// Maximum number of drawn microbatches in a step.
 const MOST_DRAWN: u64 = 8;
 
 const STYLE: &str = include_str!("page/style.css");
 
-/// The whole page.
+/// Returns the whole page.
 ///
 /// # Errors
-/// Those of a simulation.
+/// The errors of a simulation.
 pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
     let Searched { options, machine, search, .. } = searched;
     let best = &search.best[0];
@@ -54,7 +54,7 @@ pub(super) fn of(searched: &Searched<'_>) -> Result<String, Error> {
     Ok(page)
 }
 
-/// A step of rank 0 over time, and the text beside it.
+/// Draws a step of rank 0 over time, and returns the text beside it.
 fn step(found: &Found, machine: &Machine) -> Result<(String, String), Error> {
     let count = found.candidate.microbatches;
     let drawn = count.min(MOST_DRAWN);

@@ -1,4 +1,4 @@
-//! The result of a search as text.
+//! Formats the result of a search as text.
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ pub(super) fn text(searched: &Searched<'_>) -> String {
     text
 }
 
-/// Returns how many candidates there are, and why most are not in the list.
+/// Describes how many candidates there are, and why most are not in the list.
 pub(super) fn counts(search: &Search) -> String {
     let unfit = search.unfit.values().sum::<u64>();
     let Search { candidates, simulated, over_budget, best, .. } = search;
@@ -49,7 +49,7 @@ pub(super) fn counts(search: &Search) -> String {
     text
 }
 
-/// Returns the error within which steps tie, and the numbers that are compared.
+/// Describes the error within which steps tie, and the numbers that are compared.
 pub(super) fn ties(searched: &Searched<'_>) -> String {
     let Searched { options, search, .. } = searched;
     let StatedError { relative, of } = search.error;
@@ -64,8 +64,8 @@ pub(super) fn ties(searched: &Searched<'_>) -> String {
     text
 }
 
-/// Returns whether a step ties with the fastest, or by how many percent of the tokens a second it
-/// is behind.
+/// Describes whether a step ties with the fastest, or how many percent of the tokens a second it is
+/// behind.
 pub(super) fn behind(found: &Found, fastest: f64) -> String {
     match found.band {
         0 => "tie".to_owned(),
@@ -78,7 +78,7 @@ pub(super) fn distance(found: &Found, fastest: f64) -> f64 {
     1.0 - found.prediction.tokens_per_second() / fastest
 }
 
-/// Returns the memory of a rank, and its part in the host's memory.
+/// Describes the memory of a rank, and its part in the host's memory.
 pub(super) fn memory(found: &Found) -> String {
     let memory = &found.prediction.memory;
     match memory.offloaded.total() {

@@ -1,4 +1,4 @@
-//! Predictions beside measured steps.
+//! Compares predictions with measured steps.
 
 use std::error::Error;
 use std::path::Path;
@@ -9,7 +9,7 @@ use hsdp_train::print;
 use crate::calibrate;
 use crate::outcome::Outcome;
 
-/// Prints the prediction of each row of a table of measured steps, and the errors of all.
+/// Prints the prediction for each row of a table of measured steps, and the errors of all.
 pub(super) fn run(table: &Path, machine: &Machine) -> Result<Outcome, Box<dyn Error>> {
     let rows = calibrate::read(table, read_steps)?;
     let mut placing = Placing::new(machine);

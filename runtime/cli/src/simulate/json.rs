@@ -1,4 +1,4 @@
-//! A simulated step as JSON.
+//! Formats a simulated step as JSON.
 
 use hsdp_simulator::{Level, Share};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Simulated;
 use crate::machine::memory_of;
 
-/// The whole prediction. Times are in seconds.
+/// Returns the whole prediction. Times are in seconds.
 pub(super) fn of(simulated: &Simulated<'_>) -> Value {
     let Simulated { choices, machine, workload, prediction, .. } = simulated;
     let ranks = prediction.timing.ranks.iter().enumerate().map(|(color, rank)| {

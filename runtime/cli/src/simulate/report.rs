@@ -1,13 +1,15 @@
-//! A simulated step as text.
+//! Formats a simulated step as text.
 
-use comfy_table::{CellAlignment, Table, presets};
+use std::iter;
+
 use hsdp_simulator::{Level, RankTiming, Share};
 use hsdp_train::stderr::in_one_line;
+use hsdp_train::stdout::table;
 
 use super::Simulated;
 use crate::machine::memory_of;
 
-/// The tables of time and memory.
+/// Returns the tables of time and memory.
 pub(super) fn text(simulated: &Simulated<'_>) -> String {
     let parts = [heading(simulated), times(simulated), links(simulated), memory(simulated)];
     parts.join("\n")
@@ -29,32 +31,27 @@ fn heading(simulated: &Simulated<'_>) -> String {
     )
 }
 
-/// Where the time of the step goes, on ranks of each color.
+/// Describes the parts of the step's time, on ranks of each color.
 fn times(simulated: &Simulated<'_>) -> String {
     let ranks = &simulated.prediction.timing.ranks;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
     let names = ranks.iter().take(MOST).map(name);
-    table.set_header(std::iter::once("part of the step".to_owned()).chain(names));
-    for share in Share::ALL {
+    let rows = Share::ALL.map(|share| {
         let of = |rank: &RankTiming| {
             let time = rank.shares.of(share);
             let part = 100.0 * time.seconds() / simulated.prediction.timing.step.seconds();
             format!("{time} ({part:.1} %)")
         };
         let times = ranks.iter().take(MOST).map(of);
-        table.add_row(std::iter::once(share.name().to_owned()).chain(times));
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+        Vec::from_iter(iter::once(share.name().to_owned()).chain(times))
+    });
+    let table = table(iter::once("part of the step".to_owned()).chain(names), rows);
     match ranks.len().saturating_sub(MOST) {
         0 => table.to_string(),
         hidden => format!("{table}\nand {hidden} more kinds of ranks, which --json has"),
     }
 }
 
-/// The most colors of ranks in the table.
+/// Maximum number of colors of ranks in the table.
 const MOST: usize = 4;
 
 fn name(ranks: &RankTiming) -> String {
@@ -64,7 +61,7 @@ fn name(ranks: &RankTiming) -> String {
     }
 }
 
-/// The use of links, on the ranks that use them most.
+/// Describes the use of links, on the ranks that use them most.
 fn links(simulated: &Simulated<'_>) -> String {
     let prediction = &simulated.prediction;
     let colors = 0..prediction.timing.ranks.len();
@@ -96,7 +93,7 @@ fn on_rank(simulated: &Simulated<'_>) -> String {
     text
 }
 
-/// The host's memory, if something is offloaded.
+/// Describes the host's memory, if parts are offloaded.
 fn on_host(simulated: &Simulated<'_>) -> String {
     let each = simulated.prediction.memory.offloaded.total();
     let machine = &simulated.machine;

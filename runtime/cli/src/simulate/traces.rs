@@ -1,4 +1,4 @@
-//! The traces of a simulated step, in files.
+//! Writes the traces of a simulated step to files.
 
 use std::error::Error;
 use std::path::Path;
@@ -11,15 +11,15 @@ use crate::model::Model;
 use crate::output::{self, cannot_write};
 use crate::plan::choices::Choices;
 
-/// The most ranks that get a file each.
+/// Maximum number of ranks with a file of their own.
 const MAX_FILES: usize = 4096;
-/// The most actions of all kinds of ranks in a timeline: together 0.8 GB, of the file and of
-/// memory.
+/// Maximum number of actions of all kinds of ranks in a timeline. They take 0.8 GB of memory and of
+/// the file together.
 const MAX_ACTIONS: u64 = 4_000_000;
-/// The most actions of all ranks in their files: together 4 GB.
+/// Maximum number of actions of all ranks in their files, which take 4 GB together.
 const MAX_NODES: u64 = 50_000_000;
 
-/// The files that are asked for.
+/// Requested files.
 pub(super) struct Outputs {
     timeline: Option<Output>,
     chakra: Option<OutputFolder>,
@@ -29,7 +29,7 @@ impl Outputs {
     /// Checks that the files can be written.
     ///
     /// # Errors
-    /// In one line.
+    /// A text of one line.
     pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
         let described = Model::file(&choices.model);
         let inputs = [&*described, Path::new(&options.machine)];
@@ -45,7 +45,7 @@ impl Outputs {
     }
 }
 
-/// Writes the traces that are asked for.
+/// Writes the requested traces.
 pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), Box<dyn Error>> {
     let Simulated { machine, workload, prediction, .. } = simulated;
     if outputs.timeline.is_none() && outputs.chakra.is_none() {
@@ -79,11 +79,10 @@ pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), 
     Ok(())
 }
 
-/// Checks the number of actions of all of the ranks, or of all kinds of them, before anything is
-/// written.
+/// Checks the number of actions of all ranks, or of all kinds of ranks, before any file is written.
 ///
 /// # Errors
-/// In one line, with the numbers.
+/// A text of one line, with the numbers.
 fn at_most(what: &str, actions: u64, count: usize, most: u64) -> Result<(), String> {
     let all = actions.saturating_mul(count as u64);
     match all <= most {

@@ -1,4 +1,4 @@
-//! An explanation as JSON: its text, and its parts.
+//! Formats an explanation as JSON: its text, and its parts.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hsdp_comm::{Explanation, Finding, MemberFinding, Presence};
 use hsdp_sharding::Rank;
 use serde_json::{Value, json};
 
-/// The whole explanation. Times are in seconds.
+/// Returns the whole explanation. Times are in seconds.
 pub(super) fn of(explanation: &Explanation) -> Value {
     let ends =
         explanation.ends.iter().map(|end| json!({ "text": end.text, "ranks": ranks(&end.ranks) }));

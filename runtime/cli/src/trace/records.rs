@@ -1,4 +1,4 @@
-//! The flight records of a world, from files and folders.
+//! Reads the flight records of a world from files and folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use hsdp_comm::FlightRecord;
 use hsdp_train::file::{self, FileError};
 
-/// The most bytes of a record, and of all records together: a record of 1,024 entries has some 300 KB.
+/// Maximum number of bytes in a record, and in all records together. A record of 1,024 entries has
+/// some 300 KB.
 const MAX_RECORD: u64 = 64 << 20;
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Reads records: from the files themselves, and from folders all that have the name of a record.
+/// Reads records from the files themselves, and from folders all files with the name of a record.
 pub(crate) fn read(dumps: &[PathBuf]) -> Result<Vec<FlightRecord>, String> {
     let (mut records, mut left) = (Vec::new(), MAX_BYTES);
     for dump in dumps {
@@ -21,7 +22,7 @@ pub(crate) fn read(dumps: &[PathBuf]) -> Result<Vec<FlightRecord>, String> {
     Ok(records)
 }
 
-/// The file itself, or the records of a folder, in order of rank.
+/// Returns the file itself, or the records of a folder, in order of rank.
 fn files(dump: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", dump.display());
     if !fs::metadata(dump).map_err(failed)?.is_dir() {
@@ -41,13 +42,13 @@ fn files(dump: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-/// The rank in a name such as `rank-12.json`.
+/// Returns the rank in a name such as `rank-12.json`.
 pub(crate) fn rank(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     name.strip_prefix("rank-")?.strip_suffix(".json")?.parse().ok()
 }
 
-/// Reads a record. Its bytes are taken from those that are `left`.
+/// Reads a record of at most `left` bytes, and subtracts its bytes from `left`.
 fn read_one(file: &Path, left: &mut u64) -> Result<FlightRecord, String> {
     let text = file::read_text(file, MAX_RECORD.min(*left)).map_err(|error| match error {
         FileError::TooLong { .. } if *left < MAX_RECORD => {

@@ -66,7 +66,8 @@ fn parse(
     let held_out = held_out(&file, config)?;
     let batch = of_step / (ranks * microbatches);
     let training = Training::Batches { sequences, of_step, microbatches };
-    Ok(Data { training, held_out, batch, length, item: "token", digest: Digest::of(bytes) })
+    let (digest, warnings) = (Digest::of(bytes), Vec::new());
+    Ok(Data { training, held_out, batch, length, item: "token", digest, warnings })
 }
 
 /// Reads the held-out sequences; none if the file has none.

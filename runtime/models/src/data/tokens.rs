@@ -1,13 +1,13 @@
 //! The tokens of a text: its characters, or those of the tokenizer of a model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hsdp_train::{Digest, file};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::DataError;
-use crate::decoder::Pretrained;
+use crate::decoder::{DecoderConfig, Pretrained};
 use crate::text::Characters;
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -30,6 +30,9 @@ pub struct Tokens {
     pub item: &'static str,
     /// Digest of the text, and of the tokenizer if there is one.
     pub digest: Digest,
+    /// Differences between the tokenizer and its model that change nothing in training: another
+    /// padding token, or more tokens.
+    pub warnings: Vec<String>,
 }
 
 impl Tokens {
@@ -38,28 +41,17 @@ impl Tokens {
     pub fn characters(text: &str) -> Self {
         let characters = Characters::of(text);
         let (ids, vocabulary) = (characters.tokens().to_vec(), characters.vocabulary());
-        Self { ids, vocabulary, item: "character", digest: Digest::of(text.as_bytes()) }
+        let digest = Digest::of(text.as_bytes());
+        Self { ids, vocabulary, item: "character", digest, warnings: Vec::new() }
     }
-}
 
-/// The tokenizer of a folder of transformers, compared with its model.
-#[derive(Debug)]
-pub struct FolderTokenizer {
-    tokenizer: Tokenizer,
-    /// Bytes of its file.
-    bytes: Vec<u8>,
-    folder: PathBuf,
-    /// Number of tokens of the model.
-    vocabulary: usize,
-    warnings: Vec<String>,
-}
-
-impl FolderTokenizer {
-    /// Reads `tokenizer.json`, and compares it and `tokenizer_config.json` with the model.
+    /// Reads a text by the `tokenizer.json` in the folder of a model, and compares this file and
+    /// `tokenizer_config.json` with the model.
     ///
     /// # Errors
-    /// [`DataError`]: [`NoTokenizer`](DataError::NoTokenizer) if there is none.
-    pub fn open(model: &Pretrained) -> Result<Self, DataError> {
+    /// [`DataError`]: also if there is no tokenizer, or if it finds a token in the text that the
+    /// model does not have.
+    pub fn of_folder(model: &Pretrained, text: &str) -> Result<Self, DataError> {
         let (folder, config) = (model.path(), model.config());
         let path = folder.join(TOKENIZER);
         if !path.exists() {
@@ -68,54 +60,48 @@ impl FolderTokenizer {
         let bytes = file::read(&path, MAX_TOKENIZER)?;
         let mut tokenizer = Tokenizer::from_bytes(&bytes)
             .map_err(|error| DataError::Content { path, problem: error.to_string() })?;
-        let mut warnings = Vec::new();
-        let vocabulary = config.vocab_size;
-        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
-        if largest as usize >= vocabulary {
-            warnings
-                .push(format!("{TOKENIZER} has token {largest}, and the model has {vocabulary}"));
-        }
-        let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
-        let named = pad_token(&folder.join(TOKENIZER_CONFIG))?;
-        let named = named.and_then(|token| tokenizer.token_to_id(&token));
-        for (file, token) in [(TOKENIZER, padding), (TOKENIZER_CONFIG, named)] {
-            let (Some(token), Some(row)) = (token, config.pad_token_id) else { continue };
-            if token as usize != row {
-                warnings.push(format!(
-                    "{file} pads with token {token}, and pad_token_id is {row} in config.json: \
-                     {row} is used"
-                ));
-            }
-        }
+        let warnings = differences(&tokenizer, folder, config)?;
         // A text is one sequence, however long it is.
         let whole = tokenizer.with_truncation(None).map(|it| it.with_padding(None)).map(drop);
         whole.map_err(|error| failed(folder, &*error))?;
-        Ok(Self { tokenizer, bytes, folder: folder.to_owned(), vocabulary, warnings })
-    }
-
-    /// Returns a text for each difference from the model that changes nothing in training: another
-    /// padding token, or more tokens.
-    #[must_use]
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// Reads a text.
-    ///
-    /// # Errors
-    /// [`DataError::Tokenizer`], and [`DataError::UnknownToken`] if the text has a token that the
-    /// model does not have.
-    pub fn tokens(&self, text: &str) -> Result<Tokens, DataError> {
-        let encoding = self.tokenizer.encode_fast(text, false);
-        let encoding = encoding.map_err(|error| failed(&self.folder, &*error))?;
-        let (ids, vocabulary) = (encoding.get_ids().to_vec(), self.vocabulary);
+        let encoding = tokenizer.encode_fast(text, false);
+        let encoding = encoding.map_err(|error| failed(folder, &*error))?;
+        let (ids, vocabulary) = (encoding.get_ids().to_vec(), config.vocab_size);
         if let Some(token) = ids.iter().copied().find(|token| *token as usize >= vocabulary) {
-            let folder = self.folder.clone();
+            let folder = folder.to_owned();
             return Err(DataError::UnknownToken { folder, token, vocabulary });
         }
-        let digest = Digest::of(&[text.as_bytes(), &self.bytes].concat());
-        Ok(Tokens { ids, vocabulary, item: "token", digest })
+        let digest = Digest::of(&[text.as_bytes(), &bytes].concat());
+        Ok(Self { ids, vocabulary, item: "token", digest, warnings })
     }
+}
+
+/// Returns a text for each difference between a tokenizer and its model.
+fn differences(
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    config: &DecoderConfig,
+) -> Result<Vec<String>, DataError> {
+    let mut differences = Vec::new();
+    let vocabulary = config.vocab_size;
+    let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
+    if largest as usize >= vocabulary {
+        differences
+            .push(format!("{TOKENIZER} has token {largest}, and the model has {vocabulary}"));
+    }
+    let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
+    let named = pad_token(&folder.join(TOKENIZER_CONFIG))?;
+    let named = named.and_then(|token| tokenizer.token_to_id(&token));
+    for (file, token) in [(TOKENIZER, padding), (TOKENIZER_CONFIG, named)] {
+        let (Some(token), Some(row)) = (token, config.pad_token_id) else { continue };
+        if token as usize != row {
+            differences.push(format!(
+                "{file} pads with token {token}, and pad_token_id is {row} in config.json: \
+                 {row} is used"
+            ));
+        }
+    }
+    Ok(differences)
 }
 
 fn failed(folder: &Path, error: &(dyn std::error::Error + Send + Sync)) -> DataError {

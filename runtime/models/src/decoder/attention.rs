@@ -9,7 +9,7 @@ use super::norm::RmsNorm;
 use super::rotary::Rotary;
 use crate::nn::{self, Mask, Scores};
 
-/// Self-attention.
+/// Self-attention of a block.
 #[derive(Clone, Debug)]
 pub struct Attention {
     projections: Projections,

@@ -1,4 +1,4 @@
-//! A block, and the layers before and behind the blocks.
+//! A block, and the layers before and after the blocks.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -11,12 +11,12 @@ use super::norm::RmsNorm;
 use super::rotary::Rotary;
 use crate::nn;
 
-/// A block: attention and the layers behind it, each with norms and a sum behind it.
+/// A block: attention and the MLP after it, each with norms and a residual sum.
 #[derive(Clone, Debug)]
 pub struct Block {
     self_attn: Attention,
     mlp: Mlp,
-    /// Norms before and behind attention, and before and behind the MLP.
+    /// Norms before and after attention, and before and after the MLP.
     norms: [Option<RmsNorm>; 4],
 }
 
@@ -62,11 +62,11 @@ fn normed(norm: &Option<RmsNorm>, x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The vectors of tokens.
+/// Embedding of tokens.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
-    /// The row that gets no gradient.
+    /// Row that gets no gradient.
     padding: Option<usize>,
     scale: Option<f64>,
 }
@@ -101,7 +101,7 @@ fn embedding_weight(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Tenso
     vb.pp("model.embed_tokens").get_with_hints(shape, "weight", config.init())
 }
 
-/// The layers behind the blocks.
+/// Layers after the blocks.
 #[derive(Clone, Debug)]
 pub struct Head {
     norm: RmsNorm,
@@ -110,8 +110,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads `model.norm` and `lm_head`, or in its place `model.embed_tokens` if the two are tied,
-    /// of the whole model's `vb`.
+    /// Reads `model.norm` and `lm_head` from the whole model's `vb`. If the head is tied, reads
+    /// `model.embed_tokens` in place of `lm_head`.
     ///
     /// # Errors
     /// The errors of `vb`.
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// The root of 24 is no number of bf16.
+    /// bf16 cannot represent the square root of 24.
     #[test]
     fn the_scale_of_an_embedding_is_rounded_to_bf16() -> Result<()> {
         let scale = 24_f64.sqrt();

@@ -14,20 +14,20 @@ use self::rope::{Beside, Rope};
 use super::families::Family;
 use super::linear::Lora;
 
-/// Sizes and parts of a decoder, under their names in `config.json` where it has them.
+/// Sizes and parts of a decoder. Fields that `config.json` has are named as there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Number of different tokens.
     pub vocab_size: usize,
     /// Elements of the residual stream.
     pub hidden_size: usize,
-    /// Elements between the layers behind attention.
+    /// Elements between the projections of the MLP.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
     /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Number of key-value heads, which divides that of query heads.
+    /// Number of key-value heads. It divides the number of query heads.
     pub num_key_value_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -39,8 +39,8 @@ pub struct DecoderConfig {
     pub max_position_embeddings: usize,
     /// Whether the head reads the weight of the embedding.
     pub tie_word_embeddings: bool,
-    /// The padding token. Its row of the embedding starts at zero, and gets no gradient but that of
-    /// a tied head, as in transformers.
+    /// The padding token. Its row of the embedding starts at zero. As in transformers, the row gets
+    /// a gradient only from a tied head.
     pub pad_token_id: Option<usize>,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
@@ -66,7 +66,7 @@ pub struct DecoderConfig {
     pub attention_cap: Option<f64>,
     /// Cap of logits.
     pub logit_cap: Option<f64>,
-    /// Adapters, which `config.json` does not have.
+    /// Adapters. `config.json` does not describe them.
     pub lora: Option<Lora>,
     json: Source,
 }
@@ -74,14 +74,14 @@ pub struct DecoderConfig {
 /// Attention of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Keys that a query sees, its own among them. `None` for all keys before it.
+    /// Number of keys that a query sees, including its own. `None` for all keys up to its own.
     pub window: Option<usize>,
     /// Whether queries and keys are rotated.
     pub rope: bool,
 }
 
-/// Names of the norms of a block: before attention and MLP, and behind them, before their output is
-/// added to the residual stream.
+/// Names of a block's norms. Norms before attention and MLP normalize their input, and norms after
+/// them normalize the output before it is added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct BlockNorms {
@@ -91,10 +91,10 @@ pub struct BlockNorms {
     pub after_mlp: Option<&'static str>,
 }
 
-/// Norms of queries and keys, `q_norm` and `k_norm`, before they are rotated.
+/// Norms of queries and keys, `q_norm` and `k_norm`, before the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Each head is normed by itself. All heads have the same weight.
+    /// Each head is normed by itself. All heads share one weight.
     EachHead,
     /// All heads are normed as one row.
     Whole,
@@ -126,7 +126,7 @@ pub struct Biases {
     pub qkv: bool,
     /// Bias of attention's output.
     pub output: bool,
-    /// Biases behind attention.
+    /// Biases of the MLP.
     pub mlp: bool,
 }
 
@@ -139,7 +139,7 @@ pub enum Packing {
     Packed,
 }
 
-/// Activation of the gate behind attention.
+/// Activation of the MLP's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
@@ -148,7 +148,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// The `config.json` that a model was read from. Models of different texts may be equal.
+/// The `config.json` that a model was read from. It does not take part in the comparison of models.
 #[derive(Clone, Debug)]
 struct Source(Map<String, Value>);
 
@@ -158,73 +158,73 @@ impl PartialEq for Source {
     }
 }
 
-/// The error of a `config.json` that describes no decoder. Its text is one line, in which long
-/// names and values are cut.
+/// Error of a `config.json` that describes no decoder. Its text is one line that shortens long
+/// names and values.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The text is no JSON, or has a key twice.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    /// A value has another type.
+    /// A value has the wrong type.
     #[error("{}: {}", shown(.name), shown(.problem))]
     Type {
-        /// The key.
+        /// Name of the key.
         name: String,
-        /// The type that it has, and that which it needs.
+        /// The type of the value, and the required type.
         problem: String,
     },
-    /// A key whose effect on training is not known.
+    /// A key has an unknown effect on training.
     #[error(
         "{} is a key whose effect is not known: remove it if it changes nothing in training",
         shown(.name)
     )]
     Unknown {
-        /// The key.
+        /// Name of the key.
         name: String,
     },
-    /// A setting that this model does not have.
+    /// This model does not have a setting.
     #[error("{} is {}: only {supported} is supported", shown(.name), shown(.value))]
     Unsupported {
-        /// The setting.
+        /// Name of the setting.
         name: String,
-        /// Its value.
+        /// Value of the setting.
         value: String,
-        /// The values that this model has.
+        /// Values that this model supports.
         supported: String,
     },
-    /// Two settings that cannot both be true.
+    /// Two settings contradict each other.
     #[error("{}, and {}: they contradict each other", shown(.first), shown(.second))]
     Contradiction {
-        /// The first, with its value.
+        /// The first setting, with its value.
         first: String,
-        /// The second, with its value.
+        /// The second setting, with its value.
         second: String,
     },
-    /// A size that no model can have.
+    /// A size is not possible.
     #[error("{name} is {}: it must be {must}", shown(.value))]
     Size {
-        /// The size.
+        /// Name of the size.
         name: &'static str,
-        /// Its value.
+        /// Value of the size.
         value: String,
-        /// The values that are allowed.
+        /// Description of the allowed values.
         must: String,
     },
-    /// Fields that were changed after the model was read, to values that no key states.
+    /// Fields were changed after the model was read, to values that no key expresses.
     #[error("no config.json of this family has the changed {}", .fields.join(", "))]
     Changed {
-        /// The fields.
+        /// Names of the fields.
         fields: Vec<&'static str>,
     },
 }
 
-/// Returns a name or a value of a file as an error shows it.
+/// Shortens and escapes a name or a value of a file for an error.
 pub(super) fn shown(text: impl fmt::Display) -> String {
     hsdp_warnings::cut(text, 100)
 }
 
-/// The content of a `config.json`.
+/// Content of a `config.json`.
 #[derive(Debug)]
 pub(super) struct ConfigFile {
     pub(super) config: DecoderConfig,
@@ -233,7 +233,7 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads the text of a `config.json`. The defaults of absent keys are those of transformers.
+    /// Reads the text of a `config.json`. Absent keys have the defaults of transformers.
     ///
     /// # Errors
     /// [`ConfigError`]
@@ -249,7 +249,7 @@ impl ConfigFile {
         match json.get("architectures") {
             None | Some(Value::Null) => {}
             Some(stated) if *stated == architectures => {}
-            // Heads of classification, for example, are other models.
+            // Classification heads, for example, belong to other models.
             Some(stated) => {
                 let supported = architectures.to_string();
                 return unsupported("architectures", stated.to_string(), &supported);
@@ -265,7 +265,7 @@ impl ConfigFile {
     }
 }
 
-/// Returns the row that a padding token names. As in PyTorch, one below 0 counts from the end.
+/// Returns the row that a padding token names. As in PyTorch, a negative token counts from the end.
 pub(super) fn padding_row(token: i64, vocab_size: usize) -> Result<usize, ConfigError> {
     let count = i64::try_from(vocab_size).unwrap_or(i64::MAX);
     let row = if token < 0 { token.checked_add(count) } else { Some(token) };
@@ -289,7 +289,7 @@ fn dtype(name: String) -> Result<DType, ConfigError> {
 fn activation(keys: &Keys<'_>, name: &str, default: &str) -> Result<Activation, ConfigError> {
     let stated: String = keys.or(name, default.to_owned())?;
     match &*stated {
-        // Two names of one function.
+        // Both are names of one function.
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
         _ => unsupported(name, stated, "silu or gelu_pytorch_tanh"),
@@ -301,9 +301,9 @@ fn or_none(value: Option<impl fmt::Display>) -> String {
 }
 
 impl DecoderConfig {
-    /// Adds to a spec the settings that its parameters do not show.
+    /// Adds the settings that parameters do not show to a spec.
     pub(super) fn stated(&self, spec: ModelSpec) -> ModelSpec {
-        // The fields are named, so that one that is added later is not forgotten here.
+        // The pattern names all fields, so that a new field is not forgotten here.
         let Self {
             vocab_size: _,
             hidden_size: _,
@@ -317,7 +317,7 @@ impl DecoderConfig {
             max_position_embeddings,
             tie_word_embeddings: _,
             pad_token_id,
-            // Ranks compare the values that come of it.
+            // Ranks compare the initial values themselves.
             initializer_range: _,
             layers,
             // The names of parameters show norms, biases and packing.
@@ -334,7 +334,7 @@ impl DecoderConfig {
             lora,
             json: _,
         } = self;
-        // Checkpoints keep these texts, which are therefore not those of `Debug`.
+        // Checkpoints store these texts, so they must not change with `Debug`.
         let of_queries_and_keys = match qk_norm {
             None => "none",
             Some(QkNorm::EachHead) => "each head by itself",
@@ -380,18 +380,18 @@ impl DecoderConfig {
         }
     }
 
-    /// The largest size, 2^24: the elements of a block of the largest sizes fit 64 bits.
+    /// Maximum size, 2^24. The elements of a block of such sizes fit 64 bits.
     pub const MAX_SIZE: usize = 1 << 24;
 
-    /// Maximum number of blocks: a description of more would take long to plan.
+    /// Maximum number of blocks. A description of more would take long to plan.
     pub const MAX_LAYERS: usize = 10_000;
 
-    /// Reads the text of a `config.json`, whose `model_type` chooses the family. The defaults of
-    /// other absent keys are those of transformers. Each key is read, known to change nothing in
-    /// training, or refused by name. An unknown key whose value is null counts as absent.
+    /// Reads the text of a `config.json`. `model_type` chooses the family, and other absent keys
+    /// have the defaults of transformers. Each key is read, known to change nothing in training, or
+    /// refused by name. An unknown key with the value null counts as absent.
     ///
     /// # Errors
-    /// [`ConfigError`], also for a model with other parts.
+    /// [`ConfigError`], also for a model with unsupported parts.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         ConfigFile::parse(text).map(|file| file.config)
     }
@@ -404,8 +404,8 @@ impl DecoderConfig {
     /// embeddings in place of those of the text.
     ///
     /// # Errors
-    /// [`ConfigError`] if the fields make no model, or one that these keys do not describe, such as
-    /// one with other windows than those of the text.
+    /// [`ConfigError`] if the fields make no model, or a model that the keys of this family cannot
+    /// express, such as one with other windows than in the text.
     pub fn to_json(&self) -> Result<Value, ConfigError> {
         let own = Self { lora: None, ..self.clone() };
         let mut json = self.of_text();
@@ -420,7 +420,7 @@ impl DecoderConfig {
         Ok(Value::Object(json))
     }
 
-    /// Returns the keys of the text that the model was read from, as an export has them.
+    /// Returns the keys to export from the text that the model was read from.
     fn of_text(&self) -> Map<String, Value> {
         let mut json = self.json.0.clone();
         for key in ["torch_dtype", "auto_map"] {
@@ -455,11 +455,11 @@ impl DecoderConfig {
         self.rope.write_old(json);
     }
 
-    /// Returns the names of the fields that another model has otherwise.
+    /// Returns the names of the fields that differ from another model's.
     fn differing(&self, other: &Self) -> Vec<&'static str> {
         macro_rules! differing {
             ($($field:ident),*) => {{
-                // All fields are named, so that one that is added later is not forgotten here.
+                // The pattern names all fields, so that a new field is not forgotten here.
                 let Self { $($field,)* json: _ } = self;
                 let fields = [$((stringify!($field), *$field != other.$field)),*];
                 fields.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
@@ -553,8 +553,8 @@ impl DecoderConfig {
         })
     }
 
-    /// Gives `window` to the layers that `layer_types` names, or if it is absent to those that
-    /// `by_default` selects.
+    /// Gives `window` to the layers that `layer_types` names. If it is absent, gives it to the
+    /// layers that `by_default` selects.
     pub(super) fn set_windows(
         &mut self,
         keys: &Keys<'_>,
@@ -571,7 +571,7 @@ impl DecoderConfig {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             let is_sliding = match types.as_ref().map(|types| &*types[index]) {
                 None => by_default(index, layer),
-                // transformers takes both names.
+                // transformers accepts both names.
                 Some("full_attention" | "attention") => false,
                 Some("sliding_attention") => true,
                 Some(other) => {
@@ -594,7 +594,7 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// Checks that heads divide the width, which transformers wants of some families.
+    /// Checks that heads divide the width, as transformers requires for some families.
     pub(super) fn check_division(&self) -> Result<(), ConfigError> {
         let (size, heads) = (self.hidden_size, self.num_attention_heads);
         match heads == 0 || size.is_multiple_of(heads) {
@@ -608,7 +608,7 @@ impl DecoderConfig {
         Init::Randn { mean: 0.0, stdev: self.initializer_range }
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are possible.
     ///
     /// # Errors
     /// [`ConfigError::Size`]
@@ -671,7 +671,7 @@ fn within(name: &'static str, value: usize) -> Result<(), ConfigError> {
     }
 }
 
-/// Checks that numbers are above 0 and not infinite.
+/// Checks that numbers are finite and above 0.
 pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     let is_wrong = |(_, value): &&(_, f64)| !(value.is_finite() && *value > 0.0);
     match numbers.iter().find(is_wrong) {
@@ -823,7 +823,7 @@ mod tests {
 
     #[test]
     fn keys_that_change_nothing_are_taken() {
-        // Keys that SmolLM, a Llama of 2023 and transformers 4 write.
+        // SmolLM, a Llama of 2023 and transformers 4 write these keys.
         let harmless = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
             "bos_token_id": 0, "eos_token_id": [0, 2], "is_llama_config": true,
@@ -845,7 +845,7 @@ mod tests {
         assert_eq!(config.expect("a model"), read(json!({})).expect("a model"));
     }
 
-    /// A model of another size or other position embeddings than those of the text.
+    /// Tests a model with other sizes or position embeddings than in its text.
     #[test]
     fn an_export_has_the_fields_that_were_changed() {
         let change = |config: &mut DecoderConfig| {
@@ -912,7 +912,7 @@ mod tests {
         assert!(refused(|config| config.rms_norm_eps = f64::NAN).starts_with("rms_norm_eps: "));
     }
 
-    /// The code that `auto_map` names is not beside an export.
+    /// An export does not contain the code that `auto_map` names.
     #[test]
     fn an_export_names_no_code() {
         let map = json!({ "AutoConfig": "configuration_phi3.Phi3Config" });
@@ -939,7 +939,7 @@ mod tests {
         assert!(refused.contains("no_rope_layers has 1 entries"), "{refused}");
     }
 
-    /// A file may have megabytes in a name or a value, or characters that end a line.
+    /// A file may have names or values of megabytes, or characters that end a line.
     #[test]
     fn a_refusal_is_one_short_line() {
         let huge = "x\n".repeat(1 << 20);
@@ -1141,7 +1141,7 @@ mod tests {
                 "rope_parameters is default, and rope_scaling is linear by 2",
             ),
             (
-                // transformers takes the theta of `rope_scaling`, which has its default.
+                // transformers uses the theta of `rope_scaling`, which has its default.
                 json!({
                     "rope_scaling": { "type": "default" },
                     "rope_parameters": { "rope_theta": 5e5 }

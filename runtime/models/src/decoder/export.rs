@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hsdp_candle::Recorded;
+use hsdp_candle::Error as AdapterError;
 use hsdp_sharding::Param;
 use hsdp_train::file::{self, FileError, replace_at, replace_with};
 use hsdp_train::stderr::in_one_line;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::config::{ConfigError, DecoderConfig};
 use super::linear::{self, Lora};
+use super::model::Decoder;
 use super::pretrained::Pretrained;
 
 const CONFIG: &str = "config.json";
@@ -67,8 +68,7 @@ const MAX_COPIED: u64 = 256 << 20;
 /// # use hsdp_models::decoder::{Decoder, Export, Pretrained};
 /// let from = Pretrained::open("TinyLlama".as_ref())?;
 /// let decoder = Decoder::new(from.config().clone());
-/// let recorded = decoder.recorded()?;
-/// let export = Export::prepare("tuned".as_ref(), Some(&from), decoder.config(), &recorded)?;
+/// let export = Export::prepare("tuned".as_ref(), Some(&from), &decoder)?;
 /// # let trained = |_: &Pretrained| -> Option<ShardedModel> { None };
 /// let model = trained(&from).expect("a model");
 /// let parameters = model.full_parameters()?; // collective
@@ -116,6 +116,9 @@ pub enum ExportError {
     /// The fields of the config were changed, and `config.json` has no keys for their values.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The model cannot be described.
+    #[error(transparent)]
+    Model(#[from] AdapterError),
     /// A file that is copied cannot be read.
     #[error(transparent)]
     Read(FileError),
@@ -142,9 +145,9 @@ impl Export {
     pub fn prepare(
         folder: &Path,
         from: Option<&Pretrained>,
-        config: &DecoderConfig,
-        recorded: &Recorded,
+        decoder: &Decoder,
     ) -> Result<Self, ExportError> {
+        let (config, recorded) = (decoder.config(), decoder.recorded()?);
         let failed = |source| ExportError::Folder { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed)?;
         let base = folder.canonicalize().map_err(failed)?;

@@ -14,7 +14,6 @@ use super::config::keys::{Keys, Table};
 use super::config::rope::{Rotation, THETA};
 use super::config::{ConfigError, DecoderConfig};
 
-/// All families.
 const FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &mistral::FAMILY,
@@ -28,9 +27,9 @@ const FAMILIES: &[&Family] = &[
 
 /// A family of decoders.
 pub(super) struct Family {
-    /// Its `model_type`.
+    /// Value of `model_type`.
     pub(super) model_type: &'static str,
-    /// Its entry of `architectures`.
+    /// Entry of `architectures`.
     pub(super) architecture: &'static str,
     /// Tables of keys that only some families have. The keys of all families are in
     /// [`COMMON`](super::config::keys::COMMON).
@@ -38,8 +37,8 @@ pub(super) struct Family {
     /// Values of absent keys.
     pub(super) defaults: Defaults,
     pub(super) rotation: Rotation,
-    /// Reads the keys of `keys`, and gives the model the parts of the family. The model that it
-    /// gets has the sizes of the file and the parts of a Llama.
+    /// Reads the keys of `keys`, and sets the parts of the family. The given model has the sizes of
+    /// the file and the parts of a Llama.
     pub(super) read: fn(&Keys<'_>, &mut DecoderConfig) -> Result<(), ConfigError>,
 }
 
@@ -50,9 +49,9 @@ pub(super) struct Defaults {
     pub(super) intermediate_size: usize,
     pub(super) num_hidden_layers: usize,
     pub(super) num_attention_heads: usize,
-    /// `None` for as many as query heads.
+    /// Number of key-value heads. `None` means the number of query heads.
     pub(super) num_key_value_heads: Option<usize>,
-    /// `None` for `hidden_size / num_attention_heads`.
+    /// Elements of a head. `None` means `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
     /// Key and value of the activation.
     pub(super) activation: (&'static str, &'static str),
@@ -63,7 +62,7 @@ pub(super) struct Defaults {
     pub(super) pad_token_id: Option<i64>,
 }
 
-/// The defaults of Llama 2 7B, from which most families took theirs.
+/// Defaults of Llama 2 7B, which most families have inherited.
 const DEFAULTS: Defaults = Defaults {
     vocab_size: 32_000,
     hidden_size: 4096,
@@ -84,8 +83,7 @@ impl Family {
     /// Returns the family with this `model_type`.
     ///
     /// # Errors
-    /// [`ConfigError::Unsupported`], which names the families that exist, also if a file states
-    /// none.
+    /// [`ConfigError::Unsupported`] with the families that exist, also if a file states none.
     pub(super) fn of(model_type: Option<String>) -> Result<&'static Self, ConfigError> {
         let model_type = model_type.as_deref();
         let is = |family: &&&Self| model_type == Some(family.model_type);
@@ -108,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// A config as transformers has it when a file has these keys alone.
+    /// A config as transformers reads it from a file with these keys alone.
     #[derive(Deserialize)]
     struct Golden {
         stated: Map<String, Value>,
@@ -128,7 +126,7 @@ mod tests {
             assert!(goldens.iter().any(is_plain), "{plain}");
         }
         for Golden { stated, read: all } in goldens {
-            // A key that transformers had no value for would be compared with itself.
+            // A key without a value in transformers would be compared with itself.
             for key in [
                 "vocab_size",
                 "hidden_size",

@@ -7,15 +7,15 @@ use candle_nn::{Init, Module, VarBuilder};
 use super::config::DecoderConfig;
 use crate::nn;
 
-/// The names of the two matrices of an adapter, as PEFT has them.
+/// Names of the two matrices of an adapter in PEFT.
 const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
 
 /// Adapters of low rank (LoRA): a projection `W x` becomes `W x + alpha / rank * B A x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lora {
-    /// The rows of *A* and the columns of *B*.
+    /// Number of rows of *A* and of columns of *B*.
     pub rank: usize,
-    /// Divided by the rank, it scales the adapter's output.
+    /// Numerator of the adapter's scale, `alpha / rank`.
     pub alpha: f64,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn is_adapter(parameter: &str) -> bool {
     ADAPTER.iter().any(|matrix| parameter.ends_with(&format!(".{matrix}.weight")))
 }
 
-/// A linear layer, perhaps with a bias and an adapter.
+/// A linear layer with an optional bias and an optional adapter.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Tensor,
@@ -48,7 +48,7 @@ struct Adapter {
 }
 
 impl Linear {
-    /// Returns the layer of a weight, `[outputs, inputs]`.
+    /// Creates a layer with a weight `[outputs, inputs]`.
     #[must_use]
     pub fn new(weight: Tensor) -> Self {
         Self { weight, bias: None, adapter: None }
@@ -67,7 +67,7 @@ impl Linear {
         Ok(Self::new(vb.get_with_hints((outputs, inputs), "weight", config.init())?))
     }
 
-    /// As [`load`](Self::load), and reads the adapter, if the model has adapters.
+    /// Reads a layer as [`load`](Self::load) does, and the adapter if the model has adapters.
     ///
     /// # Errors
     /// The errors of `vb`.
@@ -97,8 +97,8 @@ impl Adapter {
     fn load(vb: &VarBuilder<'_>, inputs: usize, outputs: usize, lora: Lora) -> Result<Self> {
         let Lora { rank, alpha } = lora;
         let [a, b] = ADAPTER.map(|matrix| vb.pp(matrix));
-        // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between
-        // the roots of 1 / inputs.
+        // B starts at 0, so the model starts without an effect of the adapters. A starts as in
+        // PEFT, uniform between plus and minus the root of 1 / inputs.
         let a = a.get_with_hints((rank, inputs), "weight", uniform())?;
         let b = b.get_with_hints((outputs, rank), "weight", Init::Const(0.0))?;
         #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
@@ -107,7 +107,7 @@ impl Adapter {
     }
 }
 
-/// Kaiming's uniform distribution with the gain of a leaky ReLU of slope 5^(1/2).
+/// Returns Kaiming's uniform distribution with the gain of a leaky ReLU of slope 5^(1/2).
 fn uniform() -> Init {
     Init::Kaiming {
         dist: NormalOrUniform::Uniform,
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// 8 / 3 is no number of 16 bits: candle would multiply by another.
+    /// 16 bits cannot represent 8 / 3, and candle would multiply by the rounded number.
     #[test]
     fn the_scale_of_an_adapter_is_not_rounded() -> Result<()> {
         for dtype in [DType::BF16, DType::F16] {

@@ -1,4 +1,4 @@
-//! The gated layers behind attention.
+//! The gated MLP after attention.
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -7,7 +7,7 @@ use super::config::{Activation, DecoderConfig, Packing};
 use super::linear::Linear;
 use crate::nn;
 
-/// The gated layers behind attention.
+/// The gated MLP after attention.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     gate_up: GateUp,

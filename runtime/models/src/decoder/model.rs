@@ -1,4 +1,4 @@
-//! The model, unit by unit.
+//! The model, which runs unit by unit.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ const EMBED: &str = "model.embed_tokens";
 const LAYERS: &str = "model.layers";
 const ROOT: &str = "root";
 
-/// Tensors that the forward of a block leaves for the backward.
+/// Tensors that the backward computes again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recomputation {
-    /// All of them.
+    /// The backward computes none: the forward keeps them all.
     #[default]
     Off,
-    /// The output alone: the backward runs each block again ([`Units::recomputed`]). Losses and
-    /// gradients have the same bits.
+    /// The forward of a block keeps its output alone, and the backward runs each block again
+    /// ([`Units::recomputed`]). Losses and gradients have the same bits.
     Blocks,
 }
 
@@ -36,14 +36,14 @@ pub enum Recomputation {
 pub struct Decoder {
     config: Arc<DecoderConfig>,
     recomputation: Recomputation,
-    /// The dtype of frozen parameters, if they have no f32 master.
+    /// Dtype of frozen parameters without an f32 master.
     stored: Option<hsdp::DType>,
-    /// Units by name that compute in a dtype of their own.
+    /// Names of units that compute in a dtype of their own, with that dtype.
     computing: Vec<(String, hsdp::DType)>,
 }
 
 impl Decoder {
-    /// Makes a model of these sizes.
+    /// Creates a model of these sizes.
     #[must_use]
     pub fn new(config: DecoderConfig) -> Self {
         Self {
@@ -60,16 +60,15 @@ impl Decoder {
         Self { recomputation, ..self }
     }
 
-    /// Adds adapters to the projections of attention. They are trained, and everything else is
-    /// frozen.
+    /// Adds trained adapters to the projections of attention, and freezes everything else.
     #[must_use]
     pub fn with_lora(mut self, lora: Lora) -> Self {
         Arc::make_mut(&mut self.config).lora = Some(lora);
         self
     }
 
-    /// [Stores](Param::stored_in) the parameters that are [frozen](Self::with_lora) in 16 bits
-    /// alone, in the dtype of gathered parameters.
+    /// [Stores](Param::stored_in) the [frozen](Self::with_lora) parameters in 16 bits alone, in the
+    /// dtype of gathered parameters.
     #[must_use]
     pub fn storing_frozen_in(self, dtype: hsdp::DType) -> Self {
         Self { stored: Some(dtype), ..self }
@@ -96,7 +95,7 @@ impl Decoder {
     /// padding row 0, as in transformers.
     ///
     /// # Errors
-    /// As [`record`].
+    /// The errors of [`record`].
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
         let recorded = match self.config.pad_token_id {
@@ -116,15 +115,15 @@ impl Decoder {
         }
     }
 
-    /// Groups the parameters to units, in the order of the forward, and states the settings of the
+    /// Groups the parameters into units in the order of the forward, and adds the settings of the
     /// config that no parameter shows.
     ///
     /// # Errors
-    /// As [`Recorded::spec`].
+    /// The errors of [`Recorded::spec`].
     pub fn spec(&self) -> std::result::Result<ModelSpec, Error> {
         let blocks = format!("{LAYERS}.*");
         let recorded = self.recorded()?;
-        // The head reads a tied embedding, too, and the backward of the head needs it.
+        // A tied head reads the embedding too, and its backward needs it.
         let forward_only = self.config.lora.is_some() && !self.config.tie_word_embeddings;
         let recorded = if forward_only { recorded.forward_only(EMBED) } else { recorded };
         let computing = self.computing.iter();
@@ -186,7 +185,8 @@ impl Decoder {
     /// position does not count). They are not shifted: each is the token after its position.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits), and if a label is neither ignored nor below `vocab_size`.
+    /// The errors of [`logits`](Self::logits). Also if a label is neither ignored nor below
+    /// `vocab_size`.
     pub fn loss(
         &self,
         units: &dyn Units,

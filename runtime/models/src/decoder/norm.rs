@@ -1,4 +1,4 @@
-//! Norm by the root of the mean square of a row.
+//! Norm by the root mean square of a row.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -6,7 +6,7 @@ use candle_nn::{Module, VarBuilder};
 use super::config::{DecoderConfig, NormScale};
 use crate::nn;
 
-/// Norm by the root of the mean square of a row.
+/// Norm by the root mean square of a row.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Tensor,

@@ -5,11 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp::DType;
 use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk, listed};
-use hsdp::checkpoint::{Folder, Import};
+use hsdp::checkpoint::{Folder, Import, Imported};
+use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, ShardedModel, World};
 
 use super::config::{ConfigError, ConfigFile, DecoderConfig, keys, padding_row, shown};
+use super::linear;
 use super::model::Decoder;
 use hsdp_candle::Error as AdapterError;
 
@@ -44,8 +45,8 @@ const BLOCK: usize = 1 << 16;
 /// # fn train(world: World) -> Result<(), Box<dyn std::error::Error>> {
 /// let folder = Pretrained::open("TinyLlama".as_ref())?;
 /// let decoder = Decoder::new(folder.config().clone());
-/// let options = ModelOptions::on(Mesh::new(2, 2)?);
-/// let imported = ShardedModel::import(world, decoder.spec()?, options, &folder.import())?;
+/// let (options, init) = (ModelOptions::on(Mesh::new(2, 2)?), decoder.recorded()?.init(1));
+/// let model = folder.load(world, decoder.spec()?, options, init)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -94,6 +95,17 @@ pub enum PretrainedError {
     /// The model cannot be described.
     #[error(transparent)]
     Model(#[from] AdapterError),
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] Error),
+    /// The folder is not the one that was opened.
+    #[error("{} has changed since it was opened: {problem}", path.display())]
+    Changed {
+        /// The folder.
+        path: PathBuf,
+        /// The difference, in words.
+        problem: String,
+    },
 }
 
 impl Pretrained {
@@ -166,12 +178,33 @@ impl Pretrained {
         })
     }
 
-    /// Returns whether the model needs a tensor that
-    /// [`ShardedModel::import`](hsdp::ShardedModel::import) reports as left over. It does not need
-    /// the second of two equal tied tensors, nor a table that it computes.
-    #[must_use]
-    pub fn needs(&self, tensor: &str) -> bool {
-        !self.unused.contains(tensor)
+    /// Makes the sharded model of a decoder with this [`config`](Self::config), perhaps with
+    /// adapters: each rank reads its part of the tensors. Adapters have the values of `init`.
+    /// **Collective** over the world.
+    ///
+    /// # Errors
+    /// [`PretrainedError::Load`] with the errors of [`ShardedModel::import`], and
+    /// [`PretrainedError::Changed`] if a tensor is missing that was in the folder, or one was added
+    /// that the model does not need.
+    pub fn load(
+        &self,
+        world: World,
+        spec: ModelSpec,
+        options: ModelOptions,
+        init: impl Fn(&Param) -> Vec<f32> + Send + Sync,
+    ) -> Result<ShardedModel, PretrainedError> {
+        let imported = ShardedModel::import(world, spec, options, &self.import().or_init(init))?;
+        let Imported { model, left_over, initialised } = imported;
+        let missing = initialised.into_iter().filter(|name| !linear::is_adapter(name));
+        let missing = missing.map(|name| format!("there is no tensor {name}"));
+        let added = left_over.into_iter().filter(|name| !self.unused.contains(name));
+        let added = added.map(|name| not_of_model(&name));
+        let problems = Vec::from_iter(missing.chain(added));
+        if problems.is_empty() {
+            return Ok(model);
+        }
+        let (path, problem) = (self.path.clone(), listed(&problems, "; "));
+        Err(PretrainedError::Changed { path, problem })
     }
 
     /// Returns a text for each oddity of the folder with which transformers trains: a tied pair
@@ -277,12 +310,12 @@ fn compare(
             Some(_) => {}
         }
     }
-    let others = tensors.into_keys().map(|name| {
-        let name = name.escape_debug();
-        format!("tensor {name} is not of the model that {CONFIG} describes")
-    });
-    problems.extend(others);
+    problems.extend(tensors.into_keys().map(not_of_model));
     if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn not_of_model(tensor: &str) -> String {
+    format!("tensor {} is not of the model that {CONFIG} describes", tensor.escape_debug())
 }
 
 /// Checks that tensors are floats, and that a conversion to the dtype of `config.json`, or else to

@@ -36,13 +36,13 @@ impl Rotary {
     /// Rotates the first elements of each head of `x`, `[sequences, length, heads, head_dim]`.
     ///
     /// # Errors
-    /// As [`nn::rope`].
+    /// The errors of [`nn::rope`].
     pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         nn::rope(x, &self.cos, &self.sin)
     }
 }
 
-/// Computes angles by position and pair, in f32 throughout, as transformers does.
+/// Computes angles by position and pair. Like transformers, computes in f32 throughout.
 #[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
 fn angles(rope: &Rope, length: usize) -> Vec<f32> {
     let frequencies: Vec<f32> = (0..rope.pairs()).map(|pair| rope.frequency(pair)).collect();

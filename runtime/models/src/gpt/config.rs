@@ -5,54 +5,54 @@ use hsdp_sharding::{ModelSpec, Param, Unit};
 /// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptConfig {
-    /// The number of different tokens.
+    /// Number of different tokens.
     pub vocab: usize,
-    /// The longest sequence that the model can read, in tokens.
+    /// Length of the longest sequence, in tokens.
     pub context: usize,
-    /// The number of elements of the residual stream.
+    /// Number of elements in the residual stream.
     pub width: usize,
-    /// The number of attention heads of a block; it divides the width.
+    /// Number of attention heads in a block. It divides the width.
     pub heads: usize,
-    /// The number of blocks.
+    /// Number of blocks.
     pub layers: usize,
 }
 
-/// The error of sizes that make no GPT.
+/// Error of sizes that make no GPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A size is 0.
     #[error("{size} is 0: the least is 1")]
     Zero {
-        /// The name of the size.
+        /// Name of the size.
         size: &'static str,
     },
     /// A size is above [`GptConfig::MAX_SIZE`] or [`GptConfig::MAX_LAYERS`].
     #[error("{size} is {count}: the most is {most}")]
     TooLarge {
-        /// The name of the size.
+        /// Name of the size.
         size: &'static str,
-        /// The size.
+        /// Value of the size.
         count: usize,
-        /// The largest size.
+        /// Largest allowed value.
         most: usize,
     },
     /// The heads do not divide the width.
     #[error("width {width} is not divisible by {heads} heads")]
     Heads {
-        /// The width.
+        /// Width of the residual stream.
         width: usize,
-        /// The heads.
+        /// Number of heads.
         heads: usize,
     },
 }
 
 impl GptConfig {
-    /// The largest `vocab`, `context`, `width` and `heads`, 2^24: the elements of a block of the
-    /// largest sizes fit 64 bits.
+    /// Maximum `vocab`, `context`, `width` and `heads`, 2^24. The elements of a block of such sizes
+    /// fit 64 bits.
     pub const MAX_SIZE: usize = 1 << 24;
 
-    /// The most blocks: a description of more would take long to plan.
+    /// Maximum number of blocks. A description of more would take long to plan.
     pub const MAX_LAYERS: usize = 10_000;
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
@@ -76,7 +76,8 @@ impl GptConfig {
         Ok(())
     }
 
-    /// The model's parameters: the unit `root`, then one unit a block, in the order of the forward.
+    /// Returns the model's parameters: the unit `root`, then one unit for each block, in the order
+    /// of the forward.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
         let spec = ModelSpec::new().setting("heads", self.heads).unit(self.root());

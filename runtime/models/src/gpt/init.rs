@@ -1,4 +1,4 @@
-//! Initial values: a function of seed and name, so that all ranks have the same.
+//! Initial values, which depend on seed and name alone, so that all ranks have the same.
 
 use hsdp_sharding::Param;
 use rand::{Rng, SeedableRng};
@@ -8,9 +8,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Standard deviation of initial weights, as in GPT-2.
 const WEIGHT_STD: f32 = 0.02;
 
-/// The initial values of a parameter, for [`ShardedModel::new`](hsdp::ShardedModel::new).
+/// Returns the initial values of a parameter, row-major, for
+/// [`ShardedModel::new`](hsdp::ShardedModel::new).
 ///
-/// Row-major. Matrices are normal with deviation 0.02, norms begin as the identity, biases at 0.
+/// Matrices are normal with deviation 0.02, norms begin as the identity, biases at 0.
 #[must_use]
 pub fn init(param: &Param, seed: u64) -> Vec<f32> {
     match param.shape.len() {
@@ -25,7 +26,7 @@ fn normal(param: &Param, seed: u64) -> Vec<f32> {
     (0..param.numel()).map(|_| WEIGHT_STD * standard_normal(&mut rng)).collect()
 }
 
-/// Box and Muller's transform, of which one half is enough here.
+/// Draws a number by the Box-Muller transform. One half of its pair is enough here.
 fn standard_normal(rng: &mut ChaCha8Rng) -> f32 {
     let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
     radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()

@@ -1,5 +1,5 @@
-//! The layers of a GPT that have parameters, and attention. Norms, softmax and the loss compute in
-//! f32, whatever the parameters are.
+//! Attention and the layers of a GPT that have parameters. Norms, softmax and the loss compute in
+//! f32 for all dtypes of parameters.
 
 use candle_core::{Result, Tensor};
 
@@ -8,7 +8,7 @@ use hsdp_candle::Parameters;
 
 const LAYER_NORM_EPS: f64 = 1e-5;
 
-/// `x W^T + b` on the last dim of `x`.
+/// Computes `x W^T + b` on the last dim of `x`.
 pub(super) fn linear(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<Tensor> {
     let weight = p.get(&format!("{name}.weight"))?;
     let bias = p.get(&format!("{name}.bias"))?;
@@ -22,7 +22,7 @@ pub(super) fn layer_norm(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<T
     nn::layer_norm(x, &weight, &bias, LAYER_NORM_EPS)
 }
 
-/// Causal self-attention of `qkv`, `[batch, length, 3 * width]`, to `[batch, length, width]`.
+/// Maps `qkv`, `[batch, length, 3 * width]`, to `[batch, length, width]` by causal self-attention.
 pub(super) fn attention(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     let (batch, length, _) = qkv.dims3()?;
     let qkv = qkv.reshape((batch, length, 3, heads, ()))?;

@@ -1,41 +1,41 @@
-//! The memory of a microbatch, before it runs.
+//! The memory of a microbatch, computed before it runs.
 
 use hsdp_sharding::DType;
 
 use super::Gpt;
 use crate::nn;
 
-/// The tensors that a block keeps, in widths of the residual stream: each norm 1, `attn.qkv` 3,
-/// attention 1, each projection 1, `mlp.fc` 4, GELU 4, and each residual sum 1.
+/// Sizes of the tensors that a block keeps, in widths of the residual stream: each norm 1,
+/// `attn.qkv` 3, attention 1, each projection 1, `mlp.fc` 4, GELU 4, and each residual sum 1.
 const WIDTHS: usize = 18;
 
-/// Those outside of the blocks: the embeddings, their sum, and the last norm.
+/// Sizes of the tensors outside of the blocks: the embeddings, their sum, and the last norm.
 const WIDTHS_OF_ENDS: usize = 3;
 
-/// The most such tensors that the backward of a block holds beside them, that of its attention
-/// beside the scores, and that of the loss, of logits: as measured. candle adds each gradient to
-/// zeros, so three of a kind exist at once.
+/// Maximum sizes of additional tensors during the backward: of a block, of its attention beside the
+/// scores, and of the loss, in logits. These are measured. candle adds each gradient to zeros, so
+/// three tensors of a kind exist at once.
 const GRADIENT_WIDTHS: usize = 17;
 const ATTENTION_WIDTHS: usize = 12;
 const GRADIENT_LOGITS: usize = 3;
 
-/// The bytes of the tensors that one microbatch needs on one rank: those that the forward keeps for
-/// the backward, and the gradients that the backward holds. Small tensors are left out. A number
-/// beyond `u64::MAX` counts as `u64::MAX`.
+/// Bytes of the tensors that one microbatch needs on one rank: tensors that the forward keeps for
+/// the backward, and gradients that the backward holds. Small tensors are left out. A number beyond
+/// `u64::MAX` counts as `u64::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Of the layers.
+    /// Bytes that the layers keep.
     pub activations: u64,
-    /// Of the loss.
+    /// Bytes that the loss keeps.
     pub logits: u64,
-    /// The most that the backward holds beside them: gradients of one block's tensors, or of the
-    /// logits. With 16-bit parameters it is a lower bound, because linear layers and attention
+    /// Maximum bytes that the backward holds besides: gradients of one block's tensors, or of the
+    /// logits. With 16-bit parameters this is a lower bound, because linear layers and attention
     /// widen their operands.
     pub gradients: u64,
 }
 
 impl Kept {
-    /// Each part with its name, for a sum or a table.
+    /// Returns each part with its name, for a sum or a table.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, u64); 3] {
         let Self { activations, logits, gradients } = *self;
@@ -44,8 +44,8 @@ impl Kept {
 }
 
 impl Gpt {
-    /// The memory of a microbatch of `batch` sequences as long as the context, with parameters in
-    /// `compute`, if candle computes on the CPU. On a GPU the layers take more.
+    /// Returns the memory of a microbatch of `batch` sequences as long as the context, with
+    /// parameters in `compute`, if candle computes on the CPU. On a GPU the layers take more.
     #[must_use]
     pub fn kept(&self, batch: usize, compute: DType) -> Kept {
         let super::GptConfig { vocab, context, width, heads, layers } = self.config;
@@ -64,7 +64,7 @@ impl Gpt {
     }
 }
 
-/// The bytes of the scores, and of their gradients, that attention computes at one time.
+/// Returns the bytes of the scores and their gradients that attention computes at one time.
 fn room_of_scores(context: usize, all: usize) -> u64 {
     let at_once = rayon::current_num_threads().min(all);
     product([2, at_once, context, nn::BLOCK.min(context), size_of::<f32>()])

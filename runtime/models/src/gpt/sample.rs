@@ -10,7 +10,7 @@ use hsdp_candle::Units;
 /// Returns `prompt` (which must not be empty) followed by `draw.count` drawn tokens.
 ///
 /// # Errors
-/// As [`Gpt::logits`].
+/// The errors of [`Gpt::logits`].
 pub fn sample(gpt: &Gpt, units: &dyn Units, prompt: &[u32], draw: Draw) -> Result<Vec<u32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(draw.seed);
     let mut tokens = prompt.to_vec();
@@ -28,17 +28,18 @@ pub fn sample(gpt: &Gpt, units: &dyn Units, prompt: &[u32], draw: Draw) -> Resul
 /// Options of [`sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {
-    /// The number of tokens to draw.
+    /// Number of tokens to draw.
     pub count: usize,
-    /// Logits are divided by it: below 1 makes likely tokens likelier, above 1 unlikely ones. With
-    /// 0 each token is the likeliest.
+    /// Divisor of the logits. Below 1 it makes likely tokens likelier, above 1 unlikely ones. At 0
+    /// each token is the likeliest.
     pub temperature: f32,
-    /// The seed of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// The token at which the cumulative probability passes `point`, which is in `0..1`; the likeliest
-/// where none does, because sums were rounded or the temperature is 0.
+/// Returns the token at which the cumulative probability passes `point`, which is in `0..1`.
+/// Returns the likeliest if the probability never passes it, because sums were rounded or the
+/// temperature is 0.
 fn pick(logits: &[f32], temperature: f32, point: f32) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights = logits.iter().map(|logit| ((logit - largest) / temperature).exp());

@@ -1,4 +1,4 @@
-//! Attention whose scores are never in memory as a whole.
+//! Attention that never holds all scores in memory.
 //!
 //! Blocks of queries are computed one after the other, as in FlashAttention (Dao et al. 2022,
 //! arXiv:2205.14135), but each with all the keys that one of its queries may see. The backward
@@ -25,10 +25,10 @@ const NAME: &str = "attention";
 /// which are scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each
 /// key-value head serves an equal number of heads, which follow one another.
 ///
-/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no
-/// key has the output 0. With a [`Mask::Window`](super::Mask::Window) time and memory grow with the
-/// window, and not with the number of keys. Threads share the work by sequence and key-value head.
-/// On a GPU this is [`composed::attention`].
+/// The mask has to fit scores of `[batch, heads, queries, keys]`. A query that may see no key has
+/// the output 0. With a [`Mask::Window`](super::Mask::Window) time and memory grow with the window,
+/// and not with the number of keys. Threads share the work by sequence and key-value head. On a GPU
+/// this is [`composed::attention`].
 ///
 /// # Errors
 /// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or cap or mask do not fit,
@@ -44,13 +44,13 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
     q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
 }
 
-/// As [`attention`], of queries, keys and values in one tensor, `[batch, length, 3, heads, dim]`,
-/// such as one linear layer gives. The output is `[batch, length, heads, dim]`.
+/// Computes [`attention`] of queries, keys and values in one tensor, `[batch, length, 3, heads,
+/// dim]`, such as the output of one linear layer. The output is `[batch, length, heads, dim]`.
 ///
 /// On a GPU this is [`composed::attention_packed`].
 ///
 /// # Errors
-/// As [`attention`].
+/// The errors of [`attention`].
 pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     let sizes = Sizes::of_packed(qkv)?;
     check_dtypes(NAME, &[qkv])?;
@@ -85,7 +85,7 @@ impl Attention {
         Ok(output)
     }
 
-    /// The gradients of tracked inputs, by group.
+    /// Returns the gradients of tracked inputs, by group.
     fn backward<T: Element>(
         &self,
         inputs: [&[T]; 3],
@@ -110,7 +110,8 @@ impl Attention {
 }
 
 impl Sizes {
-    /// The result for each key-value head and the heads that it serves. Threads share the work.
+    /// Computes a result for each key-value head and the heads that it serves. Threads share the
+    /// work.
     fn each_group<R: Send>(&self, result: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
         let groups = self.batch * self.kv_heads;
         match rayon::current_num_threads() {

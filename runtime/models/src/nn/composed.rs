@@ -1,11 +1,11 @@
-//! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and
-//! to compare with.
+//! The layers of [`nn`](super), composed of candle's own ops, for tensors that are not on the CPU
+//! and for comparison.
 //!
-//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end,
-//! but products of matrices are computed in the dtype of their input. The arguments are the same.
-//! These functions take more time and memory, because each op reads and writes whole tensors and
-//! keeps them for the backward: a window saves none of it. They do not check their arguments: an
-//! error is candle's, of the op that did not take them.
+//! Each function computes what its namesake in [`nn`](super) computes, with the same arguments, in
+//! f32 with one rounding at the end. Only products of matrices are computed in the dtype of their
+//! input. These functions take more time and memory, because each op reads and writes whole tensors
+//! and keeps them for the backward: a window saves none of it. They do not check their arguments:
+//! errors come from the candle op that refused them.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
@@ -14,7 +14,7 @@ use super::cross_entropy::{CrossEntropy, targets};
 use super::embedding::with_width;
 use super::{Mask, Scores};
 
-/// As [`linear`](super::linear()), but all is computed in the dtype of `x`.
+/// Computes [`linear`](super::linear()), but entirely in the dtype of `x`.
 ///
 /// # Errors
 /// The errors of candle.
@@ -30,8 +30,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     y.reshape(dims)
 }
 
-/// As [`embedding`](super::embedding()), but ids are not checked. The gradient of a weight of 16
-/// bits needs a copy of it in f32.
+/// Computes [`embedding`](super::embedding()) without a check of the ids. The gradient of a 16-bit
+/// weight needs a copy of it in f32.
 ///
 /// # Errors
 /// The errors of candle.
@@ -53,7 +53,7 @@ pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result
     is_real.where_cond(&rows, &rows.detach())
 }
 
-/// As [`rms_norm`](super::rms_norm()).
+/// Computes [`rms_norm`](super::rms_norm()).
 ///
 /// # Errors
 /// The errors of candle.
@@ -64,7 +64,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normed.broadcast_mul(&weight.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
 }
 
-/// As [`layer_norm`](super::layer_norm()).
+/// Computes [`layer_norm`](super::layer_norm()).
 ///
 /// # Errors
 /// The errors of candle.
@@ -100,8 +100,8 @@ pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tenso
     shares.to_dtype(products.dtype())
 }
 
-/// Computes [`attention`](super::attention()), but the products in the dtype of `q`. In f16 a power
-/// of two of the scale is taken into `q`, so that scores are not infinite before they are scaled.
+/// Computes [`attention`](super::attention()), with products in the dtype of `q`. In f16 a power of
+/// two of the scale moves into `q`, so that scores do not overflow before they are scaled.
 ///
 /// # Errors
 /// The errors of candle.
@@ -109,7 +109,7 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
     let (batch, queries, heads, dim) = q.dims4()?;
     let (keys, groups) = (k.dim(1)?, k.dim(2)?);
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
-    // The heads of a group stand one below the other in one product, so keys and values are not
+    // One product takes the heads of a group, one below the other, so keys and values are not
     // repeated.
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
     let (q, scale) = match q.dtype() {
@@ -130,24 +130,23 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
     by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)
 }
 
-/// The power of two next below the magnitude of a scale, from 2^-8 to 1.
+/// Returns the largest power of two below the magnitude of a scale, from 2^-8 to 1.
 fn power_of_two(scale: f64) -> f64 {
     scale.abs().log2().floor().exp2().clamp(1.0 / 256.0, 1.0)
 }
 
-/// Computes the shares, which are 0 in rows where the mask leaves no key.
+/// Computes the shares, and replaces them with 0 in rows without a visible key.
 fn shares_or_zeros(products: &Tensor, scores: &Scores<'_>, mask: &Tensor) -> Result<Tensor> {
     let is_empty = mask.max_keepdim(D::Minus1)?.eq(f64::NEG_INFINITY)?;
     let all = is_empty.broadcast_as(mask.shape())?;
-    // Such a row gets a finite mask, because the gradient of a share that is not a number would not
-    // be 0.
+    // Such a row gets a finite mask, because the gradient of a NaN share would not be 0.
     let mask = all.where_cond(&mask.zeros_like()?, mask)?;
     let shares = softmax_of_scores(products, &Scores { mask: Mask::Additive(&mask), ..*scores })?;
     let shown = is_empty.eq(0_u8)?.to_dtype(shares.dtype())?;
     shares.broadcast_mul(&shown)
 }
 
-/// Computes [`attention_packed`](super::attention_packed()) as [`attention`].
+/// Computes [`attention_packed`](super::attention_packed()) through [`attention`].
 ///
 /// # Errors
 /// The errors of candle.
@@ -205,7 +204,7 @@ pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor
     with_rest(&Tensor::stack(&[first, second], D::Minus1)?.flatten_from(D::Minus2)?, x)
 }
 
-/// Appends the elements of `x` behind those that were rotated.
+/// Appends the elements of `x` that were not rotated.
 fn with_rest(rotated: &Tensor, x: &Tensor) -> Result<Tensor> {
     let (rotated, start) = (rotated.to_dtype(x.dtype())?, rotated.dim(D::Minus1)?);
     match x.dim(D::Minus1)? - start {
@@ -214,7 +213,7 @@ fn with_rest(rotated: &Tensor, x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The first and the second elements of pairs, rotated.
+/// Rotates the first and the second elements of pairs.
 fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
     let length = first.dim(first.rank() - 3)?;
     let table = |table: &Tensor| table.narrow(0, 0, length)?.unsqueeze(1)?.to_dtype(DType::F32);
@@ -223,7 +222,7 @@ fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Te
     Ok([turned, (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?])
 }
 
-/// As [`cross_entropy`](super::cross_entropy()).
+/// Computes [`cross_entropy`](super::cross_entropy()).
 ///
 /// # Errors
 /// The errors of candle, and those of labels.
@@ -246,12 +245,12 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<C
     Ok(CrossEntropy { sum, count: count as u64 })
 }
 
-/// The sum over no items, which depends on the logits so that a backward finds its way.
+/// Returns the sum over no items. It depends on the logits, so that a backward reaches them.
 fn none(logits: &Tensor) -> Result<Tensor> {
     logits.flatten_all()?.narrow(0, 0, 0)?.to_dtype(DType::F32)?.sum_all()
 }
 
-/// As [`gelu`](super::gelu()).
+/// Computes [`gelu`](super::gelu()).
 ///
 /// # Errors
 /// The errors of candle.
@@ -267,7 +266,7 @@ fn wide_gelu(x: &Tensor) -> Result<Tensor> {
     wide * sigmoid(&twice_z)?
 }
 
-/// As [`gelu_mul`](super::gelu_mul).
+/// Computes [`gelu_mul`](super::gelu_mul).
 ///
 /// # Errors
 /// The errors of candle.
@@ -275,7 +274,7 @@ pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     (wide_gelu(gate)? * up.to_dtype(DType::F32)?)?.to_dtype(gate.dtype())
 }
 
-/// As [`silu_mul`](super::silu_mul).
+/// Computes [`silu_mul`](super::silu_mul).
 ///
 /// # Errors
 /// The errors of candle.

@@ -12,21 +12,21 @@ use super::{composed, lanes};
 
 const NAME: &str = "cross_entropy";
 
-/// The label of items that do not count, as in PyTorch.
+/// Label of items that do not count, as in PyTorch.
 pub const IGNORED: i64 = -100;
 
-/// The loss of [`cross_entropy`].
+/// Loss computed by [`cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    /// The sum over the items that count, an f32 scalar.
+    /// Sum over the items that count, an f32 scalar.
     pub sum: Tensor,
-    /// The number of items that count: the weight for
+    /// Number of items that count. It is the weight for
     /// [`Pass::backward_sum`](hsdp_candle::Pass::backward_sum).
     pub count: u64,
 }
 
 impl CrossEntropy {
-    /// The mean over the items that count, an f32 scalar. It is NaN if none counts.
+    /// Returns the mean over the items that count, an f32 scalar. It is NaN if there are none.
     ///
     /// # Errors
     /// The errors of candle.
@@ -35,15 +35,15 @@ impl CrossEntropy {
     }
 }
 
-/// The sum of `-log softmax(logits)[label]`, where `logits` are `[..., vocabulary]` and `labels`
-/// `[...]`, of i64 or u32. Items whose label is `ignored` do not count: their gradient is 0,
-/// whatever their logits are.
+/// Computes the sum of `-log softmax(logits)[label]`. `logits` are `[..., vocabulary]` and `labels`
+/// `[...]`, of i64 or u32. Items with the label `ignored` do not count: their gradient is 0, even
+/// if their logits are not finite.
 ///
 /// Copies the labels to the host. On a GPU the rest is [`composed::cross_entropy`].
 ///
 /// # Errors
 /// If the shapes do not fit, a label is neither `ignored` nor below the vocabulary's size, or a
-/// dtype is another.
+/// dtype is not supported.
 ///
 /// # Examples
 /// ```
@@ -68,7 +68,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<C
     Ok(CrossEntropy { sum, count })
 }
 
-/// The place of each item's label, if the item counts.
+/// Returns the place of each item's label, if the item counts.
 pub(super) fn targets(
     logits: &Tensor,
     labels: &Tensor,
@@ -115,7 +115,7 @@ impl Op {
         narrow(sums.into_iter().sum())
     }
 
-    /// The gradient of the logits: `g` times the shares, less 1 at the label.
+    /// Returns the gradient of the logits: `g` times the shares, less 1 at the label.
     fn backward<T: Element>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
         let [of_logits] = Rows { inputs: [logits], width }.map(|item, [logits], [of_logits]| {
             let Some(target) = self.targets[item] else { return of_logits.fill(0.0) };

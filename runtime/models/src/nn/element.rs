@@ -1,4 +1,4 @@
-//! Elements of tensors on the CPU: f32, bf16 and f16, which kernels see as f32.
+//! Elements of tensors on the CPU, f32, bf16 or f16, converted to f32 for kernels.
 
 use std::borrow::Cow;
 
@@ -9,15 +9,15 @@ use half::{bf16, f16};
 use hsdp_kernels::{Real, Values, cast, unpack};
 use parking_lot::RwLockReadGuard;
 
-/// An element type of the layers.
+/// An element type that the layers support.
 pub(super) trait Element: Real + WithDType {}
 
 impl Element for f32 {}
 impl Element for bf16 {}
 impl Element for f16 {}
 
-/// Evaluates an expression with the element type of a dtype. Other dtypes are an error of the op;
-/// so is a freed parameter, whose storage has a dtype of its own.
+/// Evaluates an expression with the element type of a dtype. For other dtypes it returns an error
+/// of the op. A freed parameter, whose storage has a special dtype, is one of these.
 macro_rules! with_element {
     ($dtype:expr, $op:expr, $T:ident => $result:expr) => {
         match $dtype {
@@ -43,7 +43,7 @@ pub(super) fn zeros<T: Element>(len: usize) -> Vec<T> {
     vec![T::zeroed(); len]
 }
 
-/// The elements of a contiguous tensor.
+/// Returns the elements of a contiguous tensor.
 pub(super) fn elements<'a, T: Element>(
     storage: &'a CpuStorage,
     layout: &Layout,
@@ -54,7 +54,7 @@ pub(super) fn elements<'a, T: Element>(
     Ok(&storage.as_slice::<T>()?[start..end])
 }
 
-/// The elements of a contiguous tensor, in f32.
+/// Returns the elements of a contiguous tensor, in f32.
 pub(super) fn wide<'a>(
     op: &'static str,
     storage: &'a CpuStorage,
@@ -75,7 +75,7 @@ fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
     }
 }
 
-/// The elements of a contiguous tensor on the CPU while its storage is locked for reading.
+/// The elements of a contiguous tensor on the CPU, whose storage stays locked for reading.
 pub(super) struct Lent<'a> {
     storage: RwLockReadGuard<'a, Storage>,
     layout: &'a Layout,
@@ -95,7 +95,7 @@ impl<'a> Lent<'a> {
         wide(op, self.storage()?, self.layout)
     }
 
-    /// All elements of the storage, of an f32 tensor with any layout, and the layout.
+    /// Returns all elements of the storage of an f32 tensor with any layout, and the layout.
     pub(super) fn all(&self) -> Result<(&[f32], &Layout)> {
         Ok((self.storage()?.as_slice()?, self.layout))
     }
@@ -108,18 +108,20 @@ impl<'a> Lent<'a> {
     }
 }
 
-/// The gradient of a tensor, if candle tracks it.
+/// Makes the gradient of a tensor. `None` if candle does not track it.
 pub(super) fn gradient<T: Element>(of: &Tensor, values: Vec<T>) -> Result<Option<Tensor>> {
     let make = || Tensor::from_vec(values, of.shape(), &Device::Cpu);
     of.track_op().then(make).transpose()
 }
 
-/// The gradient of a weight in the weight's dtype, from f32, if candle tracks the weight.
+/// Makes the gradient of a weight in the weight's dtype, from f32. `None` if candle does not track
+/// it.
 pub(super) fn weight_gradient(of: &Tensor, values: Vec<f32>) -> Result<Option<Tensor>> {
     gradient(of, values)?.map(|gradient| gradient.to_dtype(of.dtype())).transpose()
 }
 
-/// The same in the dtype of the tensor, from f32; computed only if candle tracks the tensor.
+/// Computes a gradient in f32 and rounds it to the dtype of the tensor. `None` if candle does not
+/// track the tensor.
 pub(super) fn wide_gradient(
     of: &Tensor,
     values: impl FnOnce() -> Result<Vec<f32>>,
@@ -130,7 +132,7 @@ pub(super) fn wide_gradient(
     }
 }
 
-/// Elements of a dtype, rounded from f32.
+/// Rounds elements from f32 to a dtype.
 pub(super) fn rounded(dtype: DType, wide: Vec<f32>) -> Result<CpuStorage> {
     fn narrowed<T: Element>(wide: &[f32]) -> CpuStorage {
         let mut narrow = zeros::<T>(wide.len());
@@ -145,7 +147,7 @@ pub(super) fn rounded(dtype: DType, wide: Vec<f32>) -> Result<CpuStorage> {
     }
 }
 
-/// Refuses dtypes that the layers do not have.
+/// Refuses dtypes that the layers do not support.
 pub(super) fn check_dtypes(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let is_known = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
     match tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| !is_known(*dtype)) {
@@ -154,13 +156,13 @@ pub(super) fn check_dtypes(op: &'static str, tensors: &[&Tensor]) -> Result<()> 
     }
 }
 
-/// A number as kernels take it.
+/// Converts a number to the f32 of kernels.
 #[expect(clippy::cast_possible_truncation, reason = "kernels compute in f32")]
 pub(super) fn narrow(number: f64) -> f32 {
     number as f32
 }
 
-/// The length of the last dim.
+/// Returns the length of the last dim.
 pub(super) fn last_dim(op: &'static str, x: &Tensor) -> Result<usize> {
     match x.dims().last() {
         Some(last) => Ok(*last),
@@ -168,7 +170,7 @@ pub(super) fn last_dim(op: &'static str, x: &Tensor) -> Result<usize> {
     }
 }
 
-/// Refuses a weight that is not as long as the last dim of `x`.
+/// Refuses a weight whose length differs from the last dim of `x`.
 pub(super) fn check_weight(
     op: &'static str,
     x: &Tensor,

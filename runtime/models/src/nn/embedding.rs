@@ -10,16 +10,16 @@ use super::element::{Lent, check_dtypes, elements, wide_gradient, with_element};
 
 const NAME: &str = "embedding";
 
-/// The rows of `weight` `[rows, width]` that `ids` (u32, u8 or i64, of any shape) name: the shape
-/// of `ids`, and `width`.
+/// Returns the rows of `weight` `[rows, width]` at `ids` (u32, u8 or i64, of any shape). The result
+/// has the shape of `ids` and then `width`.
 ///
-/// The gradient of a row is the sum over its ids, in their order.
-/// On a GPU this is [`composed::embedding`], where ids are not checked: the host would wait for the
+/// The gradient of a row is the sum over its ids, in their order. On a GPU this is
+/// [`composed::embedding`], which does not check the ids: the host would have to wait for the
 /// device to read them.
 ///
 /// # Errors
-/// If there is no such row, the weight has not two dims, or a dtype is not one of these, or for the
-/// weight not f32, bf16 or f16.
+/// If an id names no row, if the weight does not have two dims or is not f32, bf16 or f16, or if
+/// the ids have another dtype.
 pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check(ids, weight)?;
     match weight.device().is_cpu() {
@@ -28,10 +28,11 @@ pub fn embedding(ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// As [`embedding`], but the row `padding` gets no gradient, as with `padding_idx` in PyTorch.
+/// Computes [`embedding`], but the row `padding` gets no gradient, as with `padding_idx` in
+/// PyTorch.
 ///
 /// # Errors
-/// The errors of [`embedding`], and one if the weight has no row `padding`.
+/// The errors of [`embedding`]. Also if the weight has no row `padding`.
 pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result<Tensor> {
     let count = check(ids, weight)?;
     if padding >= count {
@@ -48,14 +49,14 @@ fn fused(ids: &Tensor, weight: &Tensor, padding: Option<usize>) -> Result<Tensor
     weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
 }
 
-/// The shape of `ids`, and the width of a row.
+/// Returns the shape of `ids`, followed by the width of a row.
 pub(super) fn with_width(ids: &Tensor, weight: &Tensor) -> Result<Vec<usize>> {
     let mut dims = ids.dims().to_vec();
     dims.push(weight.dim(1)?);
     Ok(dims)
 }
 
-/// The number of rows of a weight that fits.
+/// Checks that the weight fits, and returns its number of rows.
 fn check(ids: &Tensor, weight: &Tensor) -> Result<usize> {
     check_dtypes(NAME, &[weight])?;
     let &[count, _] = weight.dims() else {
@@ -67,7 +68,7 @@ fn check(ids: &Tensor, weight: &Tensor) -> Result<usize> {
     }
 }
 
-/// The row of each id.
+/// Returns the row of each id.
 fn rows(ids: &Tensor, count: usize) -> Result<Vec<usize>> {
     let row = |id: i64| match usize::try_from(id) {
         Ok(row) if row < count => Ok(row),
@@ -77,15 +78,15 @@ fn rows(ids: &Tensor, count: usize) -> Result<Vec<usize>> {
     ids.into_iter().map(row).collect()
 }
 
-/// The rows of each id, one below the other.
+/// Op that puts the row of each id one below the other.
 struct Embedding {
     rows: Vec<usize>,
-    /// The row that gets no gradient.
+    /// Row that gets no gradient.
     padding: Option<usize>,
 }
 
 impl Embedding {
-    /// The sums of the gradients of each row, in f32.
+    /// Sums the gradients of each row, in f32.
     fn sums(&self, weight: &Tensor, g: &Tensor) -> Result<Vec<f32>> {
         let (lent, (count, width)) = (Lent::of(g), weight.dims2()?);
         let g = lent.wide(NAME)?;

@@ -1,29 +1,30 @@
 //! Exponentials that the compiler can vectorize, with the same bits on all machines.
 
-/// The least exponent: e^x of a smaller x counts as 0. The smallest normal f32 is a little below
+/// Smallest exponent. For a smaller x, e^x counts as 0. The smallest normal f32 is a little below
 /// e^-87.
 const LEAST: f32 = -87.0;
 
-/// 1.5 * 2^23. A small number that is added to it is rounded to an integer, which is then in the
-/// last bits of the sum.
+/// Constant 1.5 * 2^23. Adding it to a small number rounds the number to an integer, which is then
+/// in the last bits of the sum.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// ln 2 in two parts; a multiple of the first by an integer below 2^15 is exact.
+/// ln 2 as a sum of two parts. A multiple of the first by an integer below 2^15 is exact.
 const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
-/// Coefficients of `(e^x - 1 - x) / x^2` for |x| <= ln 2 / 2, highest first, of the Cephes library.
+/// Coefficients of `(e^x - 1 - x) / x^2` for |x| <= ln 2 / 2, highest first, from the Cephes
+/// library.
 const COEFFICIENTS: [f32; 6] =
     [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
 /// Magnitude below which [`tanh`] is a polynomial, because `1 - e^-2x` would lose digits.
 const SMALL: f32 = 0.625;
 
-/// Coefficients of `(tanh x - x) / x^3` as a polynomial of `x^2` for |x| <= 0.625, highest first,
-/// of the Cephes library.
+/// Coefficients of `(tanh x - x) / x^3` as a polynomial in `x^2` for |x| <= 0.625, highest first,
+/// from the Cephes library.
 const TANH: [f32; 5] =
     [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
 
-/// `e^x` for `x <= 0`, with a relative error below 2e-7. NaN gives NaN.
+/// Computes `e^x` for `x <= 0`, with a relative error below 2e-7. NaN gives NaN.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     let shifted = x * std::f32::consts::LOG2_E + ROUNDER;
@@ -35,7 +36,7 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { of_rest * two_to_power }
 }
 
-/// `1 / (1 + e^-x)` and its derivative.
+/// Computes `1 / (1 + e^-x)` and its derivative.
 #[inline(always)]
 pub(super) fn sigmoid(x: f32) -> (f32, f32) {
     let small = exp(-x.abs());

@@ -8,7 +8,7 @@ use super::exp::sigmoid;
 use super::rows::{ANY_WIDTH, Rows};
 use super::{composed, gelu};
 
-/// `silu(gate) * up`, where silu is `x / (1 + e^-x)`: the hidden layer of Llama.
+/// Computes `silu(gate) * up`, where silu is `x / (1 + e^-x)`: the hidden layer of Llama.
 ///
 /// On a GPU this is [`composed::silu_mul`].
 ///
@@ -18,18 +18,18 @@ pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     apply(gate, up, Gated { name: "silu_mul", activation: silu, composed: composed::silu_mul })
 }
 
-/// `gelu(gate) * up`, where gelu is in its tanh form: the hidden layer of Gemma.
+/// Computes `gelu(gate) * up`, where gelu is in its tanh form: the hidden layer of Gemma.
 ///
 /// On a GPU this is [`composed::gelu_mul`].
 ///
 /// # Errors
-/// As [`silu_mul`].
+/// The errors of [`silu_mul`].
 pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let activation = gelu::value_and_derivative;
     apply(gate, up, Gated { name: "gelu_mul", activation, composed: composed::gelu_mul })
 }
 
-/// The value and the derivative at `x`.
+/// Computes silu and its derivative at `x`.
 #[inline(always)]
 fn silu(x: f32) -> (f32, f32) {
     let (share, slope) = sigmoid(x);
@@ -38,14 +38,14 @@ fn silu(x: f32) -> (f32, f32) {
 
 type Composed = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
-/// An op with an activation that the compiler sees, so that it can vectorize the loop.
+/// An op that is generic over its activation, so that the compiler can vectorize the loop.
 struct Gated<F> {
     name: &'static str,
     activation: F,
     composed: Composed,
 }
 
-/// The value and the derivative of an activation.
+/// A function that returns the value and the derivative of an activation.
 trait Activation: Fn(f32) -> (f32, f32) + Send + Sync + 'static {}
 
 impl<F: Fn(f32) -> (f32, f32) + Send + Sync + 'static> Activation for F {}
@@ -69,7 +69,7 @@ impl<F: Activation> Gated<F> {
         y
     }
 
-    /// The gradients of gate and up.
+    /// Returns the gradients of gate and up.
     fn backward<T: Element>(&self, inputs: [&[T]; 3]) -> [Vec<T>; 2] {
         Rows { inputs, width: ANY_WIDTH }.map(|_, [gate, up, g], [of_gate, of_up]| {
             let of = of_gate.iter_mut().zip(of_up);

@@ -10,11 +10,11 @@ use super::rows::{ANY_WIDTH, Rows};
 
 const NAME: &str = "gelu";
 
-/// `2 sqrt(2 / pi)`.
+/// Value of `2 sqrt(2 / pi)`.
 const SCALE: f32 = 1.595_769_2;
 const CUBIC: f32 = 0.044_715;
 
-/// GELU in its tanh form, `x (1 + tanh z) / 2` with `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
+/// Computes GELU in its tanh form, `x (1 + tanh z) / 2` with `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
 ///
 /// On a GPU this is [`composed::gelu`].
 ///
@@ -28,7 +28,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     x.contiguous()?.apply_op1(Gelu)
 }
 
-/// The value and the derivative at `x`. `(1 + tanh z) / 2` is the sigmoid of `2 z`.
+/// Computes GELU and its derivative at `x`. `(1 + tanh z) / 2` is the sigmoid of `2 z`.
 #[inline(always)]
 pub(super) fn value_and_derivative(x: f32) -> (f32, f32) {
     let (share, slope) = sigmoid(x * (SCALE + SCALE * CUBIC * (x * x)));

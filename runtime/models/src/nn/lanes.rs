@@ -1,15 +1,15 @@
-//! Sums and maxima over rows, in an order that the compiler can vectorize: sixteen in turn, which
-//! are then combined.
+//! Sums and maxima over rows, in an order that the compiler can vectorize: sixteen lanes that are
+//! combined at the end.
 
 const LANES: usize = 16;
 
-/// The sum of `term` over a row.
+/// Sums `term` over a row.
 #[inline(always)]
 pub(super) fn sum(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     total(over(row, [0.0; LANES], |sum, x| sum + term(x)))
 }
 
-/// The sum of `term` over two rows of one length.
+/// Sums `term` over two rows of one length.
 #[inline(always)]
 pub(super) fn sum_of_pairs(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -25,7 +25,7 @@ pub(super) fn sum_of_pairs(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32)
     total(lanes)
 }
 
-/// The largest element that is not NaN; minus infinity if there is none.
+/// Returns the largest element that is not NaN, or minus infinity if there is none.
 #[inline(always)]
 pub(super) fn max(row: &[f32]) -> f32 {
     let larger = |most: f32, x: f32| if x > most { x } else { most };

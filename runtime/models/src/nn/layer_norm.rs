@@ -36,14 +36,14 @@ struct LayerNorm {
     eps: f32,
 }
 
-/// The partial sums of the gradients of the weight and of the bias.
+/// Partial sums of the gradients of the weight and of the bias.
 struct Affine {
     weight: Vec<f32>,
     bias: Vec<f32>,
 }
 
 impl LayerNorm {
-    /// The mean of a row, and one divided by its standard deviation.
+    /// Returns the mean of a row, and one divided by its standard deviation.
     #[inline(always)]
     fn moments(&self, x: &[f32]) -> (f32, f32) {
         let width = x.len() as f32;
@@ -63,7 +63,7 @@ impl LayerNorm {
         y
     }
 
-    /// The gradients of `x`, and of the weight and the bias.
+    /// Returns the gradients of `x`, and of the weight and the bias.
     fn backward<T: Element>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Affine) {
         let width = weight.len();
         let zeros = || Affine { weight: vec![0.0; width], bias: vec![0.0; width] };
@@ -79,7 +79,7 @@ impl LayerNorm {
     }
 }
 
-/// The gradient of a row, from its moments, the row and the gradient of the output.
+/// Computes the gradient of a row from its moments, the row and the gradient of the output.
 #[inline(always)]
 fn backward_of_row(
     (mean, scale): (f32, f32),

@@ -10,11 +10,11 @@ use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
 
-/// `x W^T + b` on the last dim of `x`, with a weight `[outputs, inputs]` and perhaps a bias
-/// `[outputs]`.
+/// Computes `x W^T + b` on the last dim of `x`, with a weight `[outputs, inputs]` and an optional
+/// bias `[outputs]`.
 ///
-/// On the CPU the backward computes the gradients that candle tracks, and no others: a frozen
-/// weight costs nothing there. On a GPU this is [`composed::linear`].
+/// On the CPU the backward computes only the gradients that candle tracks, so a frozen weight costs
+/// no time there. On a GPU this is [`composed::linear`].
 ///
 /// # Errors
 /// If the shapes do not fit, or a dtype is not f32, bf16 or f16.
@@ -50,12 +50,12 @@ fn check_shapes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()
 
 struct Linear;
 
-/// The number of rows.
+/// Returns the number of rows.
 fn count(dims: &[usize]) -> usize {
     dims.iter().rev().skip(1).product()
 }
 
-/// The outputs, from zeros or biases in their place.
+/// Computes the outputs in a buffer that holds zeros or biases.
 fn forward(
     (x, x_layout): (&CpuStorage, &Layout),
     (weight, weight_layout): (&CpuStorage, &Layout),
@@ -76,7 +76,7 @@ fn forward(
     Ok((rounded(x.dtype(), y)?, dims.into()))
 }
 
-/// The gradients of `x` and the weight that candle tracks.
+/// Returns the gradients of `x` and the weight that candle tracks.
 fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
     let (lent_x, lent_weight, lent_g) = (Lent::of(x), Lent::of(weight), Lent::of(g));
     let (outputs, inputs) = weight.dims2()?;
@@ -93,14 +93,14 @@ fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
     Ok([of_x, of_weight])
 }
 
-/// A product with as many elements as a tensor.
+/// Computes a product with as many elements as a tensor.
 fn product(factors: [Matrix<'_>; 2], like: &Tensor) -> Vec<f32> {
     let mut product = vec![0.0; like.elem_count()];
     matmul(&mut product, Fold::Replace, factors, Threads::Pool);
     product
 }
 
-/// The sum over the rows.
+/// Returns the gradient of the bias, the sum over the rows.
 fn of_bias(bias: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
     let (lent_g, outputs) = (Lent::of(g), bias.elem_count());
     wide_gradient(bias, || {

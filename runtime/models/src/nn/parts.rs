@@ -1,9 +1,9 @@
-//! Parts of a kernel that do not depend on one another: threads share them.
+//! Independent parts of a kernel, shared among threads.
 
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
-/// The result of each of `count` parts, in order.
+/// Returns the result of each of `count` parts, in order.
 pub(super) fn in_parallel<R: Send>(count: usize, part: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let results: Vec<Mutex<Option<R>>> = (0..count).map(|_| Mutex::new(None)).collect();
     each(count, &|index| *results[index].lock() = Some(part(index)));
@@ -11,7 +11,8 @@ pub(super) fn in_parallel<R: Send>(count: usize, part: impl Fn(usize) -> R + Syn
     results.into_iter().map(result).collect()
 }
 
-/// Not generic, so that rayon is compiled once, not for each kernel and each element type.
+/// Runs all parts. It is not generic, so that rayon is compiled once, not for each kernel and each
+/// element type.
 fn each(count: usize, part: &(dyn Fn(usize) + Sync)) {
     (0..count).into_par_iter().for_each(part);
 }

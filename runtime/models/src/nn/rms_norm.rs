@@ -33,7 +33,7 @@ struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// One divided by the root mean square.
+    /// Returns one divided by the root mean square.
     #[inline(always)]
     fn scale(&self, x: &[f32]) -> f32 {
         1.0 / (lanes::sum(x, |x| x * x) / x.len() as f32 + self.eps).sqrt()
@@ -50,7 +50,7 @@ impl RmsNorm {
         y
     }
 
-    /// The gradients of `x` and of the weight.
+    /// Returns the gradients of `x` and of the weight.
     fn backward<T: Element>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Vec<f32>) {
         let width = weight.len();
         let zeros = || vec![0.0; width];

@@ -8,13 +8,12 @@ use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with
 use super::rows::Rows;
 
 /// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
-/// position and pair. The pairs are of the layout of Llama and GPT-NeoX: of the `2 * pairs`
-/// elements that a row begins with, one of the first half, and the one at the same place of the
-/// second half. The rest of a row, which partial rotary embeddings have, passes unchanged.
+/// position and pair. Pairs have the layout of Llama and GPT-NeoX. The first `2 * pairs` elements
+/// of a row form two halves, and a pair is two elements at the same place in both. The rest of a
+/// row, which partial rotary embeddings have, passes unchanged.
 ///
-/// `cos` and `sin` are of the angles, `[positions, pairs]`, with at least `length` positions, which
-/// are used from the first on. They get no gradient. Read a part of a longer sequence with `narrow`
-/// of both.
+/// `cos` and `sin` are `[positions, pairs]`. The first `length` positions are used, and there may be
+/// more. They get no gradient. To read a later part of a sequence, `narrow` both.
 ///
 /// On a GPU this is [`composed::rope`].
 ///
@@ -25,18 +24,18 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     apply([x, cos, sin], Rope { name: "rope", pairs: Pairs::Halves, composed: composed::rope })
 }
 
-/// As [`rope`], in the layout of GPT-J: a pair is two neighbours.
+/// Rotates as [`rope`] does, in the layout of GPT-J: a pair is two neighbours.
 ///
 /// On a GPU this is [`composed::rope_interleaved`].
 ///
 /// # Errors
-/// As [`rope`].
+/// The errors of [`rope`].
 pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let composed = composed::rope_interleaved;
     apply([x, cos, sin], Rope { name: "rope_interleaved", pairs: Pairs::Neighbours, composed })
 }
 
-/// The elements that are rotated together.
+/// Layout of the elements that are rotated together.
 #[derive(Clone, Copy)]
 enum Pairs {
     Halves,
@@ -78,7 +77,7 @@ fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
     Ok(())
 }
 
-/// The angles, of which `sign` multiplies the sines.
+/// Cosines and sines of the angles. `sign` multiplies the sines.
 struct Angles<'a> {
     cos: &'a [f32],
     sin: &'a [f32],
@@ -86,7 +85,7 @@ struct Angles<'a> {
 }
 
 impl Rope {
-    /// Rotates the rows of `x`. The dims are those of `x` and of the tables.
+    /// Rotates the rows of `x`. `dims` has the dims of `x` and of the tables.
     fn rotate<T: Element>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
         let [&[.., length, heads, width], &[_, pairs]] = dims else { return Vec::new() };
         let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
@@ -152,7 +151,7 @@ impl CustomOp3 for Rope {
         })
     }
 
-    /// The gradient is rotated back.
+    /// Rotates the gradient back.
     fn bwd(
         &self,
         x: &Tensor,

@@ -1,5 +1,5 @@
-//! Kernels over rows: in parallel, in f32 whatever the element type, with the same bits for any
-//! number of threads.
+//! Kernels over rows. They run in parallel, compute in f32 for all element types, and give the same
+//! bits for any number of threads.
 
 use std::array;
 use std::ops::Range;
@@ -11,17 +11,18 @@ use parking_lot::Mutex;
 use super::element::Element;
 use super::parts::in_parallel;
 
-/// Elements of a chunk, about: enough that a thread has more to do than to fetch it.
+/// Approximate number of elements in a chunk. A thread works longer on it than it takes to fetch
+/// it.
 const CHUNK: usize = 1 << 14;
 
-/// The most chunks. Weights have a partial sum for each chunk.
+/// Maximum number of chunks. Weights have a partial sum for each chunk.
 const MOST_CHUNKS: usize = 256;
 
-/// The length of rows of a kernel for which an element is like any other: a few of them fit the
-/// first-level cache.
+/// Length of rows for kernels that treat all elements alike. A few such rows fit the first-level
+/// cache.
 pub(super) const ANY_WIDTH: usize = 1024;
 
-/// Tensors of one shape, as rows of `width` elements. Their last row may be shorter.
+/// Tensors of one shape, as rows of `width` elements. The last row may be shorter.
 pub(super) struct Rows<'a, T, const N: usize> {
     pub(super) inputs: [&'a [T]; N],
     pub(super) width: usize,
@@ -37,9 +38,9 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
         self.fold(|| (), |(), index, inputs, outputs| row(index, inputs, outputs)).0
     }
 
-    /// As [`map`](Self::map), with a state that `row` changes. Each chunk of rows has its own,
-    /// which begins as `start`; the states come in the order of the rows. The chunks depend on the
-    /// shape alone.
+    /// Computes tensors as [`map`](Self::map) does, with a state that `row` changes. Each chunk of
+    /// rows has its own state, which begins as `start`. Returns the states in the order of the
+    /// rows. The chunks depend on the shape alone.
     pub(super) fn fold<A: Send, const M: usize>(
         &self,
         start: impl Fn() -> A + Sync,
@@ -101,14 +102,14 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
         state
     }
 
-    /// Room for a row in f32, if the elements are not f32.
+    /// Returns a buffer for a row in f32, if the elements are not f32.
     fn wide(&self) -> Vec<f32> {
         vec![0.0; if <T as WithDType>::DTYPE == DType::F32 { 0 } else { self.width }]
     }
 }
 
-/// Whether threads share the work. With a pool of one thread, ranks that are threads would wait for
-/// each other there.
+/// Returns whether threads share the work. In a pool of one thread, ranks that are threads would
+/// wait for each other.
 fn is_parallel(len: usize) -> bool {
     len >= 2 * CHUNK && rayon::current_num_threads() > 1
 }
@@ -152,7 +153,7 @@ impl<T: Element> Output<'_, T> {
         }
     }
 
-    /// Stores a row that was written in f32.
+    /// Rounds a row that was written in f32, and stores it.
     fn round(&mut self, range: Range<usize>) {
         let len = range.len();
         match T::values_mut(&mut self.values[range]) {
@@ -162,7 +163,7 @@ impl<T: Element> Output<'_, T> {
     }
 }
 
-/// The sum of the chunks' sums for a weight, in the order of the rows.
+/// Sums the chunks' sums for a weight, in the order of the rows.
 pub(super) fn in_order(width: usize, partials: impl IntoIterator<Item = Vec<f32>>) -> Vec<f32> {
     partials.into_iter().fold(vec![0.0; width], |mut sum, partial| {
         sum.iter_mut().zip(&partial).for_each(|(sum, partial)| *sum += partial);

@@ -1,4 +1,4 @@
-//! Softmax over the last dim, of attention scores and of anything else.
+//! Softmax over the last dim, for attention scores and other tensors.
 
 use std::ops::Range;
 
@@ -15,29 +15,29 @@ use super::{composed, lanes};
 
 const NAME: &str = "softmax";
 
-/// Keys that each query may attend to. The last two dims of scores are queries and keys, and the
-/// last query is at the place of the last key.
+/// Keys that each query may attend to. The last two dims of scores are queries and keys. The last
+/// query is at the position of the last key.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'a> {
     /// All keys.
     None,
     /// Keys that are not after the query.
     Causal,
-    /// As [`Causal`](Self::Causal), and only keys less than this number of places before the query:
-    /// with a window of 1 a query sees the key at its own place alone.
+    /// Keys that are not after the query, and less than this number of positions before it. With a
+    /// window of 1 a query sees only the key at its own position.
     Window(usize),
-    /// Numbers that are added to the scaled and capped scores, minus infinity where a key is
-    /// hidden. The last dim is that of the scores, and the dims before it are broadcast. They get
+    /// Numbers that are added to the scaled and capped scores, minus infinity for hidden keys. The
+    /// last dim equals the last dim of the scores, and the dims before it are broadcast. They get
     /// no gradient.
     Additive(&'a Tensor),
 }
 
-/// How products of queries and keys become the scores of the softmax.
+/// Steps from products of queries and keys to the scores of the softmax.
 #[derive(Clone, Copy, Debug)]
 pub struct Scores<'a> {
     /// Factor of the products.
     pub scale: f64,
-    /// Bound of the scaled products, which become `cap * tanh(score / cap)`, as by
+    /// Bound of the scaled products, which become `cap * tanh(score / cap)` as in
     /// [`soft_cap`](super::soft_cap()).
     pub cap: Option<f64>,
     /// Keys that each query may attend to.
@@ -45,7 +45,7 @@ pub struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// Refuses a cap that is none, and a mask that does not fit scores of these dims.
+    /// Refuses an invalid cap, and a mask that does not fit scores of these dims.
     pub(super) fn check(&self, op: &'static str, dims: &[usize]) -> Result<()> {
         self.cap.map(|cap| Cap::of(op, cap)).transpose()?;
         match self.mask {
@@ -68,8 +68,8 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
     softmax_of_scores(x, &Scores { scale: 1.0, cap: None, mask: Mask::None })
 }
 
-/// Computes the softmax over the last dim of `products`, which are scaled, capped and masked
-/// before. A hidden key has the share 0; the shares of a row without a visible key are NaN.
+/// Scales, caps and masks `products`, and computes the softmax over the last dim. A hidden key has
+/// the share 0. The shares of a row without a visible key are NaN.
 ///
 /// Scaling, capping and masking take no memory of their own. On a GPU this is
 /// [`composed::softmax_of_scores`].
@@ -77,8 +77,8 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If `products` are a scalar, a dtype is not f32, bf16 or f16, or a cap is not positive and finite
 /// in f32; with [`Mask::Causal`] and [`Mask::Window`] if the products have one dim, or more queries
-/// than keys, or the window is 0; with [`Mask::Additive`] if the mask does not fit them, or candle
-/// tracks its gradient.
+/// than keys, or the window is 0; with [`Mask::Additive`] if the mask does not fit the products, or
+/// candle tracks its gradient.
 pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     check_dtypes(NAME, &[products])?;
     last_dim(NAME, products)?;
@@ -110,10 +110,11 @@ fn check_additive(op: &'static str, scores: &[usize], mask: &Tensor) -> Result<(
     Ok(())
 }
 
-/// A mask as the op keeps it.
+/// A mask in the form that the op keeps.
 enum Hidden {
     None,
-    /// Keys after a query, and those outside its window. The first query comes after `before` keys.
+    /// Keys after a query and keys outside its window are hidden. The first query comes after
+    /// `before` keys.
     Causal {
         queries: usize,
         before: usize,
@@ -124,7 +125,7 @@ enum Hidden {
 }
 
 impl Hidden {
-    /// Returns the mask for scores of these dims, which it fits.
+    /// Returns the mask for scores of these dims. The mask must fit them.
     fn of(scores: &[usize], mask: Mask<'_>) -> Result<Self> {
         let causal = |window| match scores {
             [.., queries, keys] => {
@@ -151,7 +152,7 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Returns the op `op` for scores of these dims, which the mask fits.
+    /// Returns the op `op` for scores of these dims. The mask must fit them.
     pub(super) fn new(op: &'static str, dims: &[usize], scores: &Scores<'_>) -> Result<Self> {
         Ok(Self {
             scale: narrow(scores.scale),
@@ -160,7 +161,7 @@ impl Softmax {
         })
     }
 
-    /// Runs a kernel for rows of `width` scores while it may read the mask.
+    /// Runs a kernel for rows of `width` scores, with access to the mask.
     pub(super) fn run<R>(&self, width: usize, kernel: impl FnOnce(&Kernel<'_>) -> R) -> Result<R> {
         let lent = match &self.hidden {
             Hidden::Added(mask) => Some(Lent::of(mask)),
@@ -171,11 +172,11 @@ impl Softmax {
     }
 }
 
-/// The arithmetic of rows of scores.
+/// Arithmetic on rows of scores.
 pub(super) struct Kernel<'a> {
     op: &'a Softmax,
     width: usize,
-    /// The numbers of a mask, and their layout.
+    /// Numbers of a mask, and their layout.
     added: Option<(&'a [f32], &'a Layout)>,
 }
 
@@ -221,12 +222,13 @@ impl Kernel<'_> {
         }
     }
 
-    /// Whether scores have a cap, so that a backward needs the products.
+    /// Returns whether scores have a cap, so that a backward needs the products.
     pub(super) fn is_capped(&self) -> bool {
         self.op.cap.is_some()
     }
 
-    /// Replaces the gradients of a row's shares by those of its products, but for the cap.
+    /// Replaces the gradients of a row's shares with the gradients of its products, except for the
+    /// cap.
     #[inline(always)]
     pub(super) fn to_gradients(&self, shares: &[f32], gradients: &mut [f32]) {
         let mean = lanes::sum_of_pairs(shares, gradients, |share, g| share * g);
@@ -245,14 +247,14 @@ impl Kernel<'_> {
         }
     }
 
-    /// Replaces the products of the visible keys of a row by the shares.
+    /// Replaces the products of the visible keys of a row with the shares.
     #[inline(always)]
     fn shares(&self, row: usize, shares: &mut [f32]) {
         self.to_scores(row, shares);
         to_shares(shares);
     }
 
-    /// As [`shares`](Self::shares), but the shares of a row without a visible key are 0.
+    /// Computes [`shares`](Self::shares), but the shares of a row without a visible key are 0.
     #[inline(always)]
     pub(super) fn shares_or_zeros(&self, row: usize, shares: &mut [f32]) {
         self.to_scores(row, shares);
@@ -276,14 +278,14 @@ impl Kernel<'_> {
     }
 }
 
-/// Zeros a row but for the visible keys, and returns these.
+/// Zeros a row outside the visible keys, and returns these.
 pub(super) fn shown(row: &mut [f32], visible: Range<usize>) -> &mut [f32] {
     row[..visible.start].fill(0.0);
     row[visible.end..].fill(0.0);
     &mut row[visible]
 }
 
-/// Replaces numbers by their exponentials, divided by the sum of these.
+/// Replaces numbers with their exponentials, divided by the sum of these.
 #[inline(always)]
 fn to_shares(row: &mut [f32]) {
     let most = lanes::max(row);
@@ -292,7 +294,7 @@ fn to_shares(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// The place of the first element of a row, in the storage of a tensor whose last dim is
+/// Returns the index of the first element of a row in the storage of a tensor whose last dim is
 /// contiguous.
 fn start_of_row(layout: &Layout, row: usize) -> usize {
     let leading = layout.dims().iter().zip(layout.stride()).rev().skip(1);

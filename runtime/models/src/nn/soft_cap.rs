@@ -10,8 +10,8 @@ use super::rows::{ANY_WIDTH, Rows};
 
 const NAME: &str = "soft_cap";
 
-/// Computes `cap * tanh(x / cap)`: nearly `x` where it is small, and never beyond the cap. Gemma 2
-/// applies it to its logits.
+/// Computes `cap * tanh(x / cap)`, which is nearly `x` for small `x` and never beyond the cap.
+/// Gemma 2 applies it to its logits.
 ///
 /// On a GPU this is [`composed::soft_cap`].
 ///

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, safetensors};
 use candle_transformers::models::llama as stock;
 use hsdp::RankFailure;
 use hsdp::prelude::*;
-use hsdp_models::decoder::{Decoder, DecoderConfig, Pretrained, RopeScaling};
+use hsdp_models::decoder::{Decoder, DecoderConfig, Pretrained, PretrainedError, RopeScaling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -55,6 +55,42 @@ fn names(folder: &Pretrained) -> Vec<String> {
     llama.recorded().expect("a model").params().map(|param| param.name.clone()).collect()
 }
 
+/// Loads the model on one rank.
+fn load(folder: &Pretrained) -> Result<ShardedModel, Box<PretrainedError>> {
+    let decoder = Decoder::new(folder.config().clone());
+    let options = ModelOptions::on(Mesh::new(1, 1).expect("a rank"));
+    let loaded = hsdp::launch(1, WorldOptions::default(), |world| {
+        let init = decoder.recorded().expect("a model").init(1);
+        let spec = decoder.spec().expect("a model");
+        Ok::<_, RankFailure>(folder.load(world, spec, options.clone(), init).map_err(Box::new))
+    });
+    loaded.into_iter().next().expect("a rank").expect("no panic")
+}
+
+type Change = fn(&mut HashMap<String, Tensor>);
+
+/// A parameter that the folder has lost would begin with random values.
+#[test]
+fn a_folder_that_changes_after_it_was_opened_is_refused() {
+    let changes: [(Change, &str); 2] = [
+        (|it| drop(it.remove("model.norm.weight")), "there is no tensor model.norm.weight"),
+        (
+            |it| drop(it.insert("other".into(), it["model.norm.weight"].clone())),
+            "tensor other is not of the model that config.json describes",
+        ),
+    ];
+    for (change, told) in changes {
+        let folder = copy("plain");
+        let opened = Pretrained::open(folder.path()).expect("a model");
+        rewrite(folder.path(), change);
+        let refused = load(&opened).expect_err("it has changed");
+        assert!(matches!(*refused, PretrainedError::Changed { .. }), "{refused}");
+        let expected =
+            format!("{} has changed since it was opened: {told}", folder.path().display());
+        assert_eq!(refused.to_string(), expected);
+    }
+}
+
 /// torch and transformers do not tie two tensors that differ in one element.
 #[test]
 fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
@@ -64,7 +100,8 @@ fn a_tied_pair_is_tied_if_its_tensors_are_equal() {
     rewrite(folder.path(), |tensors| drop(tensors.insert(HEAD.into(), tensors[EMBEDDING].clone())));
     let both = Pretrained::open(folder.path()).expect("tied");
     assert_eq!(names(&both), names(&plain));
-    assert!(!both.needs(HEAD) && both.warnings().is_empty());
+    assert_eq!(both.warnings(), [""; 0]);
+    load(&both).expect("one of them is needed");
     rewrite(folder.path(), |tensors| {
         let (rows, width) = tensors[EMBEDDING].dims2().expect("a matrix");
         let mut values =
@@ -100,7 +137,7 @@ fn each_tensor_is_of_the_model_or_refused_by_name() {
         tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), table());
     });
     let with_table = Pretrained::open(folder.path()).expect("transformers leaves it, too");
-    assert!(!with_table.needs("model.layers.0.self_attn.rotary_emb.inv_freq"));
+    load(&with_table).expect("the model computes it");
     for (name, tensor, told) in [
         (
             "model.layers.0.self_attn.q_proj.bias",

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use hsdp::checkpoint::Imported;
 use hsdp::prelude::*;
 use hsdp::{Muon, MuonOptions};
 use hsdp_candle::{Error, Pass};
@@ -125,7 +124,7 @@ impl Run {
         Ok(numbers)
     }
 
-    /// Imports the model of the folder, with adapters if the model has them.
+    /// Loads the model of the folder, with adapters if the model has them.
     fn model(
         &self,
         world: World,
@@ -133,16 +132,8 @@ impl Run {
         options: ModelOptions,
     ) -> Result<ShardedModel, Error> {
         let folder = Pretrained::open(&self.model).expect("a decoder");
-        let import = folder.import();
-        let import = match self.decoder.config().lora {
-            None => import,
-            Some(_) => import.or_init(self.decoder.recorded()?.init(SEED)),
-        };
-        let imported = ShardedModel::import(world, spec, options, &import)?;
-        let Imported { model, left_over, initialised } = imported;
-        assert!(initialised.iter().all(|name| name.contains(".lora_")), "{initialised:?}");
-        assert!(!left_over.iter().any(|tensor| folder.needs(tensor)), "{left_over:?}");
-        Ok(model)
+        let init = self.decoder.recorded()?.init(SEED);
+        Ok(folder.load(world, spec, options, init).expect("the same folder"))
     }
 
     fn gradients(

@@ -13,7 +13,7 @@ fn export(place: &Place, left_out: Option<&str>) -> Result<(), ExportError> {
     let from = Pretrained::open(&place.path("model")).expect("a model");
     let decoder = Decoder::new(from.config().clone());
     let recorded = decoder.recorded().expect("a model");
-    let export = Export::prepare(&place.path("tuned"), Some(&from), decoder.config(), &recorded)?;
+    let export = Export::prepare(&place.path("tuned"), Some(&from), &decoder)?;
     let mut zeros: BTreeMap<String, Vec<f32>> =
         recorded.params().map(|it| (it.name.clone(), vec![0.0; it.numel()])).collect();
     zeros.retain(|name, _| Some(name.as_str()) != left_out);

@@ -19,7 +19,7 @@ fn bad_command_lines_are_one_line() {
         ("--model {model} --batches {model/config.json}", "config.json: "),
         (
             "--model {model} --data {batches.safetensors}",
-            "has no tokenizer.json, which --data needs",
+            "has no tokenizer.json, which a text needs",
         ),
         ("--lr 0", "invalid value '0' for '--lr"),
         ("--lora 0", "invalid value '0' for '--lora"),
@@ -34,7 +34,7 @@ fn bad_command_lines_are_one_line() {
         ("--mesh 1x5", "a step of 24 sequences cannot be dealt to 5 ranks x 2 microbatches"),
         ("--microbatches 9", "cannot be dealt to 4 ranks x 9 microbatches"),
         ("--steps 13", "--steps 13: the file of --batches has 12"),
-        ("--export {model}", "it is the folder of --model"),
+        ("--export {model}", "it is the folder of the model"),
         ("--data {model/config.json}", "--data"),
         ("--out {batches.safetensors}", "cannot write to"),
     ] {

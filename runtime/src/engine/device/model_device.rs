@@ -104,7 +104,7 @@ impl ModelDevice {
             Category::GradFull => "unsharded gradients",
             Category::Partial => "partials",
             Category::Optimizer => "optimizer state",
-            Category::Update | Category::Snapshot | Category::Other => "a step",
+            Category::Update | Category::Snapshot | Category::Load | Category::Other => "a step",
         };
         let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)

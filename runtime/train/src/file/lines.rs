@@ -1,4 +1,4 @@
-//! The lines of a file, one after the other.
+//! Reads a file line by line.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -6,28 +6,31 @@ use std::path::{Path, PathBuf};
 
 use super::{FileError, open_regular};
 
-/// The lines of a file, without their ends: see [`lines`].
+/// Iterator over the lines of a file, without their line ends. Made by [`lines`].
 #[derive(Debug)]
 pub struct Lines {
     path: PathBuf,
     file: BufReader<File>,
-    /// The most bytes of a line, without its end.
+    /// Maximum number of bytes in a line, without its end.
     most: u64,
-    /// The number of the last line that was read, from 1.
+    /// Number of the last line that was read, from 1.
     number: u64,
 }
 
-/// Opens a regular file of any length, of which each line has at most `most` bytes. Nothing waits, and one line is held at a time.
+/// Opens a regular file of any length whose lines have at most `most` bytes. Does not block on
+/// FIFOs, and holds one line at a time.
 ///
 /// # Errors
-/// [`FileError::Io`], [`FileError::NotRegular`]. Reading a line gives [`FileError::Io`] or [`FileError::LongLine`].
+/// [`FileError::Io`], [`FileError::NotRegular`]. Reading a line returns [`FileError::Io`] or
+/// [`FileError::LongLine`].
 pub fn lines(path: &Path, most: u64) -> Result<Lines, FileError> {
     let file = BufReader::new(open_regular(path)?);
     Ok(Lines { path: path.to_owned(), file, most, number: 0 })
 }
 
 impl Lines {
-    /// The next line with its end, which the last line may lack; empty at the end of the file.
+    /// Returns the next line with its line end, which the last line may lack. Empty at the end of
+    /// the file.
     fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         let most = self.most.saturating_add(1);

@@ -1,4 +1,5 @@
-//! Files that a program writes for a user: checked before the work, and whole or absent after it.
+//! Files that a program writes for a user. They are checked before the work, and afterwards they
+//! are complete or absent.
 
 use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -8,18 +9,18 @@ use tempfile::NamedTempFile;
 
 use super::{FileError, kind, open};
 
-/// Maximum number of links that lead from one to another.
+/// Maximum number of symbolic links in a chain.
 const MOST_LINKS: usize = 40;
 
-/// First characters of the name of a file until it is whole.
+/// Prefix of the file's temporary name.
 const PREFIX: &str = ".hsdp-";
 
-/// A file that a program is going to write, at a path that was checked.
+/// A file that a program will write, at a path that was checked.
 ///
-/// A regular file is written under another name in the same folder, and then takes the place of the
-/// old one. So a full disk, or an end of the program, leaves the old file as it was. A symbolic
-/// link stays, and the file that it leads to is written. The program's own stdout and stderr, as
-/// `/dev/stdout`, and `/dev/null` are written as they are.
+/// A regular file is written under another name in the same folder, and then replaces the old one.
+/// So a full disk, or the end of the program, leaves the old file as it was. A symbolic link stays,
+/// and the file that it leads to is replaced. The program's own stdout and stderr, such as
+/// `/dev/stdout`, and `/dev/null` are written directly.
 ///
 /// ```
 /// use hsdp_train::file::Output;
@@ -40,7 +41,7 @@ pub struct Output {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
-    /// A regular file at this path, which is no link, or a place for one.
+    /// Path of a regular file that exists or can be created. It is no link.
     Regular(PathBuf),
     Stdout,
     Stderr,
@@ -49,9 +50,8 @@ enum Target {
 }
 
 impl Output {
-    /// Checks that a file can be written at a path: that there is a regular file or none, that it
-    /// can be replaced, that the folder can be written, and that the file is none of `inputs`,
-    /// however it is named.
+    /// Checks that a file can be written at a path: there is a regular file that can be replaced,
+    /// or none; the folder is writable; and the file is none of `inputs`, however it is named.
     ///
     /// # Errors
     /// [`FileError`], which begins with the path.
@@ -71,7 +71,7 @@ impl Output {
         let target = match &found {
             None => Target::Regular(resolve(path).map_err(failed)?),
             Some(found) => match (stream(found), found.is_file()) {
-                // The shell has opened it: a file in its place would not get what the program
+                // The shell has opened it. A file in its place would not receive what the program
                 // prints.
                 (Some(stream), _) => stream,
                 (None, true) => Target::Regular(resolve(path).map_err(failed)?),
@@ -84,20 +84,20 @@ impl Output {
         };
         if let Target::Regular(target) = &target {
             if found.is_some() {
-                // A file that is protected is not replaced.
+                // A write-protected file is not replaced.
                 open(target, OpenOptions::new().write(true)).map_err(failed)?;
             }
             if is_mount_point(target) {
                 return Err(FileError::IsMountPoint { path: path.to_owned() });
             }
-            // It is removed at once.
+            // Tests whether the folder is writable. The file is removed at once.
             temporary(target).map_err(failed)?;
         }
         Ok(Self { path: path.to_owned(), target })
     }
 
     /// Refuses a second output at the same place: the later one would replace the earlier one, or
-    /// follow it in a stream. `/dev/null` takes any number.
+    /// follow it in a stream. Any number of outputs may go to `/dev/null`.
     ///
     /// # Errors
     /// [`FileError::Twice`].
@@ -108,7 +108,7 @@ impl Output {
         }
     }
 
-    /// Refuses stdout, for a command that prints something there that another program reads.
+    /// Refuses stdout, for a command that already prints output for another program there.
     ///
     /// # Errors
     /// [`FileError::IsStdout`].
@@ -125,10 +125,10 @@ impl Output {
         &self.path
     }
 
-    /// Writes the whole file by a closure.
+    /// Writes the whole file with a closure.
     ///
     /// # Errors
-    /// [`FileError::Io`]. Then the file is as it was before.
+    /// [`FileError::Io`]. The file is then as it was before.
     pub fn write(
         &self,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -142,7 +142,7 @@ impl Output {
         written.map_err(|source| FileError::Io { path: self.path.clone(), source })
     }
 
-    /// Writes bytes as the whole file.
+    /// Replaces the file's contents with `bytes`.
     ///
     /// # Errors
     /// The errors of [`write`](Self::write).
@@ -151,15 +151,15 @@ impl Output {
     }
 }
 
-/// A folder of files that a program is going to make, at a path that was checked. It appears with
-/// all its files or not at all.
+/// A folder that a program will create, at a path that was checked. It appears with all its files
+/// or not at all.
 #[derive(Debug)]
 pub struct OutputFolder {
     path: PathBuf,
 }
 
 impl OutputFolder {
-    /// Checks that nothing is at a path, and that a folder can be made there.
+    /// Checks that the path is free, and that a folder can be created there.
     ///
     /// # Errors
     /// [`FileError::Io`]
@@ -173,7 +173,7 @@ impl OutputFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // It is removed at once.
+        // Tests whether it can be created. The folder is removed at once.
         temporary_folder(path).map_err(failed)?;
         Ok(Self { path: path.to_owned() })
     }
@@ -193,10 +193,12 @@ impl OutputFolder {
         }
     }
 
-    /// Makes the folder, with the files that a closure makes in a folder of another name.
+    /// Creates the folder. The closure creates its files in a temporary folder, which is then
+    /// renamed.
     ///
     /// # Errors
-    /// [`FileError::Io`], with the path of the folder or of a file in it. Then nothing is left.
+    /// [`FileError::Io`], with the path of the folder or of a file in it. Everything is removed
+    /// then.
     pub fn write(
         &self,
         write: impl FnOnce(&Path) -> Result<(), FileError>,
@@ -205,14 +207,14 @@ impl OutputFolder {
         let made = temporary_folder(&self.path).map_err(failed)?;
         write(made.path()).map_err(|error| error.within(made.path(), &self.path))?;
         fs::rename(made.path(), &self.path).map_err(failed)?;
-        // It has another name now, and nothing is left to remove.
+        // The folder has been renamed, so there is no temporary folder to remove.
         let _ = made.keep();
         Ok(())
     }
 }
 
 impl FileError {
-    /// Replaces the folder `from` of the error's path by the folder `to`.
+    /// Replaces the folder `from` in the error's path with the folder `to`.
     fn within(mut self, from: &Path, to: &Path) -> Self {
         if let Self::Io { path, .. } = &mut self
             && let Ok(rest) = path.strip_prefix(from)
@@ -223,8 +225,8 @@ impl FileError {
     }
 }
 
-/// Makes a folder beside the target, which is removed unless it is renamed. It has the permissions
-/// of any new folder.
+/// Creates a folder beside the target, which is removed unless it is renamed. It has the default
+/// permissions of a new folder.
 fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).suffix(".tmp");
@@ -232,15 +234,15 @@ fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let folder = folder_of(target);
     folder.metadata()?;
-    // The error of tempfile names a path of its own.
+    // tempfile's own error names the temporary path.
     builder.tempdir_in(folder).map_err(|error| error.kind().into())
 }
 
-/// Writes a whole file by a closure, in place of the old one: [`Output::check`] and
-/// [`Output::write`] in one.
+/// Writes a whole file with a closure, in place of the old one. Combines [`Output::check`] and
+/// [`Output::write`].
 ///
 /// # Errors
-/// [`FileError`]. Then the file is as it was before.
+/// [`FileError`]. The file is then as it was before.
 pub fn replace_with(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -248,8 +250,8 @@ pub fn replace_with(
     Output::check(path, &[])?.write(write)
 }
 
-/// Writes a whole file as [`replace_with`] does, by a closure that gets the path of an empty
-/// regular file to fill.
+/// Writes a whole file as [`replace_with`] does. The closure receives the path of an empty regular
+/// file to fill.
 ///
 /// # Errors
 /// The errors of [`replace_with`], and [`FileError::NotRegular`] for a stream or a device.
@@ -273,14 +275,14 @@ fn replace(
         file.as_file().set_permissions(old.permissions())?;
     }
     write(&mut file)?;
-    // Some file systems find a full disk only here.
+    // Some file systems report a full disk only here.
     file.as_file().sync_all()?;
     file.persist(target)?;
     Ok(())
 }
 
-/// Writes to a stream by a closure. A closed pipe is no error, because its reader has read enough.
-/// No regular file gives that error.
+/// Writes to a stream with a closure. A closed pipe is no error, because its reader has read
+/// enough. A regular file never fails this way.
 fn into(to: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut sink = BufWriter::new(to);
     match write(&mut sink).and_then(|()| sink.flush()) {
@@ -289,21 +291,22 @@ fn into(to: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     }
 }
 
-/// Makes a file beside the target, which is removed unless it is renamed. It has the permissions of
-/// any new file.
+/// Creates a file beside the target, which is removed unless it is renamed. It has the default
+/// permissions of a new file.
 fn temporary(target: &Path) -> io::Result<NamedTempFile> {
     let folder = folder_of(target);
     if matches!(target.components().next_back(), None | Some(Component::ParentDir)) {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // Opens it here, so that it has the permissions of any new file, and errors name no path.
+    // Opens the file itself, so that it has the default permissions of a new file, and errors name
+    // no path.
     tempfile::Builder::new()
         .prefix(PREFIX)
         .suffix(".tmp")
         .make_in(folder, |path| OpenOptions::new().write(true).create_new(true).open(path))
 }
 
-/// Returns the folder of a file.
+/// Returns the folder that contains a file.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -322,7 +325,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
             Err(error) => return Err(error),
         }
     }
-    // The folder's links are resolved as well, so that two names of one file are equal.
+    // Links in the folder's path are resolved too, so that two names of one file are equal.
     let folder = folder_of(&path);
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
@@ -341,7 +344,7 @@ fn refuse_inputs(path: &Path, found: &Metadata, inputs: &[&Path]) -> Result<(), 
     }
 }
 
-/// Returns whether the file found at `path` is the one at `other`, through any links.
+/// Returns whether `path` and `other` lead to the same file, through any links.
 #[cfg(unix)]
 fn is_one(_: &Path, found: &Metadata, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -358,7 +361,7 @@ fn is_one(path: &Path, _: &Metadata, other: &Path) -> bool {
     }
 }
 
-/// Returns the stream of this process that the file is, if it is one. `/dev/null` is not.
+/// Returns the stream of this process that the file is, if any. `/dev/null` is not one.
 #[cfg(unix)]
 fn stream(found: &Metadata) -> Option<Target> {
     use std::os::fd::{AsFd as _, BorrowedFd};
@@ -397,8 +400,8 @@ fn is_null(_: &Metadata) -> bool {
     false
 }
 
-/// Returns whether a file system, or a single file of one, is mounted at a path. `false` where the
-/// kernel does not tell: Linux does from version 5.8 on.
+/// Returns whether a path is a mount point of a file system or of a single file. Returns `false` if
+/// the kernel does not report it; Linux does since version 5.8.
 #[cfg(target_os = "linux")]
 fn is_mount_point(path: &Path) -> bool {
     use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};

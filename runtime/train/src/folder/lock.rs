@@ -1,32 +1,33 @@
-//! One run at a time in the folder of a run.
+//! A lock that admits one run at a time to the folder of a run.
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// The file that is locked. It stays when the run ends: without it two later runs could lock two files of this name.
+/// Name of the locked file. It stays when the run ends: if it were removed, two later runs could
+/// lock two files of this name.
 const NAME: &str = "run.lock";
 
-/// The most bytes of the file that a second run reads: the number of a process has fewer.
+/// Maximum number of bytes that a second run reads from the file. A process number is shorter.
 const MOST_BYTES: u64 = 20;
 
-/// The right to write to the folder of a run, which one process at a time has. It ends when this value is dropped, or when the
-/// process ends, however that happens: the operating system holds the lock.
+/// The exclusive right to write to the folder of a run. One process at a time has it. The operating
+/// system holds the lock, so it ends when this value is dropped, or whenever and however the
+/// process ends.
 #[derive(Debug)]
-pub struct FolderLock {
+pub(crate) struct FolderLock {
     locked: File,
 }
 
-/// The reason for which a folder could not be locked. No file has been changed.
+/// The reason why a folder could not be locked. Files are unchanged.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LockError {
+pub(crate) enum LockError {
     /// Another process holds the lock.
     #[error("another run{} writes to {}", by(*.holder), .folder.display())]
     Held {
         /// The folder.
         folder: PathBuf,
-        /// The number of that process on its machine, if the file has it.
+        /// Number of the process that holds the lock, if the file contains it.
         holder: Option<u32>,
     },
     /// The file cannot be opened or locked.
@@ -44,13 +45,12 @@ fn by(holder: Option<u32>) -> String {
 }
 
 impl FolderLock {
-    /// Takes the lock of a folder that exists, without waiting for it. A program takes it before it changes any other file there.
+    /// Locks an existing folder without waiting. A program calls this before it changes any other
+    /// file there.
     ///
-    /// A file system without locks, such as NFS without a lock daemon, is a warning: the user then keeps two runs apart.
-    ///
-    /// # Errors
-    /// [`LockError::Held`] if another run has it; [`LockError::Io`].
-    pub fn take(folder: &Path) -> Result<Self, LockError> {
+    /// A file system without locks, such as NFS without a lock daemon, causes a warning: the user
+    /// then has to keep two runs apart.
+    pub(crate) fn take(folder: &Path) -> Result<Self, LockError> {
         let path = folder.join(NAME);
         let refused = |source| LockError::Io { path: path.clone(), source };
         let mut file = open(&path).map_err(refused)?;
@@ -61,7 +61,10 @@ impl FolderLock {
             }
             Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                 let folder = folder.display();
-                hsdp_warnings::warn!(%folder, "this file system has no locks: nothing keeps a second run from this folder");
+                hsdp_warnings::warn!(
+                    %folder,
+                    "this file system has no locks: nothing keeps a second run from this folder"
+                );
             }
             Err(TryLockError::Error(error)) => return Err(refused(error)),
         }
@@ -69,11 +72,11 @@ impl FolderLock {
     }
 }
 
-/// Gives the lock back at once: a process that is being started has a copy of the open file until it
-/// runs its own program.
+/// Unlocks explicitly, because a child process that is being started holds a copy of the open file
+/// until it executes its own program.
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // Where this fails, the lock ends when the last copy is closed.
+        // If this fails, the lock ends when the last copy is closed.
         let _ = self.locked.unlock();
     }
 }
@@ -81,7 +84,8 @@ impl Drop for FolderLock {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    // A link could lead to a file of somebody else, which would then have this process's number. An open of a FIFO could wait.
+    // `NOFOLLOW`: a link could lead to somebody else's file, which would be overwritten with this
+    // process's number. `NONBLOCK`: opening a FIFO could block.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut options,
@@ -105,7 +109,7 @@ fn is_plain(file: &Metadata) -> bool {
     file.is_file() && names == 1
 }
 
-/// Whether an error says that the file system has no locks.
+/// Returns whether an error means that the file system has no locks.
 fn has_no_locks(error: &io::Error) -> bool {
     #[cfg(unix)]
     if error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
@@ -114,7 +118,8 @@ fn has_no_locks(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
 }
 
-/// Writes the number of this process. The lock holds without it, so an error is ignored.
+/// Writes the number of this process into the file. The lock is valid without it, so an error is
+/// ignored.
 fn name_holder(file: &mut File) {
     let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
 }

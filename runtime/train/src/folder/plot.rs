@@ -1,4 +1,4 @@
-//! Plots: of the loss, and of the updates of each parameter.
+//! Plots of the loss and of the updates of each parameter.
 
 use std::error::Error;
 use std::ops::Range;
@@ -6,6 +6,8 @@ use std::path::Path;
 
 use hsdp::Norms;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::BoldPoints;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -19,7 +21,7 @@ pub(crate) fn loss(file: &Path, records: &[StepRecord], loss: &str) -> Result<()
     write_svg(file, |text| draw(text, records, loss))
 }
 
-/// Draws a picture, and writes it as a whole.
+/// Draws a picture, and writes it as one complete file.
 fn write_svg(
     file: &Path,
     draw: impl FnOnce(&mut String) -> Result<(), Box<dyn Error>>,
@@ -38,6 +40,7 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .map(|record| (record.step as f64, record.loss))
         .collect();
     let [steps, losses] = axes(&points);
+    let marks = RangedCoordf64::from(losses.clone()).key_points(BoldPoints(LOSSES));
     let area = SVGBackend::with_string(text, (800, 480)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
@@ -51,7 +54,8 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
         .x_desc("step")
         .y_desc(loss)
         .x_label_formatter(&|step| format!("{step:.0}"))
-        .y_label_formatter(&|loss| format!("{loss:.1}"))
+        .y_labels(LOSSES)
+        .y_label_formatter(&|loss| label(*loss, &marks))
         .light_line_style(TRANSPARENT)
         .draw()?;
     chart.draw_series(LineSeries::new(points, BLUE.stroke_width(2)))?;
@@ -59,8 +63,24 @@ fn draw(text: &mut String, records: &[StepRecord], loss: &str) -> Result<(), Box
     Ok(())
 }
 
-/// Returns the ranges of the steps and of the losses, which are never empty. Losses are shown from
-/// 0 if all are positive.
+/// Maximum number of labels on the axis of the losses.
+const LOSSES: usize = 11;
+
+/// Returns the label of a mark on an axis, with as many digits as the distance of `marks` needs.
+fn label(value: f64, marks: &[f64]) -> String {
+    let distance = marks.windows(2).map(|pair| pair[1] - pair[0]).fold(1.0, f64::min);
+    let shows = |digits: &i32| {
+        let scaled = distance * 10_f64.powi(*digits);
+        (scaled - scaled.round()).abs() < 0.01 * scaled
+    };
+    match (1..=5).find(shows) {
+        Some(digits) => format!("{value:.digits$}", digits = digits.unsigned_abs() as usize),
+        None => format!("{value:.2e}"),
+    }
+}
+
+/// Returns the ranges of the steps and of the losses. Neither range is empty. The losses' range
+/// begins at 0 if all losses are positive.
 fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
     let ends = |values: &mut dyn Iterator<Item = f64>| {
         let none = (f64::INFINITY, f64::NEG_INFINITY);
@@ -78,24 +98,26 @@ fn axes(points: &[(f64, f64)]) -> [Range<f64>; 2] {
     [first..last.max(first + 1.0), bottom..highest + margin]
 }
 
-/// The pixels of names, of the cells of all steps, of the rows, and above and below them.
+/// Sizes in pixels: the width of the names and of the cells of all steps, the height of a row, and
+/// the margins above and below the rows.
 const NAMES: i32 = 250;
 const CELLS: usize = 560;
 const ROW: usize = 14;
 const TOP: i32 = 64;
 const BOTTOM: i32 = 40;
 
-/// The most cells, so that a browser shows them.
+/// Maximum number of cells. A browser shows this many without trouble.
 const MOST_CELLS: usize = 50_000;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The most steps for which [`updates`] has room, with a row for each of so many parameters.
+/// Returns the maximum number of steps that [`updates`] draws for `rows` parameters.
 pub(crate) fn most_columns(rows: usize) -> usize {
     (MOST_CELLS / rows.max(1)).clamp(1, CELLS / 2)
 }
 
-/// Draws the ratios of updates to parameters into an SVG file: a row for each parameter, a column for each of the steps.
+/// Draws the ratios of updates to parameters into an SVG file, with a row for each parameter and a
+/// column for each step.
 pub(crate) fn updates(file: &Path, steps: &[(u64, Norms)]) -> Result<(), Failure> {
     write_svg(file, |text| draw_updates(text, steps))
 }
@@ -154,7 +176,7 @@ fn write(
     Ok(area.draw_text(text, &style, (x, y))?)
 }
 
-/// Colors from pale to dark blue, between the least and the largest power of ten.
+/// Colors from pale to dark blue, between the smallest and the largest power of ten.
 struct Scale {
     least: i32,
     most: i32,
@@ -167,7 +189,7 @@ impl Scale {
         let exponents = ratios.filter(|it| is_drawn(*it)).map(f64::log10);
         let (least, most) =
             exponents.fold((f64::MAX, f64::MIN), |(least, most), it| (least.min(it), most.max(it)));
-        // Nothing was changed.
+        // No parameter was changed.
         if least > most {
             return Self { least: -1, most: 0 };
         }
@@ -175,7 +197,7 @@ impl Scale {
         Self { least, most: (most.ceil() as i32).max(least + 1) }
     }
 
-    /// The color of a ratio; none for a parameter that was not updated, or was zero.
+    /// Returns the color of a ratio. `None` for a parameter that was not updated, or was zero.
     fn color(&self, ratio: f64) -> Option<RGBColor> {
         let span = f64::from(self.most - self.least);
         is_drawn(ratio).then(|| shade((ratio.log10() - f64::from(self.least)) / span))
@@ -198,7 +220,7 @@ fn is_drawn(ratio: f64) -> bool {
     ratio > 0.0 && ratio.is_finite()
 }
 
-/// A color between pale blue at 0 and dark blue at 1.
+/// Returns a color between pale blue at 0 and dark blue at 1.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "colors from 0 to 255")]
 fn shade(at: f64) -> RGBColor {
     let between = |pale: f64, dark: f64| (pale + (dark - pale) * at.clamp(0.0, 1.0)) as u8;
@@ -228,6 +250,33 @@ mod tests {
                 let wrong = differs(axis.start, expected.start) || differs(axis.end, expected.end);
                 assert!(!wrong, "{points:?}: {axis:?}, not {expected:?}");
             }
+        }
+    }
+
+    #[test]
+    fn labels_of_small_losses_differ() {
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let file = folder.path().join("loss.svg");
+        let labels = |losses: [f64; 2]| {
+            let records: Vec<_> = (0..).zip(losses).map(|(step, it)| record(step, it)).collect();
+            loss(&file, &records, "loss").expect("it is drawn");
+            let svg = std::fs::read_to_string(&file).expect("a file");
+            let texts = svg.lines().map(str::trim).filter(|it| it.contains('.'));
+            let labels = texts.filter(|it| it.parse::<f64>().is_ok());
+            labels.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let of_a_model = ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "3.5", "4.0"];
+        let ends = |labels: Vec<String>| [labels[0].clone(), labels[labels.len() - 1].clone()];
+        assert_eq!(labels([4.2, 2.0]), of_a_model);
+        assert_eq!(ends(labels([0.1, 0.02])), ["0.00", "0.10"]);
+        assert_eq!(ends(labels([0.004, 0.002])), ["0.0000", "0.0040"]);
+        assert_eq!(ends(labels([3e-7, 2e-7])), ["0.00e0", "3.00e-7"]);
+        for losses in [[0.1, 0.02], [0.03, 0.01], [0.004, 0.002], [3e-7, 2e-7], [-1.0, -0.999]] {
+            let mut labels = labels(losses);
+            let count = labels.len();
+            assert!(count > 4, "{labels:?}");
+            labels.dedup();
+            assert_eq!(labels.len(), count, "{labels:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Turns the recording of spans on and off.
+//! A switch for the recording of spans.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,21 +8,21 @@ use tracing::callsite::rebuild_interest_cache;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Whether spans are recorded. Any thread may turn it on or off, for spans that begin from then on.
+/// A switch that any thread may turn on or off. It affects spans that begin later.
 #[derive(Clone, Debug, Default)]
 pub struct Switch(Arc<AtomicBool>);
 
 impl Switch {
-    /// Records spans that begin from now on.
+    /// Starts to record new spans.
     pub fn turn_on(&self) {
         self.0.store(true, Ordering::Relaxed);
         rebuild_interest_cache();
     }
 
-    /// Records no span that begins from now on.
+    /// Stops recording new spans.
     pub fn turn_off(&self) {
         self.0.store(false, Ordering::Relaxed);
-        // Without it each further span would ask the filter.
+        // Otherwise each later span would still ask the filter.
         rebuild_interest_cache();
     }
 

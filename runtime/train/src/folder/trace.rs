@@ -1,4 +1,5 @@
-//! A trace of the ranks' work over time, for <https://ui.perfetto.dev>, with one lane for each thread.
+//! A trace of the ranks' work over time, for <https://ui.perfetto.dev>, with one lane for each
+//! thread.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -14,10 +15,11 @@ use crate::failure::Failure;
 use crate::file::create_log;
 use crate::warnings::Warnings;
 
-/// The number of steps that are recorded: enough to see the pattern, and few enough for a file that opens at once.
+/// Number of recorded steps: enough to see the pattern, and few enough that the file opens at once.
 pub(crate) const TRACED_STEPS: usize = 10;
 
-/// The name of the file until the first step is made: a run that makes none leaves the trace of an earlier one as it is.
+/// Extension of the file until the first step completes. A run without a completed step leaves the
+/// trace of an earlier run in place.
 const NEW: &str = "json.new";
 
 /// Receives the events and spans of all threads. The trace itself begins later, when the process of
@@ -41,7 +43,7 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Makes the subscriber of the process: warnings are shown from now on.
+    /// Installs the subscriber of the process. It shows warnings from then on.
     pub(crate) fn listen(warnings: &Warnings) -> Result<Self, Failure> {
         let switch = Switch::default();
         let (layer, handle) = reload::Layer::new(None);
@@ -51,7 +53,8 @@ impl Recorder {
         Ok(Self { switch, layer: handle })
     }
 
-    /// Records all spans of all threads into `file`, until the switch is turned off. The file gets its name by [`keep`].
+    /// Records all spans of all threads into a temporary file, until the switch is turned off.
+    /// [`keep`] renames it to `file`.
     pub(crate) fn start(&self, file: &Path) -> Result<Trace, Failure> {
         let new = file.with_extension(NEW);
         let opened =
@@ -72,18 +75,19 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // There is none after `keep`.
+        // The file is absent after `keep` has renamed it.
         let _ = fs::remove_file(self.file.with_extension(NEW));
     }
 }
 
-/// Gives a trace that has begun its name, in the place of an earlier one.
+/// Renames a started trace to its final name, in place of an earlier one.
 pub(crate) fn keep(file: &Path) -> Result<(), Failure> {
     fs::rename(file.with_extension(NEW), file)
         .map_err(|error| Failure::Work(format!("cannot write {}: {error}", file.display())))
 }
 
-/// The file of a trace. The thread of `tracing-chrome` would panic at an error, so an error ends the trace only.
+/// The file of a trace. The thread of `tracing-chrome` panics on a write error, so an error ends
+/// only the trace.
 struct Unfailing {
     file: File,
     failed: bool,
@@ -95,7 +99,9 @@ impl Write for Unfailing {
             && let Err(error) = self.file.write_all(bytes)
         {
             self.failed = true;
-            hsdp_warnings::warn!(%error, "the trace ends early, because its file cannot be written");
+            hsdp_warnings::warn!(
+                %error, "the trace ends early, because its file cannot be written"
+            );
         }
         Ok(bytes.len())
     }

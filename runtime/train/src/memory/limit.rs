@@ -3,25 +3,26 @@
 use std::fs;
 use std::path::Path;
 
-/// The most memory that this process may have.
+/// Maximum memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Its bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Its origin, in words that end before the number, such as "this machine has".
+    /// Origin of the limit, as words that precede the number, such as "this machine has".
     pub reason: &'static str,
 }
 
-/// The addresses that a process has on the processors of today: 2^47.
+/// Size of a process's address space on current processors, 2^47 bytes.
 const ADDRESSES: Limit = Limit { bytes: 1 << 47, reason: "a process has addresses for" };
 
-/// The folder of control groups.
+/// Root folder of control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
 
 impl Limit {
-    /// The least of the machine's memory, the limit of the control group, and the limit on the address space (`ulimit -v`).
+    /// Returns the smallest of the machine's memory, the limit of the control group, and the limit
+    /// on the address space (`ulimit -v`).
     ///
-    /// It does not depend on the memory that other processes take at the moment.
+    /// Memory that other processes use at the moment is not subtracted.
     #[must_use]
     pub fn of_process() -> Self {
         let known = [machine(), control_group(), address_space()].into_iter().flatten();
@@ -32,7 +33,7 @@ impl Limit {
 #[cfg(target_os = "linux")]
 fn machine() -> Option<Limit> {
     let info = rustix::system::sysinfo();
-    // A word, and its unit: not every machine counts to 64 bits.
+    // `totalram` counts in `mem_unit`s: on some machines a word is too small for the bytes.
     let bytes = u128::from(info.totalram) * u128::from(info.mem_unit.max(1));
     Some(Limit { bytes: u64::try_from(bytes).unwrap_or(u64::MAX), reason: "this machine has" })
 }
@@ -55,15 +56,16 @@ fn address_space() -> Option<Limit> {
     None
 }
 
-/// The least limit of the control group of this process and of the groups around it. A container has its own group, and so has a
-/// step of a job of Slurm.
+/// Returns the smallest limit of this process's control group and of all groups that contain it.
+/// Containers and the steps of Slurm jobs have their own groups.
 fn control_group() -> Option<Limit> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let bytes = groups.lines().filter_map(|line| of_group(line, Path::new(GROUPS))).min()?;
     Some(Limit { bytes, reason: "the control group of this process may have" })
 }
 
-/// The least limit of a line such as `0::/job_7/step_0` (version 2) or `4:memory:/job_7` (version 1), and of the groups around.
+/// Returns the smallest limit of the group in a line such as `0::/job_7/step_0` (version 2) or
+/// `4:memory:/job_7` (version 1), and of all groups that contain it.
 fn of_group(line: &str, groups: &Path) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, group) = (fields.next()?, fields.next()?);

@@ -1,4 +1,4 @@
-//! The variables by which candle's threads and the allocator are set.
+//! Environment variables that configure candle's threads and the allocator.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -13,15 +13,17 @@ use hsdp::Launched;
 use crate::failure::Failure;
 use crate::options::{Comm, RunOptions};
 
-/// The number of threads that compute: candle, its matmul and rayon read it.
+/// Name of the variable with the number of compute threads, which candle, its matmul and rayon
+/// read.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// The time after which mimalloc gives freed memory back to the system, in milliseconds; -1 is never.
+/// Name of the variable with the time in milliseconds after which mimalloc returns freed memory to
+/// the system. -1 means never.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Returns the number of ranks that share the cores on which this process may run: the ranks on
-/// this machine, or one rank if its launcher has bound this process to some of the cores. If the
-/// launcher does not set the number of processes on a machine, all ranks count.
+/// Returns the number of ranks that share the cores of this process. It is 1 if the launcher has
+/// bound this process to some of the cores. Otherwise it is the number of ranks on this machine, or
+/// all ranks if the launcher does not set that number.
 pub(crate) fn sharing(options: &RunOptions) -> Result<usize, Failure> {
     let ranks = options.mesh.world_size();
     if options.comm == Comm::Threads {
@@ -32,8 +34,8 @@ pub(crate) fn sharing(options: &RunOptions) -> Result<usize, Failure> {
     Ok(if is_bound() { 1 } else { here.unwrap_or(ranks) })
 }
 
-/// Returns whether this process may use only some cores of the machine. False where the system does
-/// not list them.
+/// Returns whether this process may use only some of the machine's cores. `false` if the system
+/// does not list them.
 fn is_bound() -> bool {
     let read = |file| fs::read_to_string(file).ok();
     let status = read("/proc/self/status");
@@ -45,7 +47,7 @@ fn is_bound() -> bool {
     allowed.zip(online).is_some_and(|(allowed, online)| !online.is_subset(&allowed))
 }
 
-/// Reads a list of cores, such as `0-3,8`.
+/// Parses a list of cores, such as `0-3,8`.
 fn cores(list: &str) -> Option<BTreeSet<usize>> {
     let mut cores = BTreeSet::new();
     for range in list.trim().split(',') {
@@ -55,16 +57,17 @@ fn cores(list: &str) -> Option<BTreeSet<usize>> {
     Some(cores)
 }
 
-/// Sets the variables that the user has not set, for `ranks` that share the cores of this process.
+/// Sets the variables that the user has not set, for `ranks` ranks that share the cores of this
+/// process.
 ///
-/// - A rank computes with its part of the cores. By default candle uses all cores for each op, and
-///   the ranks of this process would compete for them: four ranks on two cores would take almost
-///   twice as long.
-/// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and memory of the
-///   system has to be zeroed first.
+/// - A rank computes on its share of the cores. candle's default is all cores for each op, so the
+///   ranks of this process would compete for them: four ranks on two cores would take almost twice
+///   as long.
+/// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and the system
+///   has to zero memory before it provides it again.
 ///
 /// The allocator reads its variable when a process starts, and a process with threads cannot safely
-/// change its environment. So the program starts itself again.
+/// change its environment. So the program restarts itself.
 pub(crate) fn set(ranks: usize) -> io::Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (cores / ranks).max(1).to_string();
@@ -79,7 +82,7 @@ pub(crate) fn set(ranks: usize) -> io::Result<()> {
     Err(replace_process(again))
 }
 
-/// Returns only if it fails.
+/// Replaces this process. Returns only on failure.
 #[cfg(unix)]
 fn replace_process(mut command: Command) -> io::Error {
     std::os::unix::process::CommandExt::exec(&mut command)
@@ -104,7 +107,7 @@ mod tests {
         assert_eq!([cores(""), cores("0-x")], [None, None]);
     }
 
-    /// Variable with which this test runs in a process of its own.
+    /// Variable with which this test restarts itself in a process of its own.
     const OWN: &str = "HSDP_TEST_OF_CORES";
 
     #[test]

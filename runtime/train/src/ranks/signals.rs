@@ -1,4 +1,4 @@
-//! Signals that ask the run to end. All ranks complete the current step first.
+//! Signals that end a run after all ranks have completed the current step.
 
 use std::ffi::c_int;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Signals of each kind that have arrived in this run, or since the last one.
+/// Signals that have arrived since the last run ended, by kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signals {
     interrupt: Arc<AtomicBool>,
@@ -16,20 +16,20 @@ pub(crate) struct Signals {
     is_registered: Arc<AtomicBool>,
 }
 
-/// A run. Dropping it forgets its signals, so that they do not end the next run. A signal between
-/// two runs ends the second one.
+/// Guard of a run. Dropping it clears the run's signals, so that they do not end the next run. A
+/// signal between two runs ends the second one.
 pub(crate) struct DuringRun<'a>(&'a Signals);
 
 impl Signals {
-    /// Begins a run, which listens when its ranks have met.
+    /// Begins a run, before [`listen`](Self::listen) is called.
     pub(crate) fn during_run(&self) -> DuringRun<'_> {
         DuringRun(self)
     }
 
-    /// Makes the process note the first signal of each kind from now on. A second one of the same
-    /// kind ends the process, as by default.
+    /// Installs the handlers: from now on the first signal of each kind is recorded. A second one
+    /// of the same kind ends the process, as by default.
     pub(crate) fn listen(&self) -> io::Result<()> {
-        // The handlers of a second registration would find the flags set by those of the first.
+        // The handlers of a second registration would find the flags already set by the first.
         if self.is_registered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// Variable with which this test runs in a process of its own.
+    /// Variable with which this test restarts itself in a process of its own.
     const OWN: &str = "HSDP_TEST_OF_SIGNALS";
 
     #[test]

@@ -1,37 +1,35 @@
-//! Evaluations of a run: when one is due, which is the best, and when there were enough.
+//! Evaluations of a run: when one is due, whether it is the best, and when the run ends.
 
 use serde::{Deserialize, Serialize};
 
 use crate::options::EvaluationOptions;
 
-/// The better one of two evaluations.
+/// Order of evaluations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// The lower one, as of a loss.
+    /// Lower is better, as for a loss.
     Lower,
-    /// The higher one, as of an accuracy.
+    /// Higher is better, as for an accuracy.
     Higher,
 }
 
-/// The step after which an evaluation is due.
+/// The reason why an evaluation is due after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// One of the steps of `evaluate_every`.
+    /// The step is a multiple of `evaluate_every`.
     Scheduled,
-    /// The last step of the run, which is none of them. A run with more steps has no evaluation here.
+    /// The step is the last one of the run, and no multiple. A longer run has no evaluation here.
     AtTheEnd,
 }
 
-/// The evaluations so far, as a checkpoint keeps them.
+/// Past evaluations, as a checkpoint stores them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Past {
-    /// The best evaluation.
     pub(crate) best: Option<f64>,
-    /// Evaluations since the best one.
+    /// Number of evaluations since the best one.
     pub(crate) since: u64,
 }
 
-/// The evaluations of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Evaluations {
     options: EvaluationOptions,
@@ -48,12 +46,12 @@ impl Evaluations {
         self.past
     }
 
-    /// Goes on after the evaluations of a checkpoint.
+    /// Continues after the evaluations of a checkpoint.
     pub(crate) fn resume(&mut self, past: Past) {
         self.past = past;
     }
 
-    /// Returns whether the model is evaluated when `made` of `steps` steps are made, and why.
+    /// Returns why the model is evaluated after `made` of `steps` steps. `None` if it is not.
     pub(crate) fn due(&self, made: u64, steps: u64) -> Option<Due> {
         let every = self.options.evaluate_every? as u64;
         match made.is_multiple_of(every) {
@@ -62,7 +60,7 @@ impl Evaluations {
         }
     }
 
-    /// Adds an evaluation. Returns whether it is the best one. A NaN never is.
+    /// Adds an evaluation. Returns whether it is the best one, which a NaN never is.
     pub(crate) fn add(&mut self, value: f64, due: Due) -> bool {
         let is_better = |best: f64| match self.better {
             Better::Lower => value < best,
@@ -77,12 +75,12 @@ impl Evaluations {
         is_best
     }
 
-    /// Forgets the best evaluation, if its checkpoint is gone, and goes on from `best`.
+    /// Replaces the best evaluation, when its checkpoint is gone.
     pub(crate) fn set_best(&mut self, best: Option<f64>) {
         self.past.best = best;
     }
 
-    /// Returns whether too many evaluations in a row have not improved.
+    /// Returns whether evaluations have not improved for as long as the patience lasts.
     pub(crate) fn is_enough(&self) -> bool {
         self.options.patience.is_some_and(|patience| self.past.since >= patience as u64)
     }

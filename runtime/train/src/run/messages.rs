@@ -1,4 +1,4 @@
-//! The messages of a step: the most that any step of any rank had.
+//! Counts the messages of steps, and keeps the maximum over the steps and ranks.
 
 use hsdp::comm::Messages;
 use hsdp::{Channel, Tag, World};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// The messages of the steps of one rank. Messages between steps do not count.
+/// Messages that one rank sends in steps. Messages between steps do not count.
 #[derive(Debug, Default)]
 pub(crate) struct StepMessages {
     before: Messages,
@@ -24,7 +24,7 @@ impl StepMessages {
         self.most = self.most.most(world.messages() - self.before);
     }
 
-    /// Returns the most of all ranks, for `summary.json`. Collective.
+    /// Returns the maximum over all ranks, for `summary.json`. Collective.
     ///
     /// # Errors
     /// Errors of an all-gather.

@@ -1,4 +1,4 @@
-//! Norms of each parameter in every so many steps: `--norms-every`.
+//! Norms of each parameter in every n-th step: `--norms-every`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use crate::failure::Failure;
 use crate::folder::plot;
 
-/// The norms of a step, by parameter.
+/// Norms of each parameter in a step.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepNorms {
     /// Norms of the gradients, before clipping.
@@ -17,14 +17,14 @@ pub(crate) struct StepNorms {
     /// Norms of the parameters, after the update.
     #[serde(serialize_with = "by_name")]
     parameters: Norms,
-    /// The norm of each parameter's change over its norm before; absent if there was no update, or
-    /// one on a device.
+    /// The norm of each parameter's change over its norm before. `None` if there was no update, or
+    /// an update on a device.
     #[serde(serialize_with = "by_name_if_any", skip_serializing_if = "Option::is_none")]
     updates: Option<Norms>,
 }
 
-/// Takes the norms of a step's gradients, if they are measured in this step, and has the update
-/// measured. Collective.
+/// Computes the norms of a step's gradients if the step is measured, and requests a measured
+/// update. Collective.
 pub(crate) fn before_update(
     model: &ShardedModel,
     gradients: Gradients,
@@ -38,8 +38,8 @@ pub(crate) fn before_update(
     Ok((gradients, Some(norms)))
 }
 
-/// Returns the norms of a step that has updated the parameters, if those of its gradients were
-/// taken. Collective.
+/// Returns the norms of a step after its update. `None` if the norms of its gradients were not
+/// computed. Collective.
 pub(crate) fn after_update(
     model: &ShardedModel,
     gradients: Option<Norms>,
@@ -49,7 +49,7 @@ pub(crate) fn after_update(
     Ok(Some(StepNorms { gradients, parameters: model.norms()?, updates }))
 }
 
-/// The ratios of the updates that were measured, for the plot at the end: as many as it has room
+/// Ratios of measured updates, for the plot at the end. Keeps no more steps than the plot has room
 /// for.
 #[derive(Debug, Default)]
 pub(crate) struct Ratios(Spread<(u64, Norms)>);
@@ -62,18 +62,18 @@ impl Ratios {
         self.0.add((step, ratios), most);
     }
 
-    /// Draws them, if there are any.
+    /// Draws the ratios, if there are any.
     pub(crate) fn draw(&self, file: &Path) -> Result<(), Failure> {
         if self.0.kept.is_empty() { Ok(()) } else { plot::updates(file, &self.0.kept) }
     }
 }
 
-/// Some of the items that were added, evenly spread: every one, or every second, fourth and so on.
+/// An evenly spread selection of the added items: every one, or every second, fourth and so on.
 #[derive(Debug)]
 struct Spread<T> {
     kept: Vec<T>,
     added: usize,
-    /// Number of added items for each that is kept.
+    /// Number of added items for each kept one.
     of: usize,
 }
 
@@ -84,7 +84,7 @@ impl<T> Default for Spread<T> {
 }
 
 impl<T> Spread<T> {
-    /// Adds an item, and keeps at most `most`, which is at least 1.
+    /// Adds an item, and keeps at most `most` items. `most` is at least 1.
     fn add(&mut self, item: T, most: usize) {
         let is_kept = self.added.is_multiple_of(self.of);
         self.added += 1;

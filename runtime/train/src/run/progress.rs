@@ -1,4 +1,4 @@
-//! The progress bar and the records of steps while training runs.
+//! The progress bar, and the records of steps.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -9,25 +9,25 @@ use crate::folder::{Files, Metrics, TRACED_STEPS};
 use crate::ranks::Setup;
 use crate::warnings::Warnings;
 
-/// A line of `metrics.jsonl`, but for norms of each parameter and an evaluation.
+/// A line of `metrics.jsonl`, without norms of each parameter and an evaluation.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct StepRecord {
+pub(crate) struct StepRecord {
     /// Number of the step, from 0.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Mean loss of all ranks.
-    pub loss: f64,
+    pub(crate) loss: f64,
     /// 2-norm of the gradients, before clipping; null in the file where a gradient overflowed.
-    pub grad_norm: f64,
-    /// Tokens of all ranks.
-    pub tokens: u64,
+    pub(crate) grad_norm: f64,
+    /// Number of tokens on all ranks.
+    pub(crate) tokens: u64,
     /// Time of the microbatches and the update.
-    pub seconds: f64,
-    /// False where all ranks skipped the update, because a gradient overflowed.
+    pub(crate) seconds: f64,
+    /// False if all ranks skipped the update because a gradient overflowed.
     #[serde(skip)]
-    pub applied: bool,
+    pub(crate) applied: bool,
 }
 
-/// The same, with the norms of each parameter and the evaluation where there are any.
+/// A line of `metrics.jsonl`, with norms of each parameter and an evaluation if there are any.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -48,8 +48,8 @@ pub(crate) struct Progress<'a> {
     ratios: Ratios,
 }
 
-/// Makes a bar of `steps` steps, which is silent where stderr is no terminal. Warnings are shown
-/// beside it.
+/// Creates a bar of `steps` steps. It is silent if stderr is no terminal. Warnings are printed
+/// above it.
 pub fn bar(steps: u64, warnings: &Warnings) -> ProgressBar {
     let template = "{bar:32} {pos}/{len} {elapsed}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template).expect("a template that is tested");
@@ -65,17 +65,17 @@ impl<'a> Progress<'a> {
         Self { bar, files: setup.files, metrics: None, records, ratios }
     }
 
-    /// Starts at step `first`, which is about to be made. Files of an earlier run are replaced here,
-    /// not before.
+    /// Starts at step `first`, which is about to run. Replaces the files of an earlier run, which
+    /// stay until then.
     pub(crate) fn start(&mut self, first: u64) -> Result<(), Failure> {
         self.bar.set_position(first);
-        // The time left follows from the steps that this run makes.
+        // The time left is estimated from the steps of this run alone.
         self.bar.reset_eta();
         self.metrics = self.files.map(|files| files.begin(first)).transpose()?;
         Ok(())
     }
 
-    /// Shows and records a step that is done.
+    /// Shows and records a completed step.
     pub(crate) fn add(
         &mut self,
         record: StepRecord,
@@ -98,12 +98,13 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
-    /// Ends the bar at the last step that was made, draws the ratios of updates, and returns all records.
+    /// Ends the bar at the last completed step, draws the ratios of updates, and returns all
+    /// records.
     pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
         match self.records.len() {
-            // It would show step 0, though the run may have been resumed after its last step.
+            // The bar would show step 0, though the run may have been resumed after its last step.
             0 => self.bar.finish_and_clear(),
-            // A finished bar would show all steps, also where a signal has ended the run.
+            // A finished bar would show all steps, even if a signal has ended the run.
             _ => self.bar.abandon(),
         }
         if let Some(files) = self.files {

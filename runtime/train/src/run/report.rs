@@ -1,6 +1,6 @@
 //! The end of a run: the printed report, and `summary.json`.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use super::progress::StepRecord;
 use super::saving::Saving;
 use crate::failure::Failure;
 use crate::folder::{Files, plot};
-use crate::stdout;
+use crate::stdout::{self, table};
 
 /// How training ended. It is equal on all ranks.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,7 @@ pub struct Report {
 #[derive(Debug)]
 struct First {
     records: Vec<StepRecord>,
+    program: &'static str,
     mesh: Mesh,
     /// Reason why no further step was made, in words.
     reason: String,
@@ -92,6 +93,7 @@ impl Report {
             unreachable!("an object was written down")
         };
         let mut report = First {
+            program: run.setup.program(),
             mesh: options.mesh,
             reason: run.reason(),
             costs,
@@ -228,7 +230,7 @@ impl First {
         if self.warnings > 0 {
             rows.push(["warnings".to_owned(), self.warnings.to_string()]);
         }
-        table(["a run", &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
+        table([self.program, &format!("{} steps on mesh {}", self.records.len(), self.mesh)], rows)
     }
 
     /// Returns the collectives of rank 0 in a step.
@@ -260,17 +262,4 @@ impl First {
 
 fn shown(loss: Option<f64>) -> String {
     format!("{:.4}", loss.unwrap_or(f64::NAN))
-}
-
-/// Returns a table with words on the left and numbers on the right.
-pub(crate) fn table<const COLUMNS: usize>(
-    header: [&str; COLUMNS],
-    rows: impl IntoIterator<Item = [String; COLUMNS]>,
-) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

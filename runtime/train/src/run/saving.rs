@@ -1,4 +1,4 @@
-//! Checkpoints of the run: when they are saved, and how the run resumes from one.
+//! Saves the run's checkpoints, and resumes from one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,13 +17,12 @@ use crate::folder::{BEST, CHECKPOINTS, cannot_write};
 use crate::options::RunOptions;
 use crate::ranks::refused;
 
-/// Number of best checkpoints that are kept. The newest is the best.
+/// Number of best checkpoints that are kept. The newest of them is the best.
 const KEPT_BEST: usize = 2;
 
-/// Name of the evaluations so far, in the user's part of a checkpoint.
+/// Key of the past evaluations in the user's part of a checkpoint.
 const EVALUATIONS: &str = "evaluations";
 
-/// The run's checkpoints.
 #[derive(Debug)]
 pub(crate) struct Saving {
     checkpoints: Checkpoints,
@@ -33,9 +32,9 @@ pub(crate) struct Saving {
     content: Content,
     every: u64,
     batches: Value,
-    /// Error of the last save, if that failed. A later save that succeeds makes up for it.
+    /// Error of the last save, if it failed. A later successful save clears it.
     unsaved: Option<Error>,
-    /// Error of the last save of the best model, if that failed.
+    /// Error of the last save of the best model, if it failed.
     best_unsaved: Option<Error>,
 }
 
@@ -62,7 +61,7 @@ impl Saving {
             return Err(Failure::work(format!("Training::batches has the key {EVALUATIONS}")));
         }
         let best = out.join(BEST);
-        // With --resume it is opened when the step is known.
+        // With `--resume` the folder is opened when the step is known.
         let is_open = saves_best && !options.resume;
         Ok(Some(Self {
             checkpoints: open(&out.join(CHECKPOINTS), options.keep)?,
@@ -80,7 +79,7 @@ impl Saving {
     ///
     /// # Errors
     /// A failure that rank 0 reports for all ranks, if no checkpoint can be loaded, or if the
-    /// checkpoint is of a run with other batches.
+    /// checkpoint belongs to a run with other batches.
     pub(crate) fn resume<O: Checkpointed>(
         &mut self,
         model: &mut ShardedModel,
@@ -115,9 +114,9 @@ impl Saving {
         self.resume_best(model, resumed.step, evaluations)
     }
 
-    /// Opens the best checkpoints, if they are saved, and removes those of later steps than `step`:
-    /// better ones may come again, of steps that this run makes once more. If none is left, the next
-    /// evaluation is the best one. Collective.
+    /// Opens the folder of best checkpoints, if they are saved. Removes those of steps after
+    /// `step`, because this run repeats these steps and may save better ones. If none remains, the
+    /// next evaluation is the best one. Collective.
     fn resume_best(
         &mut self,
         model: &ShardedModel,
@@ -125,7 +124,7 @@ impl Saving {
         evaluations: &mut Evaluations,
     ) -> Result<(), Failure> {
         let Some(folder) = &self.best_folder else { return Ok(()) };
-        // The number of checkpoints that are left, and the newest of them, as rank 0 sees them.
+        // Number of remaining checkpoints and step of the newest one, according to rank 0.
         let mut own = vec![0, 0];
         if model.rank().index() == 0 {
             let store = Store::new(folder, Arc::new(Disk));
@@ -151,10 +150,10 @@ impl Saving {
         Ok(())
     }
 
-    /// Saves after a step: in the background if a checkpoint is due, or before it returns if the run
+    /// Saves after a step: in the background if a checkpoint is due, or before returning if the run
     /// ends. Collective.
     ///
-    /// A save that fails does not end the run, because the next one may succeed: see
+    /// A failed save does not end the run, because the next one may succeed: see
     /// [`unsaved`](Self::unsaved).
     pub(crate) fn after_step<O: Checkpointed>(
         &mut self,
@@ -182,7 +181,7 @@ impl Saving {
 
     /// Saves the best model so far, if the options ask for that. Collective.
     ///
-    /// A save that fails does not end the run: see [`unsaved`](Self::unsaved).
+    /// A failed save does not end the run: see [`unsaved`](Self::unsaved).
     pub(crate) fn save_best<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -201,8 +200,8 @@ impl Saving {
         Ok(())
     }
 
-    /// Returns the checkpoint that was not saved, with the reason: the last one that was asked for,
-    /// or the best one. The run then ends with exit code 1.
+    /// Describes a checkpoint that was not saved, with the reason: the last one, or the best one.
+    /// The run then ends with exit code 1.
     pub(crate) fn unsaved(&self) -> Option<String> {
         let of = |what, error: &Error| format!("the {what} checkpoint was not saved: {error}");
         let last = self.unsaved.as_ref().map(|error| of("last", error));
@@ -218,8 +217,8 @@ impl Saving {
         user
     }
 
-    /// Takes the results of earlier saves, so that an error of the next call is of the save that it
-    /// begins.
+    /// Collects the results of earlier saves, so that an error of the next call belongs to the save
+    /// that it begins.
     fn finish_earlier(&mut self, model: &ShardedModel) -> Result<(), Failure> {
         loop {
             let ended = self.checkpoints.finish(model);
@@ -229,7 +228,7 @@ impl Saving {
         }
     }
 
-    /// Notes how a save has ended. Returns whether one has.
+    /// Records the result of a save. Returns whether a save had ended.
     fn note(&mut self, ended: Result<Option<Saved>, Error>) -> Result<bool, Failure> {
         match ended {
             Ok(None) => return Ok(false),
@@ -241,7 +240,7 @@ impl Saving {
     }
 }
 
-/// Warns of a save that could not begin. The library warns of one that fails later.
+/// Warns if a save could not begin. The library warns if it fails later.
 fn warn_of<T>(begun: &Result<T, Error>, model: &ShardedModel) {
     if let Err(error @ Error::Checkpoint { .. }) = begun
         && model.rank().index() == 0
@@ -250,11 +249,11 @@ fn warn_of<T>(begun: &Result<T, Error>, model: &ShardedModel) {
     }
 }
 
-/// Whether the run ends with a step.
+/// Whether the run ends after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// The run goes on.
     No,
-    /// A signal has ended the run, all steps are made, or evaluations have not improved.
+    /// A signal arrived, all steps are done, or evaluations have not improved.
     Yes,
 }

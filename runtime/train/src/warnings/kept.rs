@@ -1,20 +1,20 @@
-//! The file of the warnings.
+//! The file of warnings.
 
 use std::path::{Path, PathBuf};
 
 use crate::file::{self, FileError};
 
-/// The most lines that wait for a file.
+/// Maximum number of lines that wait for a file.
 const MOST_EARLY: usize = 100;
 
-/// The lines of the file.
+/// Destination of the lines.
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// The lines so far, until a file is named.
+    /// Lines that wait until a file is named.
     Early(Vec<String>),
-    /// The file, to which lines are appended.
+    /// File to which lines are appended.
     In(PathBuf),
-    /// The file cannot be written.
+    /// The file could not be written. Lines are dropped.
     Lost,
 }
 
@@ -25,10 +25,10 @@ impl Default for Kept {
 }
 
 impl Kept {
-    /// Names the file.
+    /// Writes the waiting lines into `file`, and later lines too.
     ///
     /// # Errors
-    /// If it cannot be written; later lines are then dropped.
+    /// If the file cannot be written. Later lines are then dropped.
     pub(super) fn begin(&mut self, file: &Path) -> Result<(), FileError> {
         let before = std::mem::replace(self, Self::In(file.to_owned()));
         let Self::Early(lines) = before else { return Ok(()) };
@@ -38,13 +38,14 @@ impl Kept {
     /// Adds a line.
     ///
     /// # Errors
-    /// Once, if the file cannot be written; later lines are then dropped.
+    /// Once, if the file cannot be written. Later lines are then dropped.
     pub(super) fn add(&mut self, line: String) -> Result<(), FileError> {
         match self {
             Self::Early(lines) if lines.len() < MOST_EARLY => lines.push(line),
             Self::Early(_) | Self::Lost => {}
             Self::In(file) => {
-                // Warnings are rare: the file is opened for each, and so it exists only if there was one.
+                // Warnings are rare, so the file is opened for each of them. It exists only if
+                // there was one.
                 let added = file::append(file, format!("{line}\n").as_bytes());
                 return added.inspect_err(|_| *self = Self::Lost);
             }

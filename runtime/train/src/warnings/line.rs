@@ -1,4 +1,4 @@
-//! One warning as a line of the file.
+//! Formats a warning as a line of the file.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,8 @@ use hsdp_warnings::Warning;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Returns the line of JSON for a warning of `rank`, after `left_out` others of its kind.
+/// Returns the line of JSON for a warning of `rank`. `left_out` others of its kind were left out
+/// before it.
 pub(super) fn line(warning: &Warning, rank: Option<usize>, left_out: u64) -> String {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let field = |(name, value): &(&str, String)| ((*name).to_owned(), value.as_str().into());
@@ -22,7 +23,7 @@ pub(super) fn line(warning: &Warning, rank: Option<usize>, left_out: u64) -> Str
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// A line of the file.
+/// Content of a line.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     unix_seconds: f64,

@@ -1,13 +1,14 @@
-//! The choice of warnings that are shown: a warning that comes a thousand times does not hide the others.
+//! Chooses the warnings to show, so that a warning that repeats a thousand times does not hide the
+//! others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Different texts of one kind that are shown at once.
+/// Number of different texts of one kind that are shown without a pause.
 const AT_ONCE: u64 = 10;
 
-/// The time after which a kind is shown again.
+/// Time after which a kind is shown again.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// The kinds of warnings so far, by their identifiers.
@@ -19,12 +20,13 @@ struct Kind {
     text: String,
     shown: u64,
     at: Instant,
-    /// Since the last one that was shown.
+    /// Number of warnings left out since the last one that was shown.
     left_out: u64,
 }
 
 impl<K: Eq + Hash> Repeats<K> {
-    /// The number of warnings of this kind that were left out since the last one that was shown; `None` if this one is left out, too.
+    /// Returns how many warnings of this kind were left out since the last one that was shown.
+    /// `None` if this one is left out, too.
     pub(super) fn admit(&mut self, kind: K, text: &str, now: Instant) -> Option<u64> {
         let kind = self.0.entry(kind).or_insert_with(|| Kind::new(now));
         let is_new = kind.shown < AT_ONCE && kind.text != text;

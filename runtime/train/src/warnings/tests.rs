@@ -114,7 +114,7 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
     assert_eq!(warnings.count(), 3);
 }
 
-/// An open of a FIFO waits for a reader, unless it is told not to.
+/// Opening a FIFO blocks until it has a reader, unless the flags forbid it.
 #[cfg(unix)]
 #[test]
 fn a_fifo_in_the_place_of_the_file_holds_nothing_up() {

@@ -13,7 +13,7 @@ use super::training::{Trainer, Training, spec};
 use super::{DEVICE, placed};
 
 /// The peaks of two steps, and what was planned, by category and rank.
-fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 8], [ByteCount; 8])> {
+fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 9], [ByteCount; 9])> {
     memory::reset_peaks();
     let how = (Trainer::AdamW, StepOptions::default());
     on_ranks(options.mesh.world_size(), |world| {
@@ -28,9 +28,10 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 8], [Byte
     })
 }
 
-fn in_order(plan: &MemoryPlan) -> [ByteCount; 8] {
+fn in_order(plan: &MemoryPlan) -> [ByteCount; 9] {
     let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update } = *plan;
-    [shard, gather_input, full, grad_full, partial, optimizer, update, ByteCount::ZERO]
+    let [snapshot, load] = [ByteCount::ZERO; 2];
+    [shard, gather_input, full, grad_full, partial, optimizer, update, snapshot, load]
 }
 
 #[test]

@@ -22,7 +22,7 @@ impl Layer<'_> {
         self.path.rsplit('.').next().unwrap_or_default()
     }
 
-    /// Returns whether it has the name and the parameters of a norm.
+    /// Returns whether the layer has the name and the parameters of a norm.
     fn is_norm(&self) -> bool {
         let name = self.name().to_ascii_lowercase();
         (name.contains("norm") || name.starts_with("ln") || name.ends_with("_ln"))
@@ -33,7 +33,7 @@ impl Layer<'_> {
         self.leaves.iter().any(|leaf| ["bias", "beta"].contains(leaf))
     }
 
-    /// Returns its path split at the first component that is a number.
+    /// Returns the path, split at the first component that is a number.
     fn around_number(&self) -> Option<(&str, usize, &str)> {
         let mut start = 0;
         for component in self.path.split('.') {
@@ -99,7 +99,7 @@ fn braced<T: ToString>(alternatives: &[T]) -> String {
     if alternatives.len() == 1 { joined } else { format!("{{{joined}}}") }
 }
 
-/// Returns the likely causes, those that the names show before those of any model.
+/// Returns the likely causes. Causes that the names show come before the causes of any model.
 pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> String {
     let mut causes = String::new();
     let unasked: Vec<_> = lost.iter().copied().filter(|it| !was_asked_for(&it.name)).collect();
@@ -132,7 +132,7 @@ pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> S
     causes + ALWAYS
 }
 
-/// Finds an attention without gradients for queries and keys, and with those for values.
+/// Finds an attention without gradients for queries and keys, but with gradients for values.
 fn attention<'a>(layers: &[Layer<'a>]) -> Option<&'a str> {
     let split = |path: &'a str| path.rsplit_once('.').unwrap_or(("", path));
     let has = |parent: &str, initial| {

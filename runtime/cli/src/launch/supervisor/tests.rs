@@ -2,7 +2,7 @@ use super::*;
 
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Three running ranks.
+/// Returns a supervisor of three running ranks.
 fn three() -> (Supervisor, Instant) {
     let now = Instant::now();
     let mut supervisor = Supervisor::new(3, GRACE, now);
@@ -50,7 +50,7 @@ fn a_signal_is_passed_on_once_and_the_second_kills() {
     let (mut supervisor, now) = three();
     let int = Signal::SIGINT as i32;
     assert_eq!(signals(&supervisor.signal(int, now)), [(0, int), (1, int), (2, int)]);
-    // No rank gets another signal while it handles the first one.
+    // A rank gets no other signal while it handles the first one.
     assert!(signals(&supervisor.ended(1, End::Signal(int), now)).is_empty());
     assert_eq!(supervisor.deadline(), Some(now + GRACE));
     assert_eq!(signals(&supervisor.signal(int, now)), [(0, KILL), (2, KILL)]);
@@ -117,7 +117,8 @@ fn who_is_not_there_in_time_has_failed() {
     assert_eq!(ended.code(), 1);
     supervisor.ended(0, End::Signal(TERM), due);
     supervisor.ended(2, End::Signal(TERM), due);
-    // The rank may still start, so it is waited for. After that, the process that starts it is killed.
+    // The rank may still start, so the supervisor waits. After that, the process that starts it is
+    // killed.
     assert!(!supervisor.is_over());
     assert_eq!(supervisor.late(due + GRACE)[1], Action::KillStarted);
     assert!(supervisor.is_over());
@@ -127,7 +128,7 @@ fn who_is_not_there_in_time_has_failed() {
 fn an_interrupted_job_has_the_code_of_its_signal_unless_its_ranks_have_answered() {
     let (mut supervisor, now) = three();
     supervisor.signal(TERM, now);
-    // They ignore both signals, and nothing can kill them.
+    // They ignore both signals, and cannot be killed.
     supervisor.signal(TERM, now);
     supervisor.late(now + BURIAL);
     assert!(supervisor.is_over());
@@ -174,7 +175,7 @@ fn lines_wait_for_their_reader_until_the_job_is_being_ended() {
     // Ranks may take their time after a signal, and a reader that reads meanwhile gets all lines.
     assert_eq!(supervisor.lines_until(now, None), Some(now + GRACE));
     assert_eq!(supervisor.lines_until(now + second, None), Some(now + second + GRACE));
-    // After the last of them the grace counts, however slowly the reader takes them.
+    // The grace period begins with the end of the last rank, even if the reader is slow.
     let over = now + 5 * second;
     assert_eq!(supervisor.lines_until(over + second, Some(over)), Some(over + GRACE));
     supervisor.signal(TERM, over);

@@ -6,13 +6,13 @@ use hsdp_sharding::{Region, UnitLayout};
 
 use crate::escape;
 
-/// The least width of padding, in pixels: a few elements of millions would not be visible.
+/// Minimum width of padding, in pixels. A few elements among millions would not be visible.
 pub(super) const LEAST: f64 = 2.0;
 
-/// The most parameters of a shard that are listed. Further ones are counted.
+/// Maximum number of listed parameters of a shard. Further ones are counted.
 const LISTED: usize = 12;
 
-/// The colors of neighboring shards, which make them distinguishable.
+/// Colors of neighboring shards, which make them distinguishable.
 const COLORS: [&str; 4] = ["#4e79a7", "#f28e2b", "#59a14f", "#b07aa1"];
 
 /// The position of a bar, in pixels.
@@ -24,8 +24,8 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    /// Draws each shard as its rank has it: its slice of the trainable region, then its slice of the frozen one, with padding drawn
-    /// over them.
+    /// Draws each shard as its rank stores it: its slice of the trainable region, then its slice of
+    /// the frozen region, with padding drawn over them.
     pub(super) fn draw(&self, layout: &UnitLayout, owners: &dyn Fn(usize) -> String) -> String {
         let gaps = gaps(layout);
         let mut svg = String::new();
@@ -68,12 +68,12 @@ impl Bar {
 struct Drawn<'a> {
     layout: &'a UnitLayout,
     shard: usize,
-    /// In elements of `full`.
+    /// Range in elements of `full`.
     slice: Range<usize>,
 }
 
 impl Drawn<'_> {
-    /// Where it begins in the bar, in elements.
+    /// Returns the start of the slice in the bar, in elements.
     fn start(&self) -> usize {
         let of_shard = self.shard * self.layout.shard_len();
         let is_frozen = self.slice.start >= self.layout.frozen().start;
@@ -91,7 +91,7 @@ fn common(one: &Range<usize>, other: &Range<usize>) -> Option<Range<usize>> {
     (both.start < both.end).then_some(both)
 }
 
-/// The text that a browser shows when the pointer is over a slice.
+/// Returns the text that a browser shows when the pointer is over a slice.
 fn said(drawn: &Drawn<'_>, owners: &str) -> String {
     let Drawn { layout, shard, slice } = drawn;
     let name = |param: usize| &layout.params()[param];
@@ -114,11 +114,11 @@ fn said(drawn: &Drawn<'_>, owners: &str) -> String {
     )
 }
 
-/// The elements of `full` that belong to no parameter.
+/// Returns the elements of `full` that belong to no parameter.
 fn gaps(layout: &UnitLayout) -> Vec<Range<usize>> {
     let mut taken: Vec<Range<usize>> = layout.params().iter().map(|slot| slot.range()).collect();
     taken.sort_unstable_by_key(|range| range.start);
-    // The frozen region has its own start, so padding may lie before it.
+    // The frozen region has its own start, so padding may precede it.
     let ends = [layout.frozen().start, layout.full_len()].map(|end| end..end);
     taken.extend(ends);
     taken.sort_by_key(|range| (range.start, range.end));

@@ -1,4 +1,4 @@
-//! Meshes by microbatches, in shades of their speed.
+//! Draws meshes by microbatches, in shades of their speed.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const CELL: (f64, f64) = (84.0, 34.0);
 const LEFT: f64 = 110.0;
 const TOP: f64 = 44.0;
 
-/// The map: a column for each mesh, a row for each number of microbatches.
+/// Draws the map, with a column for each mesh and a row for each number of microbatches.
 pub(super) fn of(search: &Search) -> String {
     let meshes: BTreeSet<(usize, usize)> = search.cells.keys().map(|(r, s, _)| (*r, *s)).collect();
     let counts: BTreeSet<u64> = search.cells.keys().map(|(.., count)| *count).collect();
@@ -36,7 +36,7 @@ pub(super) fn of(search: &Search) -> String {
     drawing((size.0 + 2.0, size.1 + 2.0), "Tokens a second by mesh and microbatches", &content)
 }
 
-/// A cell: the faster, the stronger its color.
+/// Draws a cell. A faster step has a stronger color.
 fn cell((x, y): (f64, f64), speed: Option<f64>, fastest: f64) -> String {
     let (width, height) = (CELL.0 - 3.0, CELL.1 - 3.0);
     let Some(speed) = speed else {
@@ -56,7 +56,7 @@ fn cell((x, y): (f64, f64), speed: Option<f64>, fastest: f64) -> String {
     )
 }
 
-/// A number in at most five characters: `1234`, `12.3k`, `1.30M`.
+/// Formats a number in at most five characters: `1234`, `12.3k`, `1.30M`.
 fn short(number: f64) -> String {
     match number {
         ..1e4 => format!("{number:.0}"),

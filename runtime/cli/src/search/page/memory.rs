@@ -1,4 +1,4 @@
-//! The memory of a rank, by category.
+//! Draws the memory of a rank, by category.
 
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::StepMemory;
@@ -10,7 +10,7 @@ const LEFT: f64 = 150.0;
 const RIGHT: f64 = 130.0;
 const ROW: f64 = 26.0;
 
-/// A bar for each category, and one for all, with a line at the memory that a rank may use.
+/// Draws a bar for each category, and one for all, with a line at the memory that a rank may use.
 pub(super) fn of(memory: &StepMemory, limit: ByteCount) -> String {
     let parts = memory.parts().into_iter().filter(|(_, bytes)| bytes.get() > 0);
     let rows: Vec<(&str, ByteCount)> = parts.chain([("all", memory.total())]).collect();

@@ -2,7 +2,8 @@
 
 use crate::escape;
 
-/// A drawing that is as wide as the page, but never so narrow that its text cannot be read: then it scrolls.
+/// Returns a drawing as wide as the page. On a narrow page it scrolls, so that its text stays
+/// readable.
 pub(super) fn drawing((width, height): (f64, f64), name: &str, content: &str) -> String {
     format!(
         "<div class=\"wide\"><svg viewBox=\"0 0 {width:.0} {height:.0}\" style=\"min-width:{:.0}px;max-width:{width:.0}px\" role=\"img\" aria-label=\"{}\">\n{content}</svg></div>",
@@ -11,7 +12,8 @@ pub(super) fn drawing((width, height): (f64, f64), name: &str, content: &str) ->
     )
 }
 
-/// A rectangle at a place, of a size and a class, with a text that is shown when it is pointed at.
+/// Returns a rectangle with a position, a size, a class, and a text that is shown when the pointer
+/// is over it.
 pub(super) fn bar([x, y, width, height]: [f64; 4], class: &str, title: &str) -> String {
     format!(
         "<rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" class=\"{class}\"><title>{}</title></rect>\n",
@@ -19,7 +21,7 @@ pub(super) fn bar([x, y, width, height]: [f64; 4], class: &str, title: &str) -> 
     )
 }
 
-/// A text at a place: `start`, `middle` or `end` of it.
+/// Returns a text. `anchor` aligns it at its place: `start`, `middle` or `end`.
 pub(super) fn text((x, y): (f64, f64), anchor: &str, words: &str) -> String {
     format!(
         "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>\n",

@@ -1,4 +1,4 @@
-//! A rank's step over time, lane by lane.
+//! Draws a rank's step over time, lane by lane.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ const LEFT: f64 = 110.0;
 const ROW: f64 = 34.0;
 const TOP: f64 = 8.0;
 
-/// The lanes of the first color. Spans that are narrower than a tenth of a unit are left out where another of their kind is next to them.
+/// Draws the lanes of the first color. Spans that are narrower than a tenth of a unit are left out
+/// if another of their kind is next to them.
 pub(super) fn of(spans: &[Span], step: Time) -> String {
     let mut lanes: BTreeMap<Lane, Vec<&Span>> = BTreeMap::new();
     let drawn =
@@ -47,7 +48,7 @@ pub(super) fn of(spans: &[Span], step: Time) -> String {
     drawing((WIDTH, bottom + 50.0), "Time line of a step", &content)
 }
 
-/// Neighbors of one kind, with less between them than can be seen, as one.
+/// Merges neighbors of one kind if the gap between them is too small to see.
 fn merged(spans: &[&Span], step: Time) -> Vec<(Time, Time, What)> {
     let gap = step.picoseconds() / 20_000;
     let mut spans = spans.to_vec();
@@ -78,7 +79,7 @@ const KINDS: [(&str, &str); 8] = [
     ("exchange", "exchanges"),
 ];
 
-/// The class and the words of a use; none for uses that are not drawn.
+/// Returns the class and the words of a use. `None` for uses that are not drawn.
 fn kind(what: What) -> Option<(&'static str, &'static str)> {
     let index = match what {
         What::Work(Work::Forward(_) | Work::Loss) => 0,

@@ -1,4 +1,4 @@
-//! The keys of a `config.json`, and their effects. A key that is in no table is refused by name.
+//! The keys of a `config.json`, and their effects. A key outside the tables is refused by name.
 
 use std::fmt;
 
@@ -11,18 +11,18 @@ use super::{ConfigError, shown};
 /// The effect of a key.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::decoder) enum Effect {
-    /// Value that describes the model.
+    /// The key describes the model, which reads it.
     Read,
-    /// Values, as JSON, that the model has. Any other value would change it.
+    /// The model supports only these values, written as JSON. Any other value would change it.
     Only(&'static [&'static str]),
     /// No effect in training.
     None,
 }
 
-/// The keys of one kind of model, or of an object in its file, in groups of one effect.
+/// Keys of one kind of model, or of an object in its file, grouped by effect.
 pub(in crate::decoder) type Table = &'static [(Effect, &'static [&'static str])];
 
-/// The keys of all families. A family may have a line of its own for a key, which counts.
+/// Keys of all families. A family's own entry for a key takes precedence.
 pub(in crate::decoder) const COMMON: Table = &[
     (
         Effect::Read,
@@ -51,13 +51,13 @@ pub(in crate::decoder) const COMMON: Table = &[
         ],
     ),
     (Effect::Only(&["0"]), &["attention_dropout"]),
-    // Its weights would be integers with scales.
+    // Quantized weights would be integers with scales.
     (Effect::Only(&["null"]), &["quantization_config"]),
 ];
 
-/// The keys that transformers has for all models, and that change nothing in training.
+/// Keys that transformers has for all models and that change nothing in training.
 pub(in crate::decoder) const GENERAL: Table = &[
-    // They name the file, its origin and its tokenizer.
+    // Names of the file, its origin and its tokenizer.
     (
         Effect::None,
         &[
@@ -78,7 +78,7 @@ pub(in crate::decoder) const GENERAL: Table = &[
         Effect::None,
         &["bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "prefix"],
     ),
-    // The options of generation.
+    // Options of generation.
     (
         Effect::None,
         &[
@@ -122,9 +122,9 @@ pub(in crate::decoder) const GENERAL: Table = &[
             "tie_last_hidden_states",
         ],
     ),
-    // Heads of classification, which a language model does not have.
+    // Settings of classification heads, which a language model does not have.
     (Effect::None, &["id2label", "label2id", "num_labels", "problem_type", "finetuning_task"]),
-    // The implementation of the same arithmetic.
+    // Choices between implementations of the same arithmetic.
     (
         Effect::None,
         &[
@@ -139,14 +139,14 @@ pub(in crate::decoder) const GENERAL: Table = &[
     (Effect::Only(&["false", "null"]), &["is_encoder_decoder", "add_cross_attention"]),
     (Effect::Only(&["null"]), &["cross_attention_hidden_size"]),
     (Effect::None, &["is_decoder", "tie_encoder_decoder"]),
-    // The forward of a decoder has no chunks.
+    // A decoder's forward has no chunks.
     (Effect::None, &["chunk_size_feed_forward"]),
     (Effect::Only(&["{}", "null"]), &["pruned_heads", "per_layer_config"]),
-    // It makes two tensors of a tied pair.
+    // TorchScript would make two tensors of a tied pair.
     (Effect::Only(&["false", "null"]), &["torchscript"]),
 ];
 
-/// The keys and values of an object.
+/// Keys and values of an object.
 pub(in crate::decoder) struct Keys<'a> {
     /// Prefix of a key in an error, such as `rope_scaling.`.
     prefix: &'static str,
@@ -158,8 +158,8 @@ impl<'a> Keys<'a> {
         Self { prefix, object }
     }
 
-    /// Checks that the tables know each key, and that each has a value that the model has. An
-    /// unknown key whose value is null counts as absent.
+    /// Checks that the tables have each key, and that the model supports its value. An unknown key
+    /// with the value null counts as absent.
     ///
     /// # Errors
     /// [`ConfigError::Unknown`] and [`ConfigError::Unsupported`].
@@ -178,12 +178,12 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// Returns whether a key is there.
+    /// Returns whether the object has a key.
     pub(in crate::decoder) fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
-    /// Returns the object of a key, if it is there and not empty.
+    /// Returns the object of a key. `None` if it is absent or empty.
     ///
     /// # Errors
     /// [`ConfigError::Type`]
@@ -223,7 +223,7 @@ impl<'a> Keys<'a> {
         self.or(key, None)
     }
 
-    /// Returns the one value of two keys for the same setting, if there is one.
+    /// Returns the value of two keys for one setting. `None` if both are absent.
     ///
     /// # Errors
     /// [`ConfigError::Type`], and [`ConfigError::Contradiction`] if they differ.
@@ -244,7 +244,7 @@ fn named(prefix: &str, key: &str) -> String {
     format!("{prefix}{}", key.escape_debug())
 }
 
-/// Returns the value that two places have for one setting, if one of them has it.
+/// Returns the value that one or both of two places have for a setting. `None` if neither has one.
 ///
 /// # Errors
 /// [`ConfigError::Contradiction`] if they differ.
@@ -260,7 +260,7 @@ pub(in crate::decoder) fn agreed<T: PartialEq + fmt::Display>(
     }
 }
 
-/// Checks that a value is one of those supported.
+/// Checks that a value is supported.
 ///
 /// # Errors
 /// [`ConfigError::Unsupported`]
@@ -283,7 +283,7 @@ fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Resul
     Err(ConfigError::Unsupported { name: name.to_owned(), value, supported })
 }
 
-/// Reads an object in which no key is there twice, at any depth.
+/// Reads an object. Refuses an object that has a key twice, at any depth.
 ///
 /// # Errors
 /// [`ConfigError::Json`]
@@ -294,7 +294,7 @@ pub(in crate::decoder) fn object(text: &str) -> Result<Map<String, Value>, Confi
     }
 }
 
-/// A value in which no key is there twice.
+/// A value in which no object has a key twice.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {

@@ -15,7 +15,7 @@ pub struct Rope {
     pub theta: f64,
     /// Scaling of the wavelengths.
     pub scaling: RopeScaling,
-    /// Elements of a head that are rotated. The rest of the head passes through. As in
+    /// Number of elements in a head that are rotated. The other elements pass through. As in
     /// transformers, an odd number is the base of the exponents, and one more element is rotated.
     pub rotated: usize,
 }
@@ -26,11 +26,12 @@ pub struct Rope {
 pub enum RopeScaling {
     /// No scaling.
     Default,
-    /// A factor by which all of them are longer.
+    /// All wavelengths are longer by this factor.
     Linear(f64),
-    /// The scaling of Llama 3: by wavelength, all of the factor, a part of it, or no scaling.
+    /// Scaling of Llama 3. It depends on the wavelength: the whole factor, a part of it, or no
+    /// scaling.
     Llama3 {
-        /// Factor by which the longest wavelengths are longer.
+        /// Factor by which the longest wavelengths grow.
         factor: f64,
         /// Wavelengths above `original / low` are scaled by the whole factor.
         low: f64,
@@ -53,16 +54,17 @@ impl fmt::Display for RopeScaling {
     }
 }
 
-/// Position embeddings that transformers has for a family.
+/// Kind of position embeddings that transformers has for a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::decoder) enum Rotation {
     /// Wavelengths may be scaled, and a head is rotated as a whole.
     Scaled,
-    /// Wavelengths are not scaled, and `partial_rotary_factor` of a head may be rotated.
+    /// Wavelengths are not scaled, and `partial_rotary_factor` may limit the rotation to a part of
+    /// a head.
     Partial,
 }
 
-/// The keys of `rope_parameters`, and of `rope_scaling`, its older name, by type.
+/// Keys of `rope_parameters` and of its older name `rope_scaling`, by type.
 const KEYS: Table =
     // `type` is the older name of `rope_type`.
     &[(Effect::Read, &["rope_type", "type", "rope_theta", "partial_rotary_factor"])];
@@ -73,7 +75,7 @@ const LLAMA3: Table =
 /// Default of `rope_theta`.
 pub(in crate::decoder) const THETA: f64 = 10_000.0;
 
-/// Settings beside `rope_parameters`, and defaults.
+/// Settings beside `rope_parameters`, and their defaults.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beside {
     pub(super) rotation: Rotation,
@@ -82,7 +84,7 @@ pub(super) struct Beside {
     pub(super) max_position_embeddings: usize,
 }
 
-/// One object with position embeddings.
+/// Position embeddings found in one object.
 struct Found {
     name: &'static str,
     scaling: RopeScaling,
@@ -91,8 +93,8 @@ struct Found {
     part: Option<f64>,
 }
 
-/// Reads the position embeddings. `rope_theta` and `partial_rotary_factor` may be in an object or
-/// beside it, and that object has two names.
+/// Reads the position embeddings. The object that describes them has two names. `rope_theta` and
+/// `partial_rotary_factor` may be in it or beside it.
 pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError> {
     let theta = if keys.has("rope_theta") { Some(keys.or("rope_theta", 0.0)?) } else { None };
     let part: Option<f64> = keys.optional("partial_rotary_factor")?;
@@ -130,7 +132,7 @@ pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError>
     })
 }
 
-/// Returns the number of elements of a head that are rotated.
+/// Returns the number of rotated elements in a head.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within a head")]
 #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
 fn rotated(part: f64, beside: Beside) -> Result<usize, ConfigError> {
@@ -193,7 +195,7 @@ fn scaling(keys: &Keys<'_>, prefix: &str, beside: Beside) -> Result<RopeScaling,
 }
 
 impl Rope {
-    /// Returns the pairs of elements that are rotated.
+    /// Returns the number of rotated pairs.
     #[must_use]
     pub fn pairs(&self) -> usize {
         self.rotated.div_ceil(2)
@@ -220,8 +222,8 @@ impl Rope {
         super::above_0(&positive)
     }
 
-    /// Returns the angle by which a pair turns from one position to the next, in f32 throughout, as
-    /// transformers computes it.
+    /// Returns the angle by which a pair turns from one position to the next. Like transformers,
+    /// computes in f32 throughout.
     #[expect(clippy::cast_possible_truncation, reason = "theta and factors are numbers of f32")]
     #[expect(clippy::cast_precision_loss, reason = "a head is narrow, and a context below 2^24")]
     pub(in crate::decoder) fn frequency(&self, pair: usize) -> f32 {
@@ -245,9 +247,9 @@ impl Rope {
         }
     }
 
-    /// Writes theta, and the scaling of wavelengths, to the places where versions of transformers
-    /// before 5, and stock candle, read them. Stock candle refuses a linear scaling there, and
-    /// would ignore the new one.
+    /// Writes theta and the scaling of wavelengths where stock candle and versions of transformers
+    /// before 5 read them. Stock candle refuses a linear scaling there, and would ignore the new
+    /// place.
     pub(super) fn write_old(&self, json: &mut Map<String, Value>) {
         json.insert("rope_theta".to_owned(), json!(self.theta));
         let part = json.get("rope_parameters").and_then(|new| new.get("partial_rotary_factor"));

@@ -23,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
             ],
         ),
         (Effect::Only(&["false", "null"]), &["use_bidirectional_attention"]),
-        // The cache is of generation; transformers ignores the others.
+        // The cache matters in generation only. transformers ignores the other keys.
         (Effect::None, &["cache_implementation", "hidden_act", "sliding_window_size"]),
     ]],
     defaults: Defaults {
@@ -59,7 +59,7 @@ pub(super) const FAMILY: Family = Family {
         config.attention_scale = 1.0 / scalar.sqrt();
         config.attention_cap = keys.or("attn_logit_softcapping", Some(50.0))?;
         config.logit_cap = keys.or("final_logit_softcapping", Some(30.0))?;
-        // transformers needs a window even if no layer has it.
+        // transformers requires a window even if no layer uses it.
         let window = keys.or("sliding_window", 4096)?;
         config.set_windows(keys, Some(window), |index, _| index.is_multiple_of(2))?;
         config.check_division()

@@ -11,7 +11,8 @@ pub(super) const FAMILY: Family = Family {
     keys: &[&[
         (Effect::Read, &["attention_bias", "mlp_bias"]),
         (Effect::Only(&["false", "null"]), &["rope_interleaved"]),
-        // The first cuts products of matrices into parts; transformers ignores the others.
+        // `pretraining_tp` splits products of matrices into parts. transformers ignores the other
+        // keys.
         (Effect::None, &["pretraining_tp", "max_sequence_length", "is_llama_config"]),
     ]],
     defaults: DEFAULTS,

@@ -1,4 +1,4 @@
-//! OLMo 2: norms behind attention and MLP, and norms of queries and keys over all heads.
+//! OLMo 2: norms after attention and MLP, and norms of queries and keys over all heads.
 
 use super::{DEFAULTS, Defaults, Family};
 use crate::decoder::config::keys::Effect;

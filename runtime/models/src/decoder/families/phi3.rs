@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
         (Effect::Only(&["0"]), &["resid_pdrop", "embd_pdrop"]),
         (Effect::Only(&["false", "null"]), &["attention_bias", "mlp_bias", "lm_head_bias"]),
         (Effect::Only(&["1", "null"]), &["full_attn_mod", "interpolate_factor"]),
-        // It serves longrope alone, which is refused.
+        // Only longrope, which is refused, uses it.
         (Effect::None, &["original_max_position_embeddings"]),
         // It names code that transformers does not run for this family.
         (Effect::None, &["auto_map"]),

@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
     },
 };
 
-/// The defaults of Qwen2 and of its successors.
+/// Defaults of Qwen2 and its successors.
 pub(super) const QWEN: Defaults = Defaults {
     vocab_size: 151_936,
     intermediate_size: 22_016,
@@ -27,7 +27,7 @@ pub(super) const QWEN: Defaults = Defaults {
     ..DEFAULTS
 };
 
-/// The keys that [`read_windows`] reads.
+/// Keys that [`read_windows`] reads.
 pub(super) const WINDOWS: Table = &[
     (Effect::Read, &["layer_types", "use_sliding_window", "sliding_window", "max_window_layers"]),
     (Effect::Only(&["false", "null"]), &["use_mrope"]),

@@ -21,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
                 "layer_types",
             ],
         ),
-        // transformers ignores them.
+        // transformers ignores these keys.
         (Effect::None, &["max_window_layers", "pretraining_tp"]),
     ]],
     defaults: Defaults {
@@ -60,7 +60,7 @@ fn read_rope(keys: &Keys<'_>, config: &mut DecoderConfig) -> Result<(), ConfigEr
         }
         None => (1..=config.layers.len()).map(|layer| !layer.is_multiple_of(interval)).collect(),
     };
-    // transformers ignores entries behind the layers.
+    // transformers ignores entries beyond the layers.
     if has_rope.len() < config.layers.len() {
         return Err(ConfigError::Contradiction {
             first: format!("num_hidden_layers is {}", config.layers.len()),

@@ -1,4 +1,4 @@
-//! The attention of the heads that share a key-value head.
+//! Attention of the heads that share a key-value head.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use hsdp_kernels::{Fold, Matrix, Threads, matmul, vectorized};
 use super::place::Sizes;
 use crate::nn::scores::{Kernel, shown};
 
-/// The queries of a block. With a thousand keys, two blocks of scores fit in the second-level
+/// Number of queries in a block. With a thousand keys, two blocks of scores fit in the second-level
 /// cache.
 pub(crate) const BLOCK: usize = 64;
 
-/// The gradients of queries, keys and values, each as the group reads it; `None` if candle does not
-/// track it.
+/// Gradients of queries, keys and values in the layout that the group reads. `None` if candle does
+/// not track the input.
 pub(super) type Gradients = [Option<Vec<f32>>; 3];
 
 /// The heads that one key-value head serves, in one sequence.
@@ -24,16 +24,16 @@ pub(super) struct Group<'a> {
 
 /// A block of queries of one head.
 struct Block {
-    /// The place of its first query among the rows of scores.
+    /// Index of the first query among the rows of scores.
     row: usize,
-    /// Its queries among those of the group.
+    /// Range of the queries in the group.
     queries: Range<usize>,
-    /// Keys that one of its queries may see.
+    /// Range of keys that one of the queries may see.
     keys: Range<usize>,
 }
 
 impl Block {
-    /// Returns the number of its scores.
+    /// Returns the number of scores.
     fn scores(&self) -> usize {
         self.queries.len() * self.keys.len()
     }
@@ -58,18 +58,18 @@ impl Group<'_> {
             .filter(|block| !block.keys.is_empty())
     }
 
-    /// Returns room for the scores of any block.
+    /// Returns a buffer for the scores of any block.
     fn room(&self) -> Vec<f32> {
         vec![0.0; self.blocks().map(|block| block.scores()).max().unwrap_or(0)]
     }
 
-    /// Some rows of queries, keys or values.
+    /// Returns some rows of queries, keys or values as a matrix.
     fn matrix<'a>(&self, values: &'a [f32], rows: Range<usize>) -> Matrix<'a> {
         let dim = self.sizes.dim;
         Matrix::new(&values[rows.start * dim..rows.end * dim], rows.len(), dim)
     }
 
-    /// Replaces the products of a block's queries and keys by the shares.
+    /// Replaces the products of a block's queries and keys with the shares.
     fn to_shares(&self, block: &Block, shares: &mut [f32]) {
         let first = block.keys.start;
         for (row, shares) in (block.row..).zip(shares.chunks_exact_mut(block.keys.len())) {
@@ -97,8 +97,8 @@ impl Group<'_> {
         output
     }
 
-    /// Returns the gradients of the tracked ones of queries, keys and values, from these and the
-    /// gradient of the output.
+    /// Returns the gradients of tracked queries, keys and values, from these and the gradient of
+    /// the output.
     pub(super) fn backward(
         &self,
         [q, k, v]: [&[f32]; 3],
@@ -138,7 +138,8 @@ impl Group<'_> {
         [of_q, of_k, of_v]
     }
 
-    /// Replaces the gradients of a block's shares by those of its products, but for the cap.
+    /// Replaces the gradients of a block's shares with the gradients of its products, except for
+    /// the cap.
     fn to_gradients(&self, block: &Block, shares: &[f32], gradients: &mut [f32]) {
         let keys = block.keys.len();
         let rows = shares.chunks_exact(keys).zip(gradients.chunks_exact_mut(keys));

@@ -6,7 +6,7 @@ use hsdp_kernels::{cast, unpack};
 use super::NAME;
 use crate::nn::element::Element;
 
-/// The sizes of an attention.
+/// Sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
@@ -50,28 +50,28 @@ impl Sizes {
         }
     }
 
-    /// The dims of the scores.
+    /// Returns the dims of the scores.
     pub(super) fn scores(&self) -> [usize; 4] {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    /// The dims of the output.
+    /// Returns the dims of the output.
     pub(super) fn output(&self) -> [usize; 4] {
         [self.batch, self.queries, self.heads, self.dim]
     }
 }
 
-/// The places of the heads.
+/// Places of the heads in inputs and output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) sizes: Sizes,
-    /// Of queries, keys and values.
+    /// Places in queries, keys and values.
     pub(super) inputs: [Place; 3],
     pub(super) output: Place,
 }
 
 impl Places {
-    /// In three tensors.
+    /// Returns the places in three tensors.
     pub(super) fn of_three(sizes: Sizes) -> Self {
         let Sizes { queries, keys, heads, kv_heads, dim, .. } = sizes;
         let q = Place::new([queries, kv_heads, heads / kv_heads, dim]);
@@ -79,7 +79,8 @@ impl Places {
         Self { sizes, inputs: [q, k, k], output: q }
     }
 
-    /// In one tensor, in which queries, keys and values of a position follow one another.
+    /// Returns the places in one tensor, in which queries, keys and values of a position follow one
+    /// another.
     pub(super) fn of_one(sizes: Sizes) -> Self {
         let Sizes { queries, heads, dim, .. } = sizes;
         let row = heads * dim;
@@ -89,11 +90,11 @@ impl Places {
     }
 }
 
-/// Places of the heads of a tensor. Each `shared` heads that follow one another belong to a group.
+/// Places of the heads in a tensor. Each `shared` heads that follow one another belong to a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     start: usize,
-    /// Elements from a position to the next.
+    /// Number of elements from a position to the next.
     stride: usize,
     positions: usize,
     groups: usize,
@@ -102,12 +103,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Those of a tensor `[batch, positions, groups * shared, dim]`.
+    /// Returns the places in a tensor `[batch, positions, groups * shared, dim]`.
     fn new([positions, groups, shared, dim]: [usize; 4]) -> Self {
         Self { start: 0, stride: groups * shared * dim, positions, groups, shared, dim }
     }
 
-    /// The starts of the rows of a group, head by head and in each by position.
+    /// Returns the start of each row of a group, head by head and by position in each head.
     fn rows(self, group: usize) -> impl Iterator<Item = usize> {
         let (batch, group) = (group / self.groups, group % self.groups);
         let heads = group * self.shared..(group + 1) * self.shared;
@@ -117,7 +118,7 @@ impl Place {
         })
     }
 
-    /// The heads of a group in f32, `[shared, positions, dim]`.
+    /// Reads the heads of a group in f32, `[shared, positions, dim]`.
     pub(super) fn read<T: Element>(self, from: &[T], group: usize) -> Vec<f32> {
         let mut heads = vec![0.0; self.shared * self.positions * self.dim];
         if self.dim > 0 {
