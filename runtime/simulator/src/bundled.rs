@@ -1,34 +1,24 @@
-//! The machines that the crate brings along.
-
-use super::Machine;
-use crate::Error;
+//! The files of the machines that the crate brings along, by name.
 
 const FILES: [(&str, &str); 4] = [
-    ("a100-node", include_str!("../../machines/a100-node.toml")),
-    ("a100-cluster", include_str!("../../machines/a100-cluster.toml")),
-    ("h100-cluster", include_str!("../../machines/h100-cluster.toml")),
-    ("two-core-cpu", include_str!("../../machines/two-core-cpu.toml")),
+    ("a100-node", include_str!("../machines/a100-node.toml")),
+    ("a100-cluster", include_str!("../machines/a100-cluster.toml")),
+    ("h100-cluster", include_str!("../machines/h100-cluster.toml")),
+    ("two-core-cpu", include_str!("../machines/two-core-cpu.toml")),
 ];
 
-impl Machine {
-    /// The names of the bundled machines.
-    pub const BUNDLED: [&str; FILES.len()] = {
-        let mut names = [""; FILES.len()];
-        let mut index = 0;
-        while index < names.len() {
-            names[index] = FILES[index].0;
-            index += 1;
-        }
-        names
-    };
-
-    /// The bundled machine of that name.
-    ///
-    /// # Errors
-    /// [`Error::UnknownMachine`]
-    pub fn bundled(name: &str) -> Result<Self, Error> {
-        let file = FILES.into_iter().find(|(it, _)| *it == name);
-        let unknown = || Error::UnknownMachine { name: name.to_owned() };
-        Self::from_toml(file.ok_or_else(unknown)?.1)
+/// The names of the machines.
+pub(crate) const NAMES: [&str; FILES.len()] = {
+    let mut names = [""; FILES.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = FILES[index].0;
+        index += 1;
     }
+    names
+};
+
+/// Returns the file of the machine of that name.
+pub(crate) fn file(name: &str) -> Option<&'static str> {
+    FILES.into_iter().find(|(it, _)| *it == name).map(|(_, file)| file)
 }
