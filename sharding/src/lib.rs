@@ -55,20 +55,24 @@
 //!
 //! # Modules
 //!
-//! All modules but `step` are private, and their items are exported here. In reading order: `rank`, `count`
-//! and `dtype` (basic types), `mesh`, `balance` (an even split), `spec` (the model's description),
-//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows and blocks), `plan`
-//! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`, `state`, `owners`, `update` and `fingerprint`),
-//! `error`, and `step` (the machine that decides the order of a step), which is public.
+//! All modules but [`step`] are private, and their items are exported here. A module imports only
+//! modules before it. In reading order: `rank`, `dtype` and `count` (basic types), `balance` (an
+//! even split), `spec` (the model's description), `error`, `mesh`, `check` (of a description),
+//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows
+//! and blocks), `plan` (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`,
+//! `state`, `owners`, `update` and `fingerprint`), [`step`] (the order of a step), `parse` (values
+//! from text).
 
 #![forbid(unsafe_code)]
 
 mod balance;
+mod check;
 mod count;
 mod dtype;
 mod error;
 mod layout;
 mod mesh;
+mod parse;
 mod plan;
 mod rank;
 mod spec;
@@ -77,7 +81,7 @@ pub mod step;
 pub use self::balance::balanced;
 pub use self::count::{ByteCount, ElemCount};
 pub use self::dtype::DType;
-pub use self::error::Error;
+pub use self::error::{Error, StorageProblem, TieProblem};
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
@@ -86,6 +90,5 @@ pub use self::plan::{
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, StorageProblem,
-    TieProblem, Unit, UnitId,
+    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, Unit, UnitId,
 };

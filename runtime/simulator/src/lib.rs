@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod calibrate;
 mod check;
 mod collective;
