@@ -1,14 +1,16 @@
-//! The two arithmetic steps of a reduction: adding a contribution, and taking the finished sum into its target.
+//! The arithmetic steps of a reduction: packing a contribution for the wire, adding it to a sum, and
+//! taking the finished sum into its target.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::convert::in_divided_blocks;
+use crate::convert::{BLOCK, cast, unpack};
 use crate::divisor::{Divisor, Scale};
 use crate::float16::round_to_f16;
 use crate::map::{self, Map, Multiply, RoundBF16, Then};
-use crate::values::Values;
+use crate::values::{Values, ValuesMut};
 use crate::wire::Wire;
 
 /// Whether a result replaces the elements of its target or is added to them.
@@ -43,6 +45,23 @@ impl fmt::Display for Scaling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "wire {}, / {} / {}", self.wire, self.pre.value(), self.post.value())
     }
+}
+
+/// Packs a gradient for the wire: `target = round(source / pre)`, divided in f32 and rounded once.
+///
+/// # Panics
+///
+/// If `target` and `source` differ in length.
+pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
+    assert_eq!(target.len(), source.len(), "pack: lengths of target and source differ");
+    if pre.is_one()
+        && let Values::F32(source) = source
+    {
+        return cast(target, source);
+    }
+    in_divided_blocks(source, pre, |range, block| {
+        cast(target.reborrow().slice(range), block);
+    });
 }
 
 /// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values / pre)`.
@@ -100,6 +119,28 @@ pub(crate) fn divide(values: &mut [f32], divisor: Divisor) {
         Scale::None => (),
         Scale::Multiply(scale) => map::in_place(values, scale),
         Scale::Divide(scale) => map::in_place(values, scale),
+    }
+}
+
+/// Calls `visit` with `values / divisor` in f32, block after block, each with its range. The blocks are copies that
+/// `visit` may change.
+pub(crate) fn in_divided_blocks(
+    values: Values<'_>,
+    divisor: Divisor,
+    mut visit: impl FnMut(Range<usize>, &mut [f32]),
+) {
+    let mut block = [0.0; BLOCK];
+    for start in (0..values.len()).step_by(BLOCK) {
+        let range = start..values.len().min(start + BLOCK);
+        let block = &mut block[..range.len()];
+        match values.slice(range.clone()) {
+            Values::F32(values) => settle(block, values, divisor, Fold::Replace),
+            values => {
+                unpack(block, values);
+                divide(block, divisor);
+            }
+        }
+        visit(range, block);
     }
 }
 

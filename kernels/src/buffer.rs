@@ -1,6 +1,5 @@
 //! Parameters or gradients in host memory, with one owner or several.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
@@ -8,7 +7,6 @@ use half::{bf16, f16};
 use hsdp_sharding::{ByteCount, DType, ElemCount};
 
 use crate::error::Error;
-use crate::gradient::GradientValues;
 use crate::values::{Values, ValuesMut};
 
 /// Owned parameters or gradients in host memory, of dtype f32, f16 or bf16, which is known at run time.
@@ -73,16 +71,6 @@ impl HostBuffer {
     /// The size of the elements in bytes. Spare capacity is not counted.
     pub fn bytes(&self) -> ByteCount {
         ElemCount(self.len() as u64).bytes(self.dtype())
-    }
-}
-
-impl GradientValues for HostBuffer {
-    fn len(&self) -> usize {
-        HostBuffer::len(self)
-    }
-
-    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        visit(self.values().slice(range));
     }
 }
 

@@ -1,9 +1,5 @@
 //! Copies between f32 and the 16-bit dtypes.
 
-use std::ops::Range;
-
-use crate::accumulate::{Fold, divide, settle};
-use crate::divisor::Divisor;
 use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use crate::values::{Values, ValuesMut};
 
@@ -24,23 +20,6 @@ pub fn cast(target: ValuesMut<'_>, source: &[f32]) {
     }
 }
 
-/// Packs a gradient for the wire: `target = round(source / pre)`, divided in f32 and rounded once.
-///
-/// # Panics
-///
-/// If `target` and `source` differ in length.
-pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
-    assert_eq!(target.len(), source.len(), "pack: lengths of target and source differ");
-    if pre.is_one()
-        && let Values::F32(source) = source
-    {
-        return cast(target, source);
-    }
-    in_divided_blocks(source, pre, |range, block| {
-        cast(target.reborrow().slice(range), block);
-    });
-}
-
 /// Copies elements of f32, f16 or bf16 into f32. The conversion is exact.
 ///
 /// # Panics
@@ -55,25 +34,12 @@ pub fn unpack(target: &mut [f32], source: Values<'_>) {
     }
 }
 
-/// Calls `visit` with `values / divisor` in f32, block after block, each with its range. The blocks are copies that
-/// `visit` may change.
-pub(crate) fn in_divided_blocks(
-    values: Values<'_>,
-    divisor: Divisor,
-    mut visit: impl FnMut(Range<usize>, &mut [f32]),
-) {
-    let mut block = [0.0; BLOCK];
-    for start in (0..values.len()).step_by(BLOCK) {
-        let range = start..values.len().min(start + BLOCK);
-        let block = &mut block[..range.len()];
-        match values.slice(range.clone()) {
-            Values::F32(values) => settle(block, values, divisor, Fold::Replace),
-            values => {
-                unpack(block, values);
-                divide(block, divisor);
-            }
-        }
-        visit(range, block);
+impl Values<'_> {
+    /// Copies the elements into a new vector of f32. The conversion is exact.
+    pub fn to_f32(self) -> Vec<f32> {
+        let mut full = vec![0.0; self.len()];
+        unpack(&mut full, self);
+        full
     }
 }
 

@@ -23,9 +23,9 @@
 //! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
 //!
 //! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
-//! `together`, `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
+//! `together`, `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `slice`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
 //! and notes that they write); `pack`, `sum`, `inspect`, `update`, `muon` (the kernels); `product`, `cublas`, `newton_schulz` (products of
-//! matrices); `gradients` (gradients in host or device memory).
+//! matrices).
 
 mod budget;
 mod buffer;
@@ -36,7 +36,6 @@ mod driver;
 mod error;
 mod event;
 mod foreign;
-mod gradients;
 mod inspect;
 mod kernel;
 mod launch;
@@ -47,6 +46,7 @@ mod noted;
 mod once;
 mod pack;
 mod product;
+mod slice;
 mod staging;
 mod stream;
 mod sum;
@@ -60,13 +60,13 @@ pub use self::device::{Architecture, Device};
 pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
 pub use self::event::Moment;
-pub use self::gradients::{DevicePart, DeviceSlice};
 pub use self::inspect::Seen;
 pub use self::muon::PartOfMatrix;
 pub use self::newton_schulz::NewtonSchulzBuffers;
 pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
 pub use self::product::{DeviceMatrix, MatrixProduct, Product, Stored};
+pub use self::slice::{DevicePart, DeviceSlice};
 pub use self::stream::{Stream, Together};
 pub use self::together::{Apart, Whole};
 pub use self::update::{DeviceUpdate, PieceOfStep};

@@ -1,8 +1,12 @@
-//! The trait through which a gradient is read without being copied.
+//! The trait through which a gradient is read without being copied, and its implementations.
+
+mod device;
 
 use std::fmt::Debug;
 use std::ops::Range;
 
+use crate::buffer::HostBuffer;
+use crate::cuda::DeviceSlice;
 use crate::element::Real;
 use crate::values::Values;
 
@@ -31,7 +35,7 @@ pub trait GradientValues: Send + Sync + Debug {
 
     /// The elements in the memory of a device; `None` if they lie on the host. A reduction on that device uses this slice
     /// and does not call [`read`](Self::read).
-    fn on_device(&self) -> Option<crate::cuda::DeviceSlice<'_>> {
+    fn on_device(&self) -> Option<DeviceSlice<'_>> {
         None
     }
 }
@@ -70,6 +74,16 @@ impl<T: Real> GradientValues for Vec<T> {
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         visit(T::values(&self[range]));
+    }
+}
+
+impl GradientValues for HostBuffer {
+    fn len(&self) -> usize {
+        HostBuffer::len(self)
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(self.values().slice(range));
     }
 }
 

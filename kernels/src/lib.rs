@@ -46,9 +46,12 @@
 //! # Ok::<(), hsdp_kernels::Error>(())
 //! ```
 //!
-//! Modules in reading order: `element`, `values`, `buffer`, `gradient` (the operands); `divisor`, `wire`, `round` (division
-//! and rounding); `simd`, `map` (vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`, `optimizer`,
-//! `stream`, `matmul` (the kernels); `disjoint`, [`memory`]; [`cuda`] (the same arithmetic on a GPU).
+//! Modules in reading order, each with imports of earlier ones only: `error`, `values`, `buffer` (the
+//! operands); `round`, `simd`, `float16`, `map` (vector code); `number`, `element` (the elements of
+//! collectives); `divisor`, `wire` (division and rounding); `convert`, `accumulate`, `inspect`,
+//! `contributions`, `scale`, `reduce`, `stream`, `matmul`, `optimizer` (the kernels); `disjoint`,
+//! [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an autograd lends, in
+//! host or device memory).
 
 mod accumulate;
 mod buffer;
@@ -75,25 +78,25 @@ mod stream;
 mod values;
 mod wire;
 
-pub use accumulate::{Fold, Scaling, contribute, settle};
-pub use buffer::{HostBuffer, SharedBuffer, zeros};
-pub use contributions::{FUSED, contribute_all, sum_contributions};
-pub use convert::{cast, pack, unpack};
-pub use disjoint::{DisjointBuffer, DisjointVec};
-pub use divisor::Divisor;
-pub use element::{Element, Real};
-pub use error::Error;
-pub use gradient::{GradientValues, read_once};
-pub use inspect::{first_non_finite, squared_distance, squared_norm};
-pub use matmul::{Matrix, Threads, matmul};
-pub use optimizer::{
+pub use self::accumulate::{Fold, Scaling, contribute, pack, settle};
+pub use self::buffer::{HostBuffer, SharedBuffer, zeros};
+pub use self::contributions::{FUSED, contribute_all, sum_contributions};
+pub use self::convert::{cast, unpack};
+pub use self::disjoint::{DisjointBuffer, DisjointVec};
+pub use self::divisor::Divisor;
+pub use self::element::{Element, Real};
+pub use self::error::Error;
+pub use self::gradient::{GradientValues, read_once};
+pub use self::inspect::{first_non_finite, squared_distance, squared_norm};
+pub use self::matmul::{Matrix, Threads, matmul};
+pub use self::optimizer::{
     AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MatrixDType,
     MomentumKind, MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit,
     decode_8bit, encode_8bit, lion, muon, muon_direction, sgd, update_in_blocks,
 };
-pub use reduce::{ReduceOp, average_elements, reduce_elements};
-pub use scale::{divide_in_place, scaled_copy};
-pub use simd::vectorized;
-pub use stream::{copy_all_past_caches, copy_past_caches};
-pub use values::{Values, ValuesMut};
-pub use wire::Wire;
+pub use self::reduce::{ReduceOp, average_elements, reduce_elements};
+pub use self::scale::{divide_in_place, scaled_copy};
+pub use self::simd::vectorized;
+pub use self::stream::{copy_all_past_caches, copy_past_caches};
+pub use self::values::{Values, ValuesMut};
+pub use self::wire::Wire;

@@ -5,8 +5,6 @@ use std::ops::Range;
 use half::{bf16, f16};
 use hsdp_sharding::DType;
 
-use crate::convert::unpack;
-
 /// Parameters or gradients of f32, f16 or bf16, borrowed for reading.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values<'a> {
@@ -64,13 +62,6 @@ impl<'a> Values<'a> {
             Self::F16(values) => Values::F16(&values[range]),
             Self::BF16(values) => Values::BF16(&values[range]),
         }
-    }
-
-    /// Copies the elements into a new vector of f32. The conversion is exact.
-    pub fn to_f32(self) -> Vec<f32> {
-        let mut full = vec![0.0; self.len()];
-        unpack(&mut full, self);
-        full
     }
 }
 

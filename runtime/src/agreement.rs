@@ -3,6 +3,7 @@
 //! One small all-gather over the world carries the statements. The verdict is a pure function of all
 //! statements, so all ranks reach the same one.
 
+use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
 
 use crate::non_finite::{self, Sighting};
@@ -27,7 +28,7 @@ pub(crate) struct Statement {
     pub(crate) presence: Presence,
 }
 
-const FIXED_WORDS: usize = 6 + non_finite::WORDS;
+const FIXED_WORDS: usize = Exchange::STATEMENT;
 
 impl Statement {
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> {

@@ -4,6 +4,7 @@
 //! for example), has another plan or other options, or has updated the last step in another way.
 
 use hsdp_sharding::Rank;
+use hsdp_sharding::step::Exchange;
 
 use crate::comparison;
 use crate::error::Error;
@@ -58,7 +59,7 @@ pub(crate) struct Agreed {
     pub(crate) compares_samples: bool,
 }
 
-const WORDS: usize = 9;
+const WORDS: usize = Exchange::HEADER;
 /// The first word, except its lowest byte, which holds flags.
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst4\0");
 const FLAGS: u64 = 0xff;

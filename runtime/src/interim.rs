@@ -2,10 +2,11 @@
 //! PROTOCOL.md, "Non-finite values".
 
 use hsdp_sharding::Rank;
+use hsdp_sharding::step::Exchange;
 
 use crate::non_finite::{self, Sighting};
 
-const WORDS: usize = 1 + non_finite::WORDS;
+const WORDS: usize = Exchange::INTERIM;
 
 /// The interim record of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

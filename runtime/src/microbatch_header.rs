@@ -2,11 +2,12 @@
 //! not given, and once more when they have no more microbatches. PROTOCOL.md, "Records".
 
 use hsdp_sharding::Rank;
+use hsdp_sharding::step::Exchange;
 
 use crate::error::Error;
 use crate::uneven::{Input, Supply};
 
-const WORDS: usize = 2;
+const WORDS: usize = Exchange::MICROBATCH;
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-mb1");
 
 pub(crate) fn encode(input: Input) -> [u64; WORDS] {

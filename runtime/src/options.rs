@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 
 use hsdp_comm::ModelName;
+pub use hsdp_sharding::step::UnitOrder;
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
 use crate::description;
@@ -12,7 +13,7 @@ use crate::objective::Objective;
 use crate::placement::Placement;
 use crate::precision::{LossScaling, Precision};
 use crate::samples::Samples;
-use crate::uneven::{Input, Shutdown, Uneven};
+use crate::uneven::{self, Input, Shutdown, Uneven};
 
 /// The options of a model. They must be the same on all ranks; the ranks compare them.
 #[derive(Clone, Debug)]
@@ -91,7 +92,7 @@ impl ModelOptions {
         self.precision.check()?;
         self.objective.check()?;
         self.loss_scaling.check()?;
-        self.uneven.check(self.objective)?;
+        uneven::check(self.uneven, self.objective)?;
         Ok(self)
     }
 
@@ -148,22 +149,6 @@ pub enum Unused {
     /// ranks. It names both. Ranks without items (whose weights in the step add up to 0) need no
     /// gradient, unless the objective is `RankMean`.
     ErrorOnAnyRank,
-}
-
-/// The policy for a forward that uses the units in another order than the declared one. A unit that is needed before its turn makes
-/// all units before it wait in memory, in the worst case the whole model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnitOrder {
-    /// The order of use becomes the schedule. The first microbatch has no prefetch, and the ranks agree at the end of its
-    /// forward. If that forward leaves the declared order, they agree there, and on each unit that follows before they gather it: then
-    /// [`Pass::unshard`](crate::Pass::unshard) is collective over the world. [`ShardedModel::plan`](crate::ShardedModel::plan) is in
-    /// that order once the step is finished. Ids of units,
-    /// layouts, checkpoints and the order of norms stay as declared. If ranks use the units in different orders, the declared order
-    /// stays, with a warning. Later forwards in another order are correct, and need more memory.
-    #[default]
-    Follow,
-    /// A unit that is used after a unit that is declared behind it is [`Error::Misuse`], which names both.
-    Error,
 }
 
 /// The policy for a step whose gradient or loss holds a NaN or an infinity.

@@ -1,11 +1,8 @@
 //! Element types, by name and size.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-use crate::Error;
 
 #[cfg(test)]
 mod tests;
@@ -61,19 +58,6 @@ impl DType {
         matches!(self, Self::F32 | Self::BF16 | Self::F16)
     }
 
-    /// Reads the name of a dtype that parameters and gradients in training can have: `f32`, `bf16` or `f16`.
-    ///
-    /// # Errors
-    /// [`Error::Unparsable`]
-    pub fn of_training(text: &str) -> Result<Self, Error> {
-        let mut all = Self::ALL.into_iter().filter(|dtype| dtype.is_of_training());
-        all.find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
-            what: "dtype of parameters and gradients",
-            text: text.to_owned(),
-            expected: "f32, bf16 or f16",
-        })
-    }
-
     /// Its name: `f32`, `bf16` and so on, as it is displayed and parsed.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -93,17 +77,5 @@ impl DType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for DType {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
-            what: "dtype",
-            text: text.to_owned(),
-            expected: "f32, f16, bf16, f64, i32, i64, u32 or u64",
-        })
     }
 }

@@ -1,6 +1,8 @@
 //! Errors of a mesh, a model description, a layout or a plan.
 
-use crate::{DType, Matrices, State, StorageProblem, TieProblem};
+use std::fmt;
+
+use crate::{DType, Matrices, State};
 
 /// The reason why a mesh, model description, layout or plan was refused. Every variant is a mistake
 /// of the caller, since the functions of this crate depend on their arguments alone.
@@ -181,4 +183,70 @@ pub enum Error {
         /// The dtype, as given.
         dtype: DType,
     },
+}
+
+/// The reason why a tie is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TieProblem {
+    /// No parameter has the target's name.
+    UnknownTarget,
+    /// The target is itself an alias.
+    TargetIsAlias,
+    /// The alias and the target are the same name.
+    Itself,
+    /// The alias is the name of a parameter.
+    AliasIsParameter,
+    /// The alias is tied already.
+    AliasIsTaken,
+}
+
+impl fmt::Display for TieProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::UnknownTarget => "no parameter has the target's name",
+            Self::TargetIsAlias => {
+                "the target is an alias: tie to the parameter that it stands for"
+            }
+            Self::Itself => "a name cannot stand for itself",
+            Self::AliasIsParameter => "a parameter has the alias as its own name",
+            Self::AliasIsTaken => "the alias is tied already",
+        })
+    }
+}
+
+/// The reason why a parameter cannot be stored as it says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StorageProblem {
+    /// The parameter is trainable.
+    Trainable,
+    /// The dtype is neither f16 nor bf16.
+    DType,
+    /// This frozen parameter of the same unit is stored in another way.
+    Beside(String),
+    /// The plan gathers the unit in this dtype.
+    Gathered(DType),
+}
+
+impl fmt::Display for StorageProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Trainable => f.pad("it is trained, which needs an f32 master: mark it `frozen`"),
+            Self::DType => f.pad("expected f16 or bf16; f32 needs no `stored_in`"),
+            Self::Beside(other) => {
+                write!(
+                    f,
+                    "`{other}` of the same unit is frozen, and stored in another way: store all frozen parameters of a unit alike"
+                )
+            }
+            Self::Gathered(dtype) => {
+                write!(
+                    f,
+                    "its unit is gathered in {dtype}: set param_dtype, or `compute_in` of the \
+                     unit, to the dtype in which it is stored, or do not use `stored_in`"
+                )
+            }
+        }
+    }
 }

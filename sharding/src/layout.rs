@@ -8,15 +8,12 @@ use std::ops::Range;
 
 pub use self::pieces::{Piece, Pieces};
 use self::place::{Extent, Placement};
+use crate::check::MAX_ELEMENTS;
 use crate::{DType, ElemCount, Error, Role, Unit};
 
 /// Starts of parameters and lengths of shards are multiples of this number of elements: 64 bytes in
 /// a 16-bit dtype, 128 in f32. So no two ranks share a cache line, and vector loads are aligned.
 pub const ALIGNMENT: usize = 32;
-
-/// The largest unit, and the largest model, that a plan accepts, in elements with padding: 2^48.
-/// Every count of bytes of a microbatch then fits in a u64.
-pub(crate) const MAX_ELEMENTS: u64 = 1 << 48;
 
 /// A part of a unit's flat index space that is cut evenly over the shard group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

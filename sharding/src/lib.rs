@@ -19,7 +19,7 @@
 //! | gradients of several microbatches | `set_requires_gradient_sync` | [`Accumulation`] |
 //! | what an optimizer keeps | (measured) | [`State`] |
 //! | matrices that one rank updates | (by hand) | [`Param::matrices`], [`Owners`] |
-//! | order of the collectives | explicit prefetching | [`Plan::gathers`], [`Plan::reductions`] |
+//! | order of the collectives | explicit prefetching | [`step`], [`Plan::gathers`], [`Plan::reductions`] |
 //! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`], [`UpdatePlan`] |
 //!
 //! Six ranks form two replicas of three shards. Each replica holds every unit once:
@@ -55,28 +55,33 @@
 //!
 //! # Modules
 //!
-//! All modules are private, and their items are exported here. In reading order: `rank`, `count`
-//! and `dtype` (basic types), `mesh`, `balance` (an even split), `spec` (the model's description),
-//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows and blocks), `plan`
-//! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`, `state`, `owners`, `update` and `fingerprint`),
-//! `error`.
+//! All modules but [`step`] are private, and their items are exported here. A module imports only
+//! modules before it. In reading order: `rank`, `dtype` and `count` (basic types), `balance` (an
+//! even split), `spec` (the model's description), `error`, `mesh`, `check` (of a description),
+//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows
+//! and blocks), `plan` (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`,
+//! `state`, `owners`, `update` and `fingerprint`), [`step`] (the order of a step), `parse` (values
+//! from text).
 
 #![forbid(unsafe_code)]
 
 mod balance;
+mod check;
 mod count;
 mod dtype;
 mod error;
 mod layout;
 mod mesh;
+mod parse;
 mod plan;
 mod rank;
 mod spec;
+pub mod step;
 
 pub use self::balance::balanced;
 pub use self::count::{ByteCount, ElemCount};
 pub use self::dtype::DType;
-pub use self::error::Error;
+pub use self::error::{Error, StorageProblem, TieProblem};
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
@@ -85,6 +90,5 @@ pub use self::plan::{
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, StorageProblem,
-    TieProblem, Unit, UnitId,
+    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, Unit, UnitId,
 };

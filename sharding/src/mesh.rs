@@ -1,7 +1,6 @@
 //! The mesh of ranks, *replicate x shard*.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::{Error, Rank};
 
@@ -179,21 +178,5 @@ impl Mesh {
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}x{}", self.replicate, self.shard))
-    }
-}
-
-impl FromStr for Mesh {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let sizes = text
-            .split_once('x')
-            .and_then(|(replicate, shard)| Some((replicate.parse().ok()?, shard.parse().ok()?)));
-        let (replicate, shard) = sizes.ok_or_else(|| Error::Unparsable {
-            what: "mesh",
-            text: text.to_owned(),
-            expected: "REPLICATExSHARD, such as 2x3",
-        })?;
-        Self::new(replicate, shard)
     }
 }

@@ -24,7 +24,7 @@ pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
 pub use self::update::UpdatePlan;
 use self::update::Updates;
-use crate::layout::MAX_ELEMENTS;
+use crate::check::MAX_ELEMENTS;
 use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
 
 /// The layouts, the collective schedule and the exact costs of a step.

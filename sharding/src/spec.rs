@@ -1,6 +1,5 @@
 //! The description of a model: its parameters, and the units in which they are gathered.
 
-mod check;
 mod model;
 mod param;
 mod state;
@@ -9,7 +8,6 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
-pub use self::check::{StorageProblem, TieProblem};
 pub use self::model::{ModelSpec, ParamId, UnitId};
 pub use self::param::{Granularity, Param, Role};
 pub use self::state::{Matrices, State};

@@ -1,6 +1,8 @@
 //! The order of a step as the simulator has it, beside the flight records of steps that ran: every operation of every rank, channel by
 //! channel. `mpi/simulated_order.rs` compares it where a device issues all channels in one order.
 
+use std::sync::Arc;
+
 use hsdp::{
     Accumulation, Error, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec, Objective,
     Optimizer, Param, Precision, Sgd, ShardedModel, StepOptions, Uneven, Unit, UnitOrder, World,
@@ -35,6 +37,7 @@ fn options(mesh: Mesh) -> ModelOptions {
 /// Runs two steps, and compares the operations of the second one with the simulator's.
 fn compare(spec: &ModelSpec, options: &ModelOptions, case: Case) {
     let plan = Plan::new(spec.clone(), options.mesh, options.plan_options()).expect("a plan");
+    let plan = Arc::new(plan);
     let flown = on_ranks(options.mesh.world_size(), |world| run(world, spec, options, case));
     for (rank, flown) in flown.into_iter().enumerate() {
         let data = if rank < case.with_data { Data::Present } else { Data::Absent };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::job::check_world;
+use crate::options::check_world;
 use crate::{ControlError, Job, Membership, Options, Secret, Server, Terms};
 
 /// The variables that every launcher sets.

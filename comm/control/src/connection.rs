@@ -11,8 +11,8 @@ use tonic::Streaming;
 use crate::deadlines::Wakefulness;
 use crate::proof::Macs;
 use crate::status::{Passed, Shared};
-use crate::wire::{Frame, FromCoordinator, FromMember, Loss};
-use crate::{ControlError, Deadlines, Ends};
+use crate::wire::{Frame, FromCoordinator, FromMember};
+use crate::{ControlError, Deadlines, Ends, Loss};
 
 /// The time until the coordinator has got the last message of a member that ends its connection.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ impl Connection {
                 message = self.stream.next() => {
                     let message = message.map_err(|(loss, problem)| {
                         self.told = (loss != Loss::Ended).then_some(loss);
-                        self.ends.refused(loss, problem)
+                        loss.error(self.ends, problem)
                     })?;
                     let goes_on = self.hear(message)?;
                     // After the message is there: a caller that sees the end of the silence finds it.

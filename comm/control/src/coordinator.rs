@@ -14,8 +14,8 @@ use hsdp_sharding::Rank;
 use self::places::Places;
 use crate::deadlines::Wakefulness;
 use crate::limits::cut;
-use crate::wire::{Body, FromCoordinator, FromMember, Hello, Loss, Message as _, PROTOCOL};
-use crate::{ControlError, Deadlines, Member, State, Subject, Terms};
+use crate::wire::{Body, FromCoordinator, FromMember, Hello, Message as _, PROTOCOL};
+use crate::{ControlError, Deadlines, Loss, Member, State, Subject, Terms};
 
 /// The phase of the rendezvous. It changes once.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::wire::short;
-use crate::{Job, Loss, Member};
+use crate::limits::short;
+use crate::{Job, Member};
 
 /// A text of this crate. By this name serde does not take it for a text in the received bytes.
 type Text = &'static str;
@@ -245,16 +245,6 @@ pub struct Ends {
     pub rank: Rank,
     /// The address of the coordinator.
     pub server: SocketAddr,
-}
-
-impl Ends {
-    /// The error for a frame that is no message of the coordinator.
-    pub(crate) fn refused(self, loss: Loss, problem: String) -> ControlError {
-        match loss {
-            Loss::Ended => ControlError::CoordinatorLost { ends: self, problem },
-            _ => ControlError::BadMessage { ends: self, problem },
-        }
-    }
 }
 
 /// A setting that all ranks must share.

@@ -1,14 +1,12 @@
-//! The identity of a job, and the settings that its ranks share.
+//! The identity of a job, the terms that its ranks share, and its members.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{MOST_RANKS, MOST_STRING, cut};
-use crate::wire::short;
-use crate::{ControlError, Deadlines, Secret};
+use crate::limits::{cut, short};
 
 /// The identity of a job. It is not secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +27,7 @@ impl fmt::Display for Job {
 /// The settings that all ranks of a job must share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// The number of ranks, 1 to [`MOST_RANKS`].
+    /// The number of ranks, 1 to [`MOST_RANKS`](crate::MOST_RANKS).
     pub world: u32,
     /// A text of at most 256 bytes that distinguishes programs: a hash of the binary, for example.
     pub build: String,
@@ -43,50 +41,6 @@ impl Terms {
     pub fn new(world: u32) -> Self {
         Self { world, build: env!("CARGO_PKG_VERSION").to_owned(), config: 0 }
     }
-}
-
-/// The settings with which a coordinator starts, and with which members join.
-///
-/// Its fields can be changed, as in `Options { address, ..options }`.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The address at which the coordinator listens, and to which members connect. A coordinator takes any free port for
-    /// port 0, and refuses an address that stands for all addresses, since messages are not encrypted.
-    pub address: SocketAddr,
-    /// The job.
-    pub job: Job,
-    /// Its secret.
-    pub secret: Secret,
-    /// The settings that all ranks must share.
-    pub terms: Terms,
-    /// The deadlines. Those of the coordinator hold for all members, except `rendezvous` and `handshake`.
-    pub deadlines: Deadlines,
-}
-
-impl Options {
-    /// Options of `job` on this machine alone: at 127.0.0.1 and any free port, with the default deadlines.
-    #[must_use]
-    pub fn new(job: Job, secret: Secret, terms: Terms) -> Self {
-        let address = (Ipv4Addr::LOCALHOST, 0).into();
-        Self { address, job, secret, terms, deadlines: Deadlines::default() }
-    }
-
-    /// Refuses values that are out of range.
-    pub(crate) fn check(&self) -> Result<(), ControlError> {
-        check_world(self.terms.world)?;
-        for (what, text) in [("the job's name", &self.job.name), ("the build", &self.terms.build)] {
-            if text.len() > MOST_STRING {
-                let bytes = text.len();
-                return Err(ControlError::TooLong { what, bytes, most: MOST_STRING });
-            }
-        }
-        self.deadlines.check()
-    }
-}
-
-pub(crate) fn check_world(world: u32) -> Result<(), ControlError> {
-    let most = MOST_RANKS;
-    if (1..=most).contains(&world) { Ok(()) } else { Err(ControlError::World { world, most }) }
 }
 
 /// A rank, with its host, process and address.

@@ -17,8 +17,8 @@ use crate::limits::KEEP_ALIVE;
 use crate::pauses::Pauses;
 use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
 use crate::status::Shared;
-use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, Loss, PROTOCOL, Proof, Refusal};
-use crate::{ControlError, Deadlines, Ends, Job, Membership, Options};
+use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal};
+use crate::{ControlError, Deadlines, Ends, Job, Loss, Membership, Options};
 
 impl Membership {
     /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start later than this process.
@@ -155,7 +155,7 @@ impl Joining {
     async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
         let message = stream.next().await.map_err(|(loss, problem)| {
             let early = if loss == Loss::Ended { " before all ranks had joined" } else { "" };
-            self.ends.refused(loss, format!("{problem}{early}"))
+            loss.error(self.ends, format!("{problem}{early}"))
         });
         match message? {
             FromCoordinator::Welcome { beat, lost } => Ok(Some((beat, lost))),

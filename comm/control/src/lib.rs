@@ -34,13 +34,16 @@
 //!
 //! # Modules
 //!
-//! All modules are private but [`wire`], which tests and fuzzers read. In reading order:
+//! All modules are private but [`wire`], which tests and fuzzers read. A module imports only
+//! modules before it. In reading order:
 //!
-//! - basic types: `error`, `limits`, `deadlines`, `job`, `secret`;
+//! - basic types: `limits`, `job`, `error`, `deadlines`, `secret`, `options`, `status` (the states
+//!   of members);
 //! - messages: `wire` (their format, and gRPC), `proof` (their authentication);
-//! - the coordinator: `coordinator` (its decisions, without I/O), `server` (its thread) with `accept` (connections),
-//!   `session` (one connection) and `members` (state that connections share);
-//! - a member: `join`, `pauses` (between attempts), `connection`, `status`, `membership`;
+//! - the coordinator: `coordinator` (its decisions, without I/O), `server` (its thread) with
+//!   `open_files` (their limit), `accept` (connections), `session` (one connection) and `members`
+//!   (state that connections share);
+//! - a member: `pauses` (between attempts), `connection`, `membership`, `join`;
 //! - `bootstrap` (the environment).
 //!
 //! `CONTROL.md` describes the protocol.
@@ -56,6 +59,7 @@ mod job;
 mod join;
 mod limits;
 mod membership;
+mod options;
 mod pauses;
 mod proof;
 mod secret;
@@ -70,10 +74,10 @@ pub use prost::bytes::Bytes;
 pub use self::bootstrap::{Bootstrap, Joined};
 pub use self::deadlines::Deadlines;
 pub use self::error::{ControlError, Ends, Subject};
-pub use self::job::{Job, Member, Options, Terms};
+pub use self::job::{Job, Member, Terms};
 pub use self::limits::{MOST_MESSAGE, MOST_RANKS};
 pub use self::membership::Membership;
+pub use self::options::Options;
 pub use self::secret::Secret;
 pub use self::server::Server;
-pub use self::status::{Passed, State, Status};
-pub use self::wire::Loss;
+pub use self::status::{Loss, Passed, State, Status};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit};
-
-use crate::ControlError;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 /// Bytes of a message to another member, at most.
 pub const MOST_MESSAGE: usize = 64 << 10;
@@ -41,25 +40,20 @@ pub(crate) fn most_passed(world: u32) -> usize {
     3 + 1024 / world as usize
 }
 
-/// The open files of a coordinator besides one for each member: the three standard streams, files of the program, the
-/// runtimes, and this process's own member.
-const FILES_BESIDES: u64 = 32;
-
-/// Refuses a world if this process may not open a connection to each of its members: they would be refused one after the
-/// other.
-pub(crate) fn check_open_files(world: u32) -> Result<(), ControlError> {
-    // Without a limit there is nothing to check.
-    getrlimit(Resource::Nofile).current.map_or(Ok(()), |most| enough(world, most))
-}
-
-fn enough(world: u32, most: u64) -> Result<(), ControlError> {
-    let needed = u64::from(world) + FILES_BESIDES;
-    if needed <= most { Ok(()) } else { Err(ControlError::Descriptors { world, needed, most }) }
-}
-
 /// The beginning of a text, as long as a string may be.
 pub(crate) fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(MOST_STRING)].to_owned()
+}
+
+/// Decodes a text, and refuses one that is too long.
+pub(crate) fn short<'a, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'a> + AsRef<str>,
+    D: Deserializer<'a>,
+{
+    let text = T::deserialize(from)?;
+    let is_short = text.as_ref().len() <= MOST_STRING;
+    is_short.then_some(text).ok_or_else(|| D::Error::custom("a text that is too long"))
 }
 
 #[cfg(test)]
@@ -73,13 +67,5 @@ mod tests {
         assert_eq!(cut(&long).len(), 256);
         let odd = format!("x{long}");
         assert_eq!(cut(&odd).len(), 255);
-    }
-
-    #[test]
-    fn a_world_needs_a_file_for_each_rank() {
-        assert_eq!(enough(64, 96), Ok(()));
-        let said = enough(64, 95).expect_err("one is missing").to_string();
-        let expected = "a world of 64 ranks: its coordinator needs 96 open files, this process may have 95 (ulimit -n)";
-        assert_eq!(said, expected);
     }
 }

@@ -2,6 +2,7 @@
 
 mod accept;
 mod members;
+mod open_files;
 mod session;
 
 use std::convert::Infallible;
@@ -21,9 +22,10 @@ use tonic::Status;
 
 use self::accept::{Connection, Connections};
 use self::members::Members;
+use self::open_files::check_open_files;
 use self::session::Session;
 use crate::coordinator::Coordinator;
-use crate::limits::{KEEP_ALIVE, check_open_files, most_unauthenticated};
+use crate::limits::{KEEP_ALIVE, most_unauthenticated};
 use crate::{ControlError, Options, wire};
 
 /// The time for the delivery of the last messages when the coordinator ends.

@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex};
 use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::ControlError;
-use crate::wire::{Loss, short};
+use crate::limits::short;
+use crate::{ControlError, Ends};
 
 /// The state of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,29 @@ pub enum State {
         #[serde(deserialize_with = "short")]
         why: Box<str>,
     },
+}
+
+/// The kind of reason for which a member is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Loss {
+    /// Its connection ended before it left. Its process may be gone, or the connection was cut.
+    Ended,
+    /// Nothing arrived from it, or nothing was delivered to it, for too long. Its process may be stopped, or the network cut.
+    Silent,
+    /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
+    Forged,
+    /// It has sent, or was sent, an authenticated message that does not follow the protocol.
+    Invalid,
+}
+
+impl Loss {
+    /// Returns the error of a member that ends its own connection for this reason.
+    pub(crate) fn error(self, ends: Ends, problem: String) -> ControlError {
+        match self {
+            Self::Ended => ControlError::CoordinatorLost { ends, problem },
+            _ => ControlError::BadMessage { ends, problem },
+        }
+    }
 }
 
 /// The states of all members at one time, as one member knows them.

@@ -11,8 +11,7 @@ mod message;
 pub use self::attend::{Replies, answer, call};
 pub use self::frame::{Authenticated, Frame, Kind};
 pub use self::handshake::{Challenge, Hello, Proof, Refusal};
-pub(crate) use self::message::short;
-pub use self::message::{Body, FromCoordinator, FromMember, Loss, Message};
+pub use self::message::{Body, FromCoordinator, FromMember, Message};
 
 use crate::limits::MOST_STRING;
 

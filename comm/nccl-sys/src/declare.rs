@@ -1,8 +1,58 @@
-//! The macros of declarations: each item is declared once, for the compiler and for [`declared`](crate::declared), from
-//! the same tokens.
+//! The macros of declarations, and the declarations that they keep as text: each item is declared
+//! once, for the compiler and for [`declared`](crate::declared), from the same tokens.
 //!
 //! A declaration that is newer than 2.18 ends with its version: `, since(2, 19, 1)`. The version becomes a line of its
 //! documentation, and the test compares it.
+
+use crate::Version;
+
+/// A function.
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    /// Its name in C.
+    pub name: &'static str,
+    /// Names and types of its arguments, in order.
+    pub arguments: &'static [(&'static str, &'static str)],
+    /// The type that it returns.
+    pub returns: &'static str,
+}
+
+/// A constant of an enum, or a `#define` of a number.
+#[derive(Clone, Copy, Debug)]
+pub struct Number {
+    /// The enum; empty for a `#define`.
+    pub of: &'static str,
+    /// Its name in C.
+    pub name: &'static str,
+    /// Its value.
+    pub value: i64,
+    /// The first version that has it.
+    pub since: Version,
+}
+
+/// A struct.
+#[derive(Clone, Copy, Debug)]
+pub struct Struct {
+    /// Its name in C.
+    pub name: &'static str,
+    /// Its fields, in order.
+    pub fields: &'static [Field],
+}
+
+/// A field of a struct.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name in C.
+    pub name: &'static str,
+    /// Its type.
+    pub type_name: &'static str,
+    /// Bytes from the start of the struct.
+    pub offset: usize,
+    /// Its value in the header's initializer; empty if the header has none.
+    pub initial: &'static str,
+    /// The first version that has it.
+    pub since: Version,
+}
 
 /// The first version that has an item.
 macro_rules! since {

@@ -6,8 +6,8 @@
 
 use std::os::raw::{c_char, c_int, c_void};
 
-use crate::declared::Function;
-use crate::load::Library;
+use crate::declare::Function;
+use crate::library::Library;
 use crate::{
     Error, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
     ncclUniqueId,

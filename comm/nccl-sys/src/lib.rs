@@ -20,8 +20,9 @@
 //! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
 //! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
 //!
-//! In reading order: `load`, `functions`, `numbers`, `structs`; `declare` (the macros), [`declared`] (the declarations as
-//! text, for the test).
+//! A module imports only modules before it. In reading order: `version`; `declare` (the macros);
+//! `numbers`, `structs`; `error`, `library` (one that was opened), `functions`, `load`; [`declared`]
+//! (the declarations as text, for the test).
 
 #![allow(
     non_camel_case_types,
@@ -36,14 +37,20 @@ mod declare;
 pub mod declared;
 mod error;
 mod functions;
+mod library;
 mod load;
 mod numbers;
 mod structs;
 mod version;
 
-pub use error::{Attempt, Error};
-pub use functions::Functions;
-pub use load::Nccl;
-pub use numbers::*;
-pub use structs::*;
-pub use version::Version;
+pub use self::error::{Attempt, Error};
+pub use self::functions::Functions;
+pub use self::load::Nccl;
+pub use self::numbers::{
+    NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclDataType_t, ncclRedOp_t,
+    ncclResult_t,
+};
+pub use self::structs::{
+    CUstream_st, cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclUniqueId,
+};
+pub use self::version::Version;

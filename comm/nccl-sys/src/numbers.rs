@@ -6,7 +6,7 @@
 use std::fmt;
 use std::os::raw::{c_int, c_uint};
 
-use crate::declared::Number;
+use crate::declare::Number;
 
 numbers! {
     /// The status that a call returns.

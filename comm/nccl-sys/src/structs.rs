@@ -11,7 +11,7 @@ use std::mem::offset_of;
 use std::os::raw::{c_char, c_int, c_uint};
 use std::ptr::null;
 
-use crate::declared::{Field, Struct};
+use crate::declare::{Field, Struct};
 use crate::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, Version};
 
 /// The content of a struct that is private to NCCL or CUDA: not `Send`, `Sync` or `Unpin`, since it is unknown.

@@ -4,9 +4,9 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::{Fold, contribute, settle};
+use super::{Fold, contribute, pack, settle};
 use crate::buffer::HostBuffer;
-use crate::convert::cast;
+use crate::convert::{BLOCK, cast};
 use crate::divisor::Divisor;
 use crate::simd::tests::on_both;
 use crate::wire::Wire;
@@ -92,6 +92,22 @@ proptest! {
             contribute(&mut parts[range], part, pre, wire, Fold::Add);
         }
         prop_assert_eq!(whole, parts);
+    }
+}
+
+#[test]
+fn packing_divides_in_f32_and_rounds_once() {
+    let source: Vec<f32> = (0..2 * BLOCK + 3).map(|index| index as f32 / 3.0 - 100.0).collect();
+    for (from, wire) in REALS.into_iter().flat_map(|from| WIRES.map(|wire| (from, wire))) {
+        for pre in [1.0, 8.0, 3.0] {
+            let pre = Divisor::new(pre).unwrap();
+            let gradient = buffer(from, &source);
+            let mut packed = HostBuffer::zeros(wire.dtype(), source.len()).unwrap();
+            pack(packed.values_mut(), gradient.values(), pre);
+            let values = gradient.values().to_f32().into_iter();
+            let expected: Vec<f32> = values.map(|value| wire.round(value / pre.value())).collect();
+            assert_eq!(packed.values().to_f32(), expected, "{from} to {wire}, {pre:?}");
+        }
     }
 }
 

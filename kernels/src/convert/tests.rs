@@ -1,9 +1,8 @@
 use half::{bf16, f16};
 use hsdp_sharding::DType;
 
-use super::{BLOCK, cast, pack, unpack};
+use super::{cast, unpack};
 use crate::buffer::HostBuffer;
-use crate::divisor::Divisor;
 use crate::simd::tests::on_both;
 use crate::values::{Values, ValuesMut};
 
@@ -35,23 +34,6 @@ fn a_cast_rounds_once_and_an_unpack_is_exact() {
             unpacked
         });
         assert_eq!(result, expected, "{len} elements of {dtype}");
-    }
-}
-
-#[test]
-fn packing_divides_in_f32_and_rounds_once() {
-    let source = thirds(2 * BLOCK + 3);
-    for (from, to) in REALS.into_iter().flat_map(|from| REALS.map(|to| (from, to))) {
-        for pre in [1.0, 8.0, 3.0] {
-            let pre = Divisor::new(pre).unwrap();
-            let mut gradient = HostBuffer::zeros(from, source.len()).unwrap();
-            cast(gradient.values_mut(), &source);
-            let mut packed = HostBuffer::zeros(to, source.len()).unwrap();
-            pack(packed.values_mut(), gradient.values(), pre);
-            let expected: Vec<f32> =
-                gradient.values().to_f32().iter().map(|x| rounded(to, x / pre.value())).collect();
-            assert_eq!(packed.values().to_f32(), expected, "{from} to {to}, {pre:?}");
-        }
     }
 }
 

@@ -101,7 +101,7 @@ impl Device {
 
     /// The stream for copies to the host by callers that have no stream. There is one per device, because a buffer keeps the last read
     /// of each stream.
-    pub(super) fn reader(&self) -> Result<&Stream, CudaError> {
+    pub(crate) fn reader(&self) -> Result<&Stream, CudaError> {
         self.shared().reader.get_or_try_init(|| self.stream())
     }
 

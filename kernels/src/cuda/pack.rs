@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
-use super::gradients::DeviceSlice;
 use super::kernel::Kernel;
 use super::launch::{Launch, Reads, Scale, WIDTH, Writes};
 use super::noted::{Notes, Of, argument};
+use super::slice::DeviceSlice;
 use super::stream::Stream;
 use super::table::{MOST_PARAMS, Param, Table, number, wire};
 use crate::Divisor;

@@ -10,10 +10,11 @@ use safetensors::Dtype;
 use crate::error::Error;
 use crate::files::{Files, read_whole};
 use crate::lease::Lease;
-use crate::manifest::{Chunk, FileEntry, Head, MOST_BYTES, Manifest, TensorEntry};
-use crate::name::{LATEST, MANIFEST, RESERVED, deleted, generation};
+use crate::manifest::{Head, MOST_BYTES, Manifest};
+use crate::name::{MANIFEST, RESERVED, nonce, writing};
 use crate::part::{Part, PartOfTensor, Slice, Writer};
 use crate::store::Store;
+use crate::tensors::{Chunk, FileEntry, TensorEntry};
 
 /// The directory in which writers write their parts of a generation.
 #[derive(Clone, Debug)]
@@ -44,24 +45,46 @@ pub struct Committed {
 
 type Tensors = BTreeMap<String, TensorEntry>;
 
-impl Place {
-    pub(crate) fn new(files: Arc<dyn Files>, path: PathBuf, (step, nonce): (u64, u64)) -> Self {
-        Self { files, path, step, nonce }
+impl Store {
+    /// Returns the directory in which writers write a generation of `step`. Its name contains
+    /// `nonce`. Does not access the file system.
+    #[must_use]
+    pub fn place(&self, step: u64, nonce: u64) -> Place {
+        let path = self.root().join(writing(step, nonce));
+        Place { files: Arc::clone(self.files()), path, step, nonce }
+    }
+}
+
+impl Lease {
+    /// Begins a generation: makes the directory that the commit will rename. Removes broken
+    /// generations of this step and of later steps, since the caller has gone on from an older one.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if a generation of this step or of a later one is intact. If such a
+    /// generation cannot be read and its bytes are not certainly lost, the error of reading it.
+    /// [`Error::Io`].
+    pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
+        self.begin_at(self.store().place(step, nonce()))
     }
 
+    /// Begins a generation as [`begin`](Self::begin) does, at a given place of this store. Writers
+    /// may know the place before the call, and may have [made](Place::make) it.
+    ///
+    /// # Errors
+    /// The errors of [`begin`](Self::begin).
+    pub fn begin_at(&mut self, place: Place) -> Result<Draft<'_>, Error> {
+        self.make_room(place.step, &place.path)?;
+        place.make()?;
+        Ok(Draft { lease: self, place })
+    }
+}
+
+impl Place {
     /// Returns the number that makes its name unique. With the step, it tells other ranks which
     /// place is meant.
     #[must_use]
     pub fn nonce(&self) -> u64 {
         self.nonce
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn step(&self) -> u64 {
-        self.step
     }
 
     /// Makes its directory, if no other writer has made it yet.
@@ -117,10 +140,6 @@ impl Place {
 }
 
 impl<'a> Draft<'a> {
-    pub(crate) fn new(lease: &'a Lease, place: Place) -> Self {
-        Self { lease, place }
-    }
-
     /// The directory in which writers write.
     #[must_use]
     pub fn place(&self) -> &Place {
@@ -138,7 +157,7 @@ impl<'a> Draft<'a> {
         match self.publish(head, writers) {
             Ok(path) => {
                 let unlinked =
-                    link_latest(self.lease.store(), self.place.step, self.place.nonce).err();
+                    self.lease.store().link_latest(self.place.step, self.place.nonce).err();
                 let old = self.lease.remove_old(self.place.step);
                 let left_undone = unlinked.into_iter().chain(old).collect();
                 Ok(Committed { path, left_undone })
@@ -211,15 +230,6 @@ impl<'a> Draft<'a> {
         sink.write(bytes).map_err(Error::io("write", path))?;
         sink.sync().map_err(Error::io("sync", path))
     }
-}
-
-/// Has the link `latest` point to the generation of a step (W9).
-pub(crate) fn link_latest(store: &Store, step: u64, nonce: u64) -> Result<(), Error> {
-    let (files, root) = (store.files(), store.root());
-    let (latest, new) = (root.join(LATEST), root.join(deleted(step, nonce)));
-    let target = generation(step);
-    files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
-    files.rename(&new, &latest).map_err(Error::io("replace", &latest))
 }
 
 /// The files of all parts, and their tensors with the chunks in order.

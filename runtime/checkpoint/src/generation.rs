@@ -9,8 +9,9 @@ use safetensors::Dtype;
 use crate::error::Error;
 use crate::files::{Files, Source, read_whole};
 use crate::hash::Hash;
-use crate::manifest::{Chunk, FileEntry, MOST_BYTES, Manifest, TensorEntry};
+use crate::manifest::{MOST_BYTES, Manifest};
 use crate::name::MANIFEST;
+use crate::tensors::{Chunk, FileEntry, TensorEntry};
 
 /// Bytes per read when a whole file is hashed.
 const BLOCK: usize = 1 << 20;

@@ -18,9 +18,8 @@ use crate::files::{Files, Source, read_whole};
 use crate::generation::Generation;
 use crate::hash::Hash;
 use crate::header;
-use crate::lease::nonce;
-use crate::manifest::TensorEntry;
-use crate::name::{STATE, is_plain, state_tensor, unfinished};
+use crate::name::{STATE, is_plain, nonce, state_tensor, unfinished};
+use crate::tensors::TensorEntry;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use crate::draft::{Draft, Place, link_latest};
 use crate::error::Error;
-use crate::name::{LEASE, is_left_behind};
+use crate::name::{LEASE, is_left_behind, nonce};
 use crate::store::Store;
 
 /// The most bytes of a holder's name that a second job reads.
@@ -27,62 +25,53 @@ pub struct Lease {
     broken: BTreeSet<u64>,
 }
 
-impl Lease {
-    /// Takes the right to write, and removes files that crashes have left behind.
+impl Store {
+    /// Takes the right to write to the store, and removes files that crashes have left behind.
+    /// Makes the directory if it does not exist. `holder` names this job in the error that a second
+    /// job gets.
     ///
     /// # Errors
     /// [`Error::Leased`] if another job holds the lease; [`Error::Io`].
-    pub(crate) fn take(store: &Store, holder: &str) -> Result<Self, Error> {
-        let path = store.root().join(LEASE);
-        make_directory(store.root()).map_err(Error::io("make", store.root()))?;
+    pub fn lease(&self, holder: &str) -> Result<Lease, Error> {
+        let path = self.root().join(LEASE);
+        make_directory(self.root()).map_err(Error::io("make", self.root()))?;
         let mut file = open(&path).map_err(Error::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let holder = words(&mut file);
-                return Err(Error::Leased { store: store.root().to_owned(), holder });
+                return Err(Error::Leased { store: self.root().to_owned(), holder });
             }
             Err(TryLockError::Error(source)) => {
                 return Err(Error::io("lock", &path)(source));
             }
         }
         name_holder(&mut file, holder).map_err(Error::io("write", &path))?;
-        let lease = Self { store: store.clone(), locked: file, broken: BTreeSet::new() };
+        let lease = Lease { store: self.clone(), locked: file, broken: BTreeSet::new() };
         lease.clean(None)?;
         Ok(lease)
     }
+}
 
+impl Lease {
     /// The store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Begins a generation: makes the directory that the commit will rename. Removes broken
-    /// generations of this step and of later steps, since the caller has gone on from an older one.
-    ///
-    /// # Errors
-    /// [`Error::Exists`] if a generation of this step or of a later one is intact. If such a
-    /// generation cannot be read and its bytes are not certainly lost, the error of reading it.
-    /// [`Error::Io`].
-    pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
-        self.begin_at(self.store.place(step, nonce()))
-    }
-
-    /// Begins a generation as [`begin`](Self::begin) does, at a given place of this store. Writers
-    /// may know the place before the call, and may have [made](Place::make) it.
+    /// Makes room for the generation of a step: removes what crashes have left behind except `but`,
+    /// and broken generations of this step and of later steps.
     ///
     /// # Errors
     /// The errors of [`begin`](Self::begin).
-    pub fn begin_at(&mut self, place: Place) -> Result<Draft<'_>, Error> {
-        self.clean(Some(place.path()))?;
-        let step = place.step();
+    pub(crate) fn make_room(&mut self, step: u64, but: &Path) -> Result<(), Error> {
+        self.clean(Some(but))?;
         for later in self.store.steps()?.into_iter().filter(|it| *it >= step) {
             self.remove_broken(later)?;
         }
         self.broken.split_off(&step);
-        place.make()?;
-        Ok(Draft::new(self, place))
+        Ok(())
     }
 
     /// Removes all generations of later steps than `step`, so that a run may go on from there. If
@@ -106,7 +95,7 @@ impl Lease {
         if later.is_empty() {
             return Ok(later);
         }
-        link_latest(&store, step, nonce())?;
+        store.link_latest(step, nonce())?;
         // A generation that a later save makes with one of these steps is another one.
         self.broken.split_off(&(step + 1));
         // The newest first: as long as one is left, it is the one that was saved after all others
@@ -231,11 +220,4 @@ fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {
     file.set_len(0)?;
     file.rewind()?;
     file.write_all(holder.as_bytes())
-}
-
-/// Returns a random number for the name of a new draft's directory, so that no other draft of the
-/// store has the same name.
-#[must_use]
-pub fn nonce() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }

@@ -37,10 +37,12 @@
 //!
 //! # Modules
 //!
-//! All modules are private, and the crate root re-exports their items. In reading order: `error`; `files`, `disk` (the operations
-//! of a file system); `name`, `hash`; `bounds` (of untrusted JSON), `manifest`, `tiles` (the contents of a generation, and the check
-//! that they are complete); `part` (the data of one writer), `lease`, `retention`, `draft` (a generation that is being written);
-//! `generation` (reading), `store`; `header` (headers of safetensors files), `huggingface` (folders of Hugging Face models).
+//! All modules are private, and the crate root re-exports their items. A module imports only modules
+//! before it. In reading order: `hash`, `error`; `files`, `disk` (the operations of a file system);
+//! `name`; `bounds` (of untrusted JSON); `tensors` (with their chunks, and the check that they are
+//! complete), `manifest` (the contents of a generation); `generation` (reading), `store`; `lease`,
+//! `retention`; `header` (headers of safetensors files), `part` (the data of one writer), `draft` (a
+//! generation that is being written); `huggingface` (folders of Hugging Face models).
 
 mod bounds;
 mod disk;
@@ -57,7 +59,7 @@ mod name;
 mod part;
 mod retention;
 mod store;
-mod tiles;
+mod tensors;
 
 pub use self::bounds::MOST_USER_BYTES;
 pub use self::disk::{Disk, LinkedDisk};
@@ -67,11 +69,9 @@ pub use self::files::{Files, Sink, Source};
 pub use self::generation::Generation;
 pub use self::hash::Hash;
 pub use self::huggingface::{Exported, Folder, Weights, export};
-pub use self::lease::{Lease, nonce};
-pub use self::manifest::{
-    Chunk, FileEntry, Head, LossScaleHead, Manifest, MeshShape, OptimizerHead, TensorEntry,
-    Training,
-};
-pub use self::name::{RESERVED, STATE, state_tensor};
+pub use self::lease::Lease;
+pub use self::manifest::{Head, LossScaleHead, Manifest, MeshShape, OptimizerHead, Training};
+pub use self::name::{RESERVED, STATE, nonce, state_tensor};
 pub use self::part::{Elements, Slice, Writer};
 pub use self::store::{Fallback, Store};
+pub use self::tensors::{Chunk, FileEntry, TensorEntry};

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -11,7 +10,7 @@ use crate::bounds;
 use crate::error::Error;
 use crate::hash::Hash;
 use crate::name::is_plain;
-use crate::tiles;
+use crate::tensors::{self, FileEntry, TensorEntry};
 
 /// The newest format that this program reads.
 pub(crate) const FORMAT: u64 = WITH_SETTINGS;
@@ -33,9 +32,6 @@ const WITH_SETTINGS: u64 = 4;
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks.
 /// CHECKPOINT.md counts them.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
-
-/// The most bytes of a chunk: a reader reads and hashes this much to get at one element.
-pub(crate) const CHUNK_BYTES: usize = 8 << 20;
 
 /// The largest count in a manifest, so that a run can go on counting without overflow.
 const MOST_COUNTED: u64 = u64::MAX >> 1;
@@ -169,69 +165,11 @@ pub struct Manifest {
         deserialize_with = "bounds::settings"
     )]
     pub settings: BTreeMap<String, String>,
-    /// The files. [`Chunk::file`] is an index into this list.
+    /// The files. [`Chunk::file`](crate::Chunk::file) is an index into this list.
     pub files: Vec<FileEntry>,
     /// The tensors, by name.
     #[serde(deserialize_with = "bounds::unique")]
     pub tensors: BTreeMap<String, TensorEntry>,
-}
-
-/// A file of a generation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FileEntry {
-    /// Its name in the directory.
-    pub name: String,
-    /// Its size in bytes.
-    pub bytes: u64,
-    /// The hash of the whole file.
-    pub hash: Hash,
-}
-
-/// A tensor of a generation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TensorEntry {
-    /// Its global shape, of at most 64 dims.
-    #[serde(deserialize_with = "bounds::shape")]
-    pub shape: Vec<u64>,
-    /// The dtype of its elements.
-    pub dtype: Dtype,
-    /// Its chunks, in order of offset. They cover the tensor exactly once.
-    pub chunks: Vec<Chunk>,
-}
-
-/// Consecutive elements of a tensor, and where they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Chunk {
-    /// The first element, in row-major order.
-    pub offset: u64,
-    /// The number of elements.
-    pub len: u64,
-    /// The index of its file in [`Manifest::files`].
-    pub file: u64,
-    /// The position of its first byte in the file.
-    pub begin: u64,
-    /// The position after its last byte.
-    pub end: u64,
-    /// The hash of these bytes.
-    pub hash: Hash,
-}
-
-impl TensorEntry {
-    /// The number of its elements; `None` if it does not fit a `u64`.
-    #[must_use]
-    pub fn numel(&self) -> Option<u64> {
-        self.shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
-    }
-
-    /// The bytes of an element; `None` if an element is not a whole number of bytes.
-    #[must_use]
-    pub fn element_bytes(&self) -> Option<u64> {
-        let bits = self.dtype.bitsize() as u64;
-        bits.is_multiple_of(8).then_some(bits / 8)
-    }
 }
 
 /// The content of a manifest's or a note's file: the exact bytes of the value, and their hash.
@@ -417,11 +355,11 @@ impl Manifest {
             ));
         }
         for (name, tensor) in &self.tensors {
-            tiles::check(tensor, &self.files).map_err(|problem| {
+            tensors::check(tensor, &self.files).map_err(|problem| {
                 Error::manifest(path, format!("tensor `{}`: {problem}", name.escape_debug()))
             })?;
         }
-        tiles::check_files(&self.files, &self.tensors)
+        tensors::check_files(&self.files, &self.tensors)
             .map_err(|problem| Error::manifest(path, problem))
     }
 }

@@ -1,5 +1,6 @@
 //! Names of directories, files and tensors.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 
 /// The prefix of the names of tensors that hold optimizer state.
@@ -64,6 +65,13 @@ pub(crate) fn is_left_behind(path: &Path) -> bool {
 pub(crate) fn is_plain(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(is_allowed)
+}
+
+/// Returns a random number for the name of a new draft's directory, so that no other draft of the
+/// store has the same name.
+#[must_use]
+pub fn nonce() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use crate::error::Error;
 use crate::files::{Files, Sink};
 use crate::hash::Hash;
 use crate::header;
-use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, seal, unseal};
+use crate::manifest::{seal, unseal};
+use crate::tensors::{CHUNK_BYTES, Chunk, FileEntry};
 
 /// The most elements of a chunk.
 const CHUNK_ELEMENTS: usize = CHUNK_BYTES / size_of::<f32>();

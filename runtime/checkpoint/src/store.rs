@@ -4,12 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::draft::Place;
 use crate::error::Error;
 use crate::files::Files;
 use crate::generation::Generation;
-use crate::lease::{Lease, nonce};
-use crate::name::{deleted, generation, step_of, writing};
+use crate::name::{LATEST, deleted, generation, nonce, step_of};
 
 /// The least number of generations that are kept, so that a save does not disturb a job that reads
 /// the one before the last.
@@ -18,7 +16,7 @@ const KEPT_AT_LEAST: usize = 2;
 /// Maximum number of searches, where a writer removes generations meanwhile.
 const MOST_LOOKS: usize = 16;
 
-/// A directory of generations. Reading needs only this; writing needs a [`Lease`].
+/// A directory of generations. Reading needs only this; writing needs a [`Lease`](crate::Lease).
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
@@ -52,16 +50,6 @@ impl Store {
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
-    }
-
-    /// Takes the right to write to the store, and removes files that crashes have left behind.
-    /// Makes the directory if it does not exist. `holder` names this job in the error that a second
-    /// job gets.
-    ///
-    /// # Errors
-    /// [`Error::Leased`] if another job holds the lease; [`Error::Io`].
-    pub fn lease(&self, holder: &str) -> Result<Lease, Error> {
-        Lease::take(self, holder)
     }
 
     /// Returns the steps of its generations, ascending, whether intact or not. Empty if the
@@ -173,14 +161,6 @@ impl Store {
         Ok(generation)
     }
 
-    /// Returns the directory in which writers write a generation of `step`. Its name contains
-    /// `nonce`. Does not access the file system.
-    #[must_use]
-    pub fn place(&self, step: u64, nonce: u64) -> Place {
-        let path = self.root.join(writing(step, nonce));
-        Place::new(Arc::clone(&self.files), path, (step, nonce))
-    }
-
     /// Removes a generation. Renames it first to a name that no reader looks at, so that no reader
     /// finds a part of it.
     pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
@@ -196,8 +176,16 @@ impl Store {
         Ok(hidden)
     }
 
-    pub(crate) fn files(&self) -> &dyn Files {
-        &*self.files
+    /// Has the link `latest` point to the generation of a step (W9).
+    pub(crate) fn link_latest(&self, step: u64, nonce: u64) -> Result<(), Error> {
+        let (latest, new) = (self.root.join(LATEST), self.root.join(deleted(step, nonce)));
+        let target = generation(step);
+        self.files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
+        self.files.rename(&new, &latest).map_err(Error::io("replace", &latest))
+    }
+
+    pub(crate) fn files(&self) -> &Arc<dyn Files> {
+        &self.files
     }
 
     pub(crate) fn generation_path(&self, step: u64) -> PathBuf {

@@ -6,6 +6,7 @@ mod json;
 mod memory;
 pub(crate) mod optimizer;
 mod picture;
+mod program;
 mod report;
 mod schedules;
 mod traffic;
@@ -46,6 +47,10 @@ pub(crate) struct Options {
     /// Also write the operations of all ranks in a step, for `hsdp check`, into this file
     #[arg(long, value_name = "FILE")]
     schedules: Option<PathBuf>,
+
+    /// Print the operations of a rank in a step, in words, in place of memory and traffic
+    #[arg(long, conflicts_with = "json")]
+    program: bool,
 }
 
 /// Device that holds a rank's part of the model.
@@ -89,7 +94,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         let schedules = schedules::of(&planned.plan, options)?.to_json();
         file.write_all(schedules).map_err(cannot_write)?;
     }
-    if options.json {
+    if options.program {
+        print(program::text(&planned.plan, options))?;
+    } else if options.json {
         print_json(&json::of(&planned))?;
     } else {
         print(report::text(&planned))?;

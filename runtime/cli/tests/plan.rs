@@ -57,6 +57,26 @@ const MODEL: &str = r#"{"units": [
         {"name": "v", "shape": [33, 5], "rows": 4}, {"name": "f", "shape": [], "frozen": true}]}],
     "ties": [{"name": "head", "to": "w"}]}"#;
 
+#[test]
+fn a_step_is_printed_in_words() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    fs::write(&file, MODEL).expect("written");
+    let file = file.display().to_string();
+    let arguments = ["plan", &*file, "--mesh", "2x2", "--microbatches", "5", "--program"];
+    let (code, text, told) = hsdp(&arguments);
+    assert_eq!((code, &*told), (Some(0), ""));
+    let microbatch = "g0 g1 (g0) u0 g0' (g1) u1 <weights> r1 (g0') u0' r0";
+    let last = "g0 g1 (g0) u0 g0' (g1) u1 (r1) r1 a1 (g0') u0' (r0) r0 a0";
+    let middle = "g0 g1 (g0) u0 g0' (g1) u1 (r1) r1 (g0') u0' (r0) r0";
+    let expected = format!(
+        "opening: <headers>\nmicrobatch 0: {microbatch}\nmicrobatches 1 to 3: {middle}\n\
+         microbatch 4: {last}\nfinish: (a1) (a0) <statement>\n\nunits: 0 one, 1 two\n"
+    );
+    assert!(text.starts_with(&expected), "{text}");
+    assert!(text.contains("r1 reduce-scatters them"), "{text}");
+}
+
 /// The same model, built with the library.
 fn same() -> ModelSpec {
     let one = Unit::new("one").param(Param::new("w", [50, 7])).param(Param::new("b", [7]));

@@ -21,6 +21,7 @@ use std::{panic, thread};
 pub use self::all_reduces::{AllReduceRow, read_all_reduces};
 pub use self::errors::Errors;
 pub use self::fitted::Fitted;
+pub(crate) use self::measurements::FITTED;
 pub use self::measurements::Measurements;
 pub use self::steps::{StepRow, read_steps};
 

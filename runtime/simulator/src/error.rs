@@ -2,7 +2,7 @@
 
 use hsdp_sharding::Mesh;
 
-use crate::Machine;
+use crate::bundled;
 
 /// The reason why a schedule, a machine or a simulation was refused. Every variant is a mistake of the input.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum Error {
         problem: String,
     },
     /// No machine of that name is bundled.
-    #[error("no bundled machine is called {name:?}: expected {}", Machine::BUNDLED.join(", "))]
+    #[error("no bundled machine is called {name:?}: expected {}", bundled::NAMES.join(", "))]
     UnknownMachine {
         /// The name, as given.
         name: String,

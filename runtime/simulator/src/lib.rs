@@ -5,13 +5,14 @@
 
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod calibrate;
 mod check;
 mod collective;
 mod computation;
 mod error;
+mod host;
 pub mod machine;
-mod order;
 mod prediction;
 mod search;
 mod simulation;
@@ -29,11 +30,11 @@ pub use self::computation::{
     is_lookup,
 };
 pub use self::error::Error;
-pub use self::machine::Machine;
-pub use self::order::{
+pub use self::host::{
     Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
     Step, Work,
 };
+pub use self::machine::Machine;
 pub use self::prediction::{Placed, Placing, Prediction, StepMemory, Workload};
 pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{

@@ -1,6 +1,5 @@
 //! Machines as data: what a prediction needs to know of them, with the source of every number.
 
-mod bundled;
 mod file;
 mod quantity;
 mod sections;

@@ -13,7 +13,7 @@ use hsdp_sharding::{Offload, Plan};
 pub use self::memory::StepMemory;
 pub(crate) use self::on_machine::{Groups, OnMachine, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
-use crate::order::{Data, LossScale, Microbatches, Order, Placement, Step};
+use crate::host::{Data, LossScale, Microbatches, Order, Placement, Step};
 use crate::simulation::{Costs, Orders, Timing, simulate_among};
 use crate::{Batch, Computation, Error, Level, Machine, Time};
 

@@ -25,7 +25,7 @@ use self::repetition::{Dependence, Repetition};
 pub use self::schedules::Streams;
 pub use self::shares::{Share, Shares};
 pub use self::span::{Lane, Span, What};
-use crate::order::{Data, Order, Placement};
+use crate::host::{Data, Order, Placement};
 use crate::{Error, Time};
 
 /// The orders of a step's ranks.

@@ -1,6 +1,7 @@
 //! How far predictions are from measurements: what docs/simulator.md states, in one place. A test
 //! compares both.
 
+use crate::calibrate::FITTED;
 use crate::{Machine, StepRow};
 
 /// A stated error of predictions. Two steps whose predictions differ by less than it cannot be told
@@ -48,9 +49,6 @@ impl StatedError {
 
 /// Speeds further behind are in one band.
 const MOST_BANDS: u32 = 1000;
-
-/// First words of the source of a number that a fit found.
-pub(crate) const FITTED: &str = "fitted to ";
 
 impl Machine {
     /// Returns whether the source of each number that `hsdp calibrate` fits to steps begins with

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 use hsdp_simulator::{
@@ -22,7 +23,7 @@ fn orders(
     absent: &[usize],
 ) -> Orders {
     let options = PlanOptions { accumulation, ..PlanOptions::default() };
-    let plan = Plan::new(spec(), mesh, options).expect("a plan");
+    let plan = Arc::new(Plan::new(spec(), mesh, options).expect("a plan"));
     let order = |data| {
         let loss_scale = LossScale::Fixed;
         (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))

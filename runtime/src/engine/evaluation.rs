@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
+use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Rank, UnitId};
 
 use crate::agreement::sum_of_words;
@@ -232,7 +233,7 @@ impl Engine {
 
 /// The first word of a record of sums: it may meet the record of a batch.
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
-const WORDS: usize = 5;
+const WORDS: usize = Exchange::MEAN;
 
 /// The sums of all ranks.
 #[derive(Clone, Copy, Debug)]

@@ -3,13 +3,14 @@
 use std::mem;
 
 use hsdp_comm::Stage;
+use hsdp_sharding::step::Course;
 
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::engine::step_state::{More, OpenMicrobatch, StepState, Token};
 use crate::error::Error;
 use crate::microbatch_header;
-use crate::uneven::{Course, Input, Uneven};
+use crate::uneven::{Input, Uneven};
 
 /// The step has no other microbatch, since ranks have no more data.
 #[derive(Clone, Copy, Debug)]

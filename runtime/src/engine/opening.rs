@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
+use hsdp_sharding::step::Course;
 
 use crate::comparison::{self, LastUpdate};
 use crate::engine::exponent::exponent_known_early;
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::header::{Agreed, Intent, StepHeader};
 use crate::options::StepOptions;
 use crate::samples;
-use crate::uneven::{Course, EndOfRun, Supply};
+use crate::uneven::{EndOfRun, Supply};
 
 impl Engine {
     /// Exchanges headers, and opens the step if it takes place.

@@ -46,19 +46,6 @@ fn a_2x3_mesh_by_hand() {
 }
 
 #[test]
-fn a_mesh_reads_what_it_writes() {
-    let mesh: Mesh = "2x16".parse().unwrap();
-    assert_eq!((mesh.replicate_size(), mesh.shard_size()), (2, 16));
-    assert_eq!(mesh.to_string(), "2x16");
-    for text in ["", "4", "2x", "x2", "2x3x4", "2 x 3", "-1x2", "2*3"] {
-        let error = text.parse::<Mesh>().unwrap_err().to_string();
-        let expected =
-            format!("`{text}` is not a valid mesh: expected REPLICATExSHARD, such as 2x3");
-        assert_eq!(error, expected);
-    }
-}
-
-#[test]
 fn impossible_meshes_are_refused_with_their_sizes() {
     for (replicate, shard) in [(0, 4), (4, 0), (1 << 16, 1 << 16), (usize::MAX, 2)] {
         let error = Mesh::new(replicate, shard).unwrap_err();

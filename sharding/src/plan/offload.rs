@@ -1,9 +1,6 @@
 //! The parts of a model on a device that are kept in host memory.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::Error;
 
 /// The parts of a model on a device that are kept in host memory. With any of them, the host computes the updates of the optimizer.
 ///
@@ -39,19 +36,5 @@ impl Offload {
 impl fmt::Display for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for Offload {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::EVERY.into_iter().find(|offload| offload.name() == text).ok_or_else(|| {
-            Error::Unparsable {
-                what: "offload",
-                text: text.to_owned(),
-                expected: "none, optimizer or all",
-            }
-        })
     }
 }

@@ -1,12 +1,8 @@
 //! The options of a plan.
 
 use std::fmt;
-use std::str::FromStr;
 
-use crate::{DType, Error, Unit};
-
-#[cfg(test)]
-mod tests;
+use crate::{DType, Unit};
 
 /// When gradients are reduced across ranks.
 ///
@@ -44,18 +40,6 @@ impl fmt::Display for Accumulation {
     }
 }
 
-impl FromStr for Accumulation {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or_else(|| Error::Unparsable {
-            what: "accumulation mode",
-            text: text.to_owned(),
-            expected: "reduce-scatter, every or local",
-        })
-    }
-}
-
 /// The number of copies of a gathered unit where ranks share a process.
 ///
 /// Displayed and parsed as `per-rank`, `per-process`.
@@ -85,20 +69,6 @@ impl FullCopies {
 impl fmt::Display for FullCopies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for FullCopies {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|copies| copies.name() == text).ok_or_else(|| {
-            Error::Unparsable {
-                what: "choice of full copies",
-                text: text.to_owned(),
-                expected: "per-rank or per-process",
-            }
-        })
     }
 }
 

@@ -225,7 +225,7 @@ impl ModelSpec {
     }
 
     /// The first parameter that is declared under this name. Aliases are ignored.
-    pub(super) fn declared(&self, name: &str) -> Option<ParamId> {
+    pub(crate) fn declared(&self, name: &str) -> Option<ParamId> {
         self.names.get(name).copied()
     }
 }

@@ -53,7 +53,7 @@ pub enum State {
 const MOST_SLOTS: usize = 1024;
 
 impl State {
-    pub(super) const fn is_valid(self) -> bool {
+    pub(crate) const fn is_valid(self) -> bool {
         match self {
             Self::Elements(slots) => slots <= MOST_SLOTS,
             Self::EightBit { block } => block > 0,

@@ -12,16 +12,18 @@ impl Imports {
     /// Those of a crate whose sources lie in `folder`, without its tests.
     ///
     /// # Panics
-    /// If the folder has no `lib.rs`.
+    /// If the folder has neither `lib.rs` nor `main.rs`.
     #[must_use]
     pub fn between(folder: &str, sources: &[Source]) -> Self {
-        let front_page = sources.iter().find(|it| it.path == format!("{folder}/lib.rs"));
+        let front_page = ["lib.rs", "main.rs"].map(|name| format!("{folder}/{name}"));
+        let front_page = sources.iter().find(|it| front_page.contains(&it.path));
         let exports = exports(&code(&front_page.expect("a crate has a front page").text));
         let mut imports = Self(BTreeMap::new());
         for source in sources {
             let path = source.path.strip_prefix(folder).and_then(|path| path.strip_prefix('/'));
             let is_test = source.path.ends_with("/tests.rs") || source.path.contains("/tests/");
-            if let Some(path) = path.filter(|path| *path != "lib.rs" && !is_test) {
+            let is_front = path.is_some_and(|path| ["lib.rs", "main.rs"].contains(&path));
+            if let Some(path) = path.filter(|_| !is_front && !is_test) {
                 imports.read(path, &code(&source.text), &exports);
             }
         }
@@ -97,7 +99,8 @@ fn code(text: &str) -> String {
 /// The names that a crate's root has from its modules, with their modules.
 fn exports(root: &str) -> BTreeMap<String, String> {
     let mut exports = BTreeMap::new();
-    for tree in root.split("pub use self::").skip(1) {
+    for tree in root.split("pub use ").skip(1) {
+        let tree = tree.strip_prefix("self::").unwrap_or(tree);
         let names = tree.split(';').next().unwrap_or(tree).split(|it| !is_of_a_name(it));
         let module = first_name(tree);
         exports.extend(names.map(|name| (name.to_owned(), module.to_owned())));
@@ -158,9 +161,12 @@ mod tests {
     #[test]
     fn a_circle_is_found_by_whatever_way_its_modules_are_named() {
         let sources = [
-            source("lib.rs", "mod a;\npub use self::b::inner::{One, Two};\npub use other::Three;"),
+            source(
+                "lib.rs",
+                "pub use b::inner::{One, Two};\npub use self::c::C;\npub use other::Three;",
+            ),
             source("a.rs", "use crate::{\n    Three,\n    low::{self, x::{Y, Z}},\n    Two,\n};"),
-            source("b/inner.rs", "fn f() { crate::c::g() } // crate::high"),
+            source("b/inner.rs", "fn f() { crate::C::g() } // crate::high"),
             source("c/deep.rs", "use super::super::a::A;\n#[cfg(test)]\nmod tests {\ncrate::high"),
             source("low.rs", "pub(in crate::low) struct X;"),
             source("high.rs", "use crate::One;\nuse super::low::X;"),

@@ -1,5 +1,7 @@
 //! The order of a step as the simulator has it where processes compute on devices: over all channels, beside the flight records of ranks.
 
+use std::sync::Arc;
+
 use hsdp::mpi::Job;
 use hsdp::{
     Accumulation, Error, ModelOptions, Offload, Optimizer, Param, Placement, Sgd, SgdOptions,
@@ -67,7 +69,7 @@ fn compare(
     run(world, spec, options, microbatches).map_err(|error| error.to_string())?;
     let flown = of_step(&world.flight_record(), STEP).of_units();
     let plan = Plan::new(spec.clone(), options.mesh, options.plan_options());
-    let plan = plan.map_err(|error| error.to_string())?;
+    let plan = Arc::new(plan.map_err(|error| error.to_string())?);
     let data = if world.rank().index() < WITHOUT_DATA { Data::Present } else { Data::Absent };
     let placement = hsdp_simulator::Placement::Device;
     let step = Step { microbatches, placement, data, loss_scale: LossScale::Fixed };

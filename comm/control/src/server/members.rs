@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use super::accept::Connection;
 use crate::coordinator::Coordinator;
 use crate::limits::most_waiting;
-use crate::wire::{FromCoordinator, Hello, Loss};
-use crate::{ControlError, Options};
+use crate::wire::{FromCoordinator, Hello};
+use crate::{ControlError, Loss, Options};
 
 /// The words for a member that is lost because it does not read.
 pub(crate) const UNREAD: &str = "it does not read its messages";

@@ -10,11 +10,11 @@ use tonic::Streaming;
 
 use super::accept::Connection;
 use super::members::{Members, UNREAD};
+use crate::Loss;
 use crate::limits::cut;
 use crate::proof::{COORDINATOR, MEMBER, Macs, Transcript, nonce};
 use crate::wire::{
-    Challenge, Frame, FromCoordinator, FromMember, Hello, Kind, Loss, Message as _, Refusal,
-    Replies,
+    Challenge, Frame, FromCoordinator, FromMember, Hello, Kind, Message as _, Refusal, Replies,
 };
 
 /// One connection.

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 use prost::bytes::Bytes;
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Malformed, TAG};
-use crate::limits::{MOST_MESSAGE, MOST_STRING};
-use crate::{ControlError, Deadlines, State};
+use crate::limits::{MOST_MESSAGE, short};
+use crate::{ControlError, Deadlines, Loss, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
 pub trait Message: Serialize + DeserializeOwned {
@@ -116,19 +116,6 @@ pub enum FromCoordinator {
     Ended(#[serde(deserialize_with = "short")] String),
 }
 
-/// The kind of reason for which a member is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Loss {
-    /// Its connection ended before it left. Its process may be gone, or the connection was cut.
-    Ended,
-    /// Nothing arrived from it, or nothing was delivered to it, for too long. Its process may be stopped, or the network cut.
-    Silent,
-    /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
-    Forged,
-    /// It has sent, or was sent, an authenticated message that does not follow the protocol.
-    Invalid,
-}
-
 impl Message for FromMember {
     const FORGED: &str = "a message from it failed authentication";
     const ENDED: &str = "its connection ended before it left";
@@ -169,15 +156,4 @@ impl FromCoordinator {
     pub(crate) fn is_last(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Farewell | Self::Ended(_))
     }
-}
-
-/// Decodes a text, and refuses one that is too long.
-pub(crate) fn short<'a, T, D>(from: D) -> Result<T, D::Error>
-where
-    T: Deserialize<'a> + AsRef<str>,
-    D: Deserializer<'a>,
-{
-    let text = T::deserialize(from)?;
-    let is_short = text.as_ref().len() <= MOST_STRING;
-    is_short.then_some(text).ok_or_else(|| D::Error::custom("a text that is too long"))
 }

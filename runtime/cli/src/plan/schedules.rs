@@ -1,6 +1,7 @@
 //! The operations of all ranks in a step.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hsdp_sharding::Plan;
 use hsdp_simulator::{
@@ -18,7 +19,8 @@ pub(super) fn of(plan: &Plan, options: &Options) -> Result<Schedules, Error> {
     };
     let microbatches = Microbatches::Given(options.choices.microbatches);
     let (data, loss_scale) = (Data::Present, LossScale::Fixed);
-    let order = Order::of(plan, Step { microbatches, placement, data, loss_scale });
+    let plan = Arc::new(plan.clone());
+    let order = Order::of(&plan, Step { microbatches, placement, data, loss_scale });
     let (of, absent) = (BTreeMap::from([(data, order)]), BTreeSet::new());
     Orders { mesh: plan.mesh(), placement, of, absent }.schedules(None, streams)
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::problem;
-use crate::stated::FITTED;
 use crate::{Error, Time};
+
+/// First words of the source of a number that a fit found.
+pub(crate) const FITTED: &str = "fitted to ";
 
 /// Measured times of a table.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use hsdp_sharding::DType;
 
+use crate::host::Placement;
 use crate::machine::{Kind, Machine};
-use crate::order::Placement;
 use crate::{Error, Time, WorkCost};
 
 /// The speed of a rank's card, or of its part of a host's cores and memory.

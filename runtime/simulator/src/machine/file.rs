@@ -8,7 +8,7 @@ use super::quantity::{NumberMut, Quantity, text};
 use super::sections::{Calls, Compute, DeviceHost, Links, Memory, Threads};
 use super::unit::Count;
 use super::{Device, Kind, Machine};
-use crate::Error;
+use crate::{Error, bundled};
 
 /// A machine file, as it is written.
 #[derive(Deserialize)]
@@ -33,6 +33,18 @@ enum KindName {
 }
 
 impl Machine {
+    /// The names of the bundled machines.
+    pub const BUNDLED: [&str; bundled::NAMES.len()] = bundled::NAMES;
+
+    /// Returns the bundled machine of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMachine`]
+    pub fn bundled(name: &str) -> Result<Self, Error> {
+        let unknown = || Error::UnknownMachine { name: name.to_owned() };
+        Self::from_toml(bundled::file(name).ok_or_else(unknown)?)
+    }
+
     /// Reads a machine file.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 
 use super::Workload;
-use crate::order::Placement;
+use crate::host::Placement;
 
 /// The memory of a rank in a step: that of the plan, and that of the model's computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use hsdp_sharding::{Mesh, Offload, Plan, PlanOptions, State};
 
 use super::Workload;
 use crate::calibrate::{AllReduceRow, StepRow};
-use crate::order::Microbatches;
+use crate::host::Microbatches;
 use crate::{Batch, Collective, Error, Gpt, Machine, Shapes, Time, collective_cost};
 
 impl StepRow {

@@ -10,7 +10,7 @@ use hsdp_sharding::{Axis, DType, Mesh, Offload, Param, Plan, Rank, Role, State, 
 use super::Workload;
 use crate::collective::exchange_time;
 use crate::computation::update_bytes;
-use crate::order::{Members, Operation, Work};
+use crate::host::{Members, Operation, Work};
 use crate::simulation::{Colors, Costs, OperationCost, WorkCost};
 use crate::{
     Batch, Collective, Computation, Error, Level, Machine, Processor, Shape, Shapes, Time,

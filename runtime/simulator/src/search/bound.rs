@@ -4,7 +4,7 @@ use hsdp_flight::Channel;
 use hsdp_sharding::{Offload, Rank};
 
 use super::space::Load;
-use crate::order::{Action, Block, Order, Placement, Work};
+use crate::host::{Action, Block, Order, Placement, Work};
 use crate::prediction::{OnMachine, update_cost};
 use crate::simulation::Costs;
 use crate::{Machine, Processor, Workload};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Offload};
 
-use crate::order::Microbatches;
+use crate::host::Microbatches;
 use crate::{Recompute, Workload};
 
 /// Whether units stay gathered from their forward to their backward.

@@ -7,7 +7,7 @@ use itertools::{Itertools as _, iproduct};
 
 use super::candidate::{AfterForwards, PlanChoice};
 use super::unfit::Unfit;
-use crate::order::{Microbatches, Placement};
+use crate::host::{Microbatches, Placement};
 use crate::prediction::placement;
 use crate::{
     Batch, Computation, Error, Machine, Processor, Recompute, StepMemory, WorkCost, Workload,

@@ -8,7 +8,7 @@ use super::costs::Costs;
 use super::meetings::{ColorStreams, Machinery, Meetings, Times};
 use super::shares::{Share, Shares};
 use super::span::{Lane, Span, What};
-use crate::order::{Action, Block, Operation, Placement, Reference, Work};
+use crate::host::{Action, Block, Operation, Placement, Reference, Work};
 use crate::{Error, Time};
 
 /// The place of a color in time.

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use crate::order::Members;
+use crate::host::Members;
 
 /// The number of a group's shape, by its members and the first of them
 /// ([`Costs::shape`](super::Costs::shape)).

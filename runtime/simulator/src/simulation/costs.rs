@@ -3,7 +3,7 @@
 use hsdp_sharding::Rank;
 
 use crate::Time;
-use crate::order::{Members, Operation, Work};
+use crate::host::{Members, Operation, Work};
 
 /// A level of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

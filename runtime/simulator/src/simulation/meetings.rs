@@ -8,7 +8,7 @@ use hsdp_sharding::Mesh;
 use super::colors::Colors;
 use super::costs::{Costs, OperationCost};
 use crate::Time;
-use crate::order::{Block, Operation, Placement};
+use crate::host::{Block, Operation, Placement};
 
 /// An operation of a block, in a group.
 #[derive(Clone, Copy, Debug, Default)]

@@ -29,7 +29,7 @@ use super::actions::{RankState, Ranks};
 use super::colors::Colors;
 use super::shares::Shares;
 use crate::Time;
-use crate::order::{Action, Block};
+use crate::host::{Action, Block};
 
 /// How colors depend on each other in a block.
 pub(super) struct Dependence {

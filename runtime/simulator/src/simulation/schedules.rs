@@ -6,7 +6,7 @@ use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
 use super::Orders;
-use crate::order::{Action, Block, Members, Operation, Placement, Reference};
+use crate::host::{Action, Block, Members, Operation, Placement, Reference};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
 /// The streams of a rank's operations.

@@ -5,7 +5,7 @@ use std::ops::{Add, Mul};
 use hsdp_flight::Stage;
 
 use crate::Time;
-use crate::order::Work;
+use crate::host::Work;
 
 /// A part of a step's time. The parts of a rank add up to the time of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
 //! The activity of a rank from one time to another.
 
 use crate::Time;
-use crate::order::{Operation, Work};
+use crate::host::{Operation, Work};
 
 /// The resource that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

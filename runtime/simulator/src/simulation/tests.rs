@@ -1,11 +1,12 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hsdp_flight::Stage;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 use proptest::prelude::*;
 
 use super::*;
-use crate::order::{LossScale, Members, Microbatches, Operation, Step, Work};
+use crate::host::{LossScale, Members, Microbatches, Operation, Step, Work};
 
 const UNITS: u64 = 3;
 
@@ -76,7 +77,7 @@ fn orders(case: Case, placement: Placement, absent: &[usize]) -> Orders {
     let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
     let (accumulation, prefetch) = (case.accumulation, case.prefetch);
     let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
-    let plan = Plan::new(spec, mesh, options).expect("a plan");
+    let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
     let order = |data| {
         let (microbatches, loss_scale) = (case.microbatches, LossScale::Fixed);
         (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))

@@ -15,7 +15,7 @@ use hsdp_sharding::{Axis, Rank};
 use self::nodes::Nodes;
 use self::walk::Walk;
 use super::Traces;
-use crate::order::{Members, Placement};
+use crate::host::{Members, Placement};
 
 /// The channels whose groups are axes of the mesh.
 const CHANNELS: [(Channel, Axis, Members); 3] = [

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::{ModelSpec, UnitId};
 
-use crate::order::{Operation, Work};
+use crate::host::{Operation, Work};
 
 /// The name of computation: `forward layers.3`.
 pub(super) fn of_work(spec: &ModelSpec, work: Work) -> String {

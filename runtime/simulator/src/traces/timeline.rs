@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{Traces, names};
 use crate::Time;
-use crate::order::{Operation, Placement};
+use crate::host::{Operation, Placement};
 use crate::simulation::{Lane, RankTiming, Span, Timing, What};
 
 /// An event of the format; fields in its order of names.

@@ -1,6 +1,7 @@
 //! Steps of small models, with costs that tests choose.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use hsdp_flight::Stage;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
@@ -83,7 +84,7 @@ impl Case {
         let mesh = Mesh::new(self.mesh[0], self.mesh[1]).expect("a mesh");
         let (accumulation, prefetch) = (self.accumulation, self.prefetch);
         let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
-        let plan = Plan::new(spec.clone(), mesh, options).expect("a plan");
+        let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
         let Self { microbatches, placement, loss_scale, .. } = self;
         let order =
             |data| (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }));

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::Stage;
+use hsdp_sharding::step::{NextUnit, UnitUse};
 use hsdp_sharding::{Phase, Rank, UnitId};
 
 use super::{GatherQueue, Purpose, Sequence, Slot};
@@ -13,7 +14,7 @@ use crate::engine::schedule::Schedule;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::options::UnitOrder;
-use crate::unit_use::{self, NextUnit, UnitUse};
+use crate::unit_use;
 
 impl GatherQueue {
     /// Where the order of the units is being found: agrees with the other ranks on `unit` as the next one, if it is not the next one
@@ -59,7 +60,8 @@ impl GatherQueue {
         self.gather_as_declared(fabric, shards)?;
         let tag = fabric.tag(None, Stage::Header, self.step, self.microbatch);
         let decide = |said: &[u64]| unit_use::decide(said, fabric.plan.order(), fabric.rank());
-        let (place, next) = fabric.control.exchange_in_step(tag, said.encode(place), decide)??;
+        let (place, next) =
+            fabric.control.exchange_in_step(tag, unit_use::encode(said, place), decide)??;
         match next {
             NextUnit::Gather(unit) => {
                 self.go_back_to(fabric, place)?;
@@ -152,8 +154,8 @@ impl GatherQueue {
             step = self.step,
             "ranks use the units of the model in different orders: rank {one} {}, rank {other} {}; the gathers stay in the declared \
              order, and may need more memory than planned",
-            first.in_words(spec),
-            second.in_words(spec)
+            unit_use::in_words(first, spec),
+            unit_use::in_words(second, spec)
         );
     }
 

@@ -9,7 +9,7 @@ use super::super::{Traces, names};
 use super::messages::{Attribute, CollectiveType, Node, NodeType, Value};
 use super::nodes::Template;
 use crate::Time;
-use crate::order::{Action, Block, Members, Operation, Placement, Work};
+use crate::host::{Action, Block, Members, Operation, Placement, Work};
 use crate::simulation::{Lane, stream};
 
 /// The nodes of a block.

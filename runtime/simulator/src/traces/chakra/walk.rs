@@ -1,4 +1,4 @@
-//! The nodes that each node follows: the actions of a host, as SIMULATOR.md, "The order of a step", has them, without their times.
+//! The nodes that each node follows: the actions of a host, as SIMULATOR.md, "The actions of a step", has them, without their times.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use super::after::After;
 use super::nodes::Nodes;
 use super::prepared::Prepared;
 use crate::Time;
-use crate::order::{Action, Block, Placement, Reference};
+use crate::host::{Action, Block, Placement, Reference};
 
 /// The state of a rank between two actions.
 pub(super) struct Walk {

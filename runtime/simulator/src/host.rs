@@ -1,14 +1,15 @@
-//! The order of a step: what a rank's host does, action by action, as the runtime does it. SIMULATOR.md, "The order of a step".
+//! The host of a rank in a step: what it does, action by action, as the machine of the step says.
+//! SIMULATOR.md, "The actions of a step".
 
-mod finish;
-mod gathers;
-mod microbatch;
-mod writer;
+mod script;
+
+use std::sync::Arc;
 
 use hsdp_flight::{Channel, ModelLabel, Op, Stage, Tag};
-use hsdp_sharding::{DType, Mesh, Plan, UnitId};
+pub use hsdp_sharding::step::{LossScale, Members};
+use hsdp_sharding::{DType, Plan, UnitId};
 
-use self::writer::Writer;
+use self::script::Script;
 
 /// The memory that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,15 +38,6 @@ pub enum Data {
     Absent,
 }
 
-/// Whether the loss scale is dynamic, so that ranks ask each other for overflows before they all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LossScale {
-    /// It stays.
-    Fixed,
-    /// It changes with overflows.
-    Dynamic,
-}
-
 /// A step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Step {
@@ -57,29 +49,6 @@ pub struct Step {
     pub data: Data,
     /// Whether the loss scale is dynamic.
     pub loss_scale: LossScale,
-}
-
-/// The members of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Members {
-    /// The rank's shard group.
-    Shard,
-    /// The rank's replicate group.
-    Replicate,
-    /// All ranks.
-    World,
-}
-
-impl Members {
-    /// The number of them.
-    #[must_use]
-    pub const fn count(self, mesh: Mesh) -> usize {
-        match self {
-            Self::Shard => mesh.shard_size(),
-            Self::Replicate => mesh.replicate_size(),
-            Self::World => mesh.world_size(),
-        }
-    }
 }
 
 /// One operation, as its members issue it.
@@ -173,7 +142,7 @@ pub struct Block {
     pub places: Vec<usize>,
     /// The actions.
     pub actions: Vec<Action>,
-    /// The indices of its reduce-scatters, in the plan's order.
+    /// The indices of its reduce-scatters, in the order of issue.
     pub scatters: Vec<usize>,
     /// All-reduces that are issued once their reduce-scatters are complete, in order: the reduce-scatter that each follows, and its own index.
     pub all_reduces: Vec<(Reference, usize)>,
@@ -191,24 +160,8 @@ impl Order {
     ///
     /// It holds for optimizers that exchange nothing. All ranks have the same operations in each channel, in the same order.
     #[must_use]
-    pub fn of(plan: &Plan, step: Step) -> Self {
-        let writer = |microbatch| Writer::new(plan, step, microbatch);
-        let mut blocks = vec![writer(0).opening()];
-        match step.microbatches {
-            Microbatches::Given(count) => {
-                let last = count.saturating_sub(1);
-                if last > 0 {
-                    blocks.push(writer(0).repeated(last));
-                }
-                blocks.push(writer(last).last());
-            }
-            Microbatches::Asked(count) => {
-                blocks.push(writer(0).repeated(count));
-                blocks.push(writer(count).no_more());
-                blocks.push(writer(count.saturating_sub(1)).finish());
-            }
-        }
-        Self { blocks }
+    pub fn of(plan: &Arc<Plan>, step: Step) -> Self {
+        Self { blocks: Script::new(plan, step).run() }
     }
 
     /// All operations, each with its microbatch: in the order of issue, channel by channel, and over all channels on a device.

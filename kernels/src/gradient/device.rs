@@ -1,113 +1,30 @@
-//! Packing of gradients in host or device memory, and slices of device buffers.
+//! Gradients in device memory, and the packing of gradients in host or device memory.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_sharding::DType;
-
-use super::buffer::DeviceBuffer;
-use super::error::CudaError;
-use super::noted::Notes;
-use super::pack::Packed;
-use super::stream::Stream;
-use crate::Divisor;
-use crate::gradient::{GradientValues, read_once};
+use super::{GradientValues, read_once};
+use crate::cuda::{CudaError, DeviceBuffer, DevicePart, DeviceSlice, Notes, Packed, Stream};
+use crate::divisor::Divisor;
 use crate::values::Values;
 
 /// The time for which the host waits for the copy of a gradient that it reads.
 const TO_READ: Duration = Duration::from_secs(120);
 
-/// A slice of a [`DeviceBuffer`]: consecutive elements of it.
-#[derive(Clone, Debug)]
-pub struct DeviceSlice<'a> {
-    buffer: &'a DeviceBuffer,
-    range: Range<usize>,
-}
-
-impl<'a> DeviceSlice<'a> {
-    /// The elements `range` of `buffer`.
-    ///
-    /// # Panics
-    /// If `range` reaches beyond the end, or ends before it starts.
-    #[must_use]
-    pub fn new(buffer: &'a DeviceBuffer, range: Range<usize>) -> Self {
-        let (Range { start, end }, len) = (range, buffer.len());
-        assert!(start <= end && end <= len, "slice {start}..{end} of a buffer of {len} elements");
-        Self { buffer, range: start..end }
-    }
-
-    /// The buffer in which the elements lie.
-    #[must_use]
-    pub fn buffer(&self) -> &'a DeviceBuffer {
-        self.buffer
-    }
-
-    /// The range of the elements in the buffer.
-    #[must_use]
-    pub fn range(&self) -> Range<usize> {
-        self.range.clone()
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.range.len()
-    }
-
-    /// Whether there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
-    }
-
-    /// The dtype of the elements.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.buffer.dtype()
-    }
-}
-
-impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
-    fn from(buffer: &'a DeviceBuffer) -> Self {
-        Self::new(buffer, 0..buffer.len())
-    }
-}
-
-/// Consecutive elements of a device buffer, which this value keeps alive: a gradient that lies in a larger buffer.
-#[derive(Clone, Debug)]
-pub struct DevicePart {
-    buffer: Arc<DeviceBuffer>,
-    range: Range<usize>,
-}
-
-impl DevicePart {
-    /// The elements `range` of `buffer`.
-    ///
-    /// # Panics
-    /// If `range` reaches beyond the end, or ends before it starts.
-    #[must_use]
-    pub fn new(buffer: Arc<DeviceBuffer>, range: Range<usize>) -> Self {
-        let range = DeviceSlice::new(&buffer, range).range();
-        Self { buffer, range }
-    }
-}
-
 /// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120 seconds.
 impl GradientValues for DevicePart {
     fn len(&self) -> usize {
-        self.range.len()
+        self.slice().len()
     }
 
     /// # Panics
     /// If the copy to the host fails.
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        let start = self.range.start;
-        read_on_host(&self.buffer, start + range.start..start + range.end, visit);
+        read_on_host(&self.slice(), range, visit);
     }
 
     fn on_device(&self) -> Option<DeviceSlice<'_>> {
-        Some(DeviceSlice::new(&self.buffer, self.range.clone()))
+        Some(self.slice())
     }
 }
 
@@ -120,7 +37,7 @@ impl GradientValues for DeviceBuffer {
     /// # Panics
     /// If the copy to the host fails.
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        read_on_host(self, range, visit);
+        read_on_host(&self.into(), range, visit);
     }
 
     fn on_device(&self) -> Option<DeviceSlice<'_>> {
@@ -128,10 +45,12 @@ impl GradientValues for DeviceBuffer {
     }
 }
 
-fn read_on_host(buffer: &DeviceBuffer, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+/// Copies the whole buffer of a slice to the host, and lends elements of the slice from the copy.
+fn read_on_host(slice: &DeviceSlice<'_>, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+    let (buffer, start) = (slice.buffer(), slice.range().start);
     let copy = buffer.device().reader().and_then(|stream| buffer.read_back(stream, TO_READ));
     let copy = copy.unwrap_or_else(|error| panic!("cannot read a gradient: {error}"));
-    visit(copy.values().slice(range));
+    visit(copy.values().slice(start + range.start..start + range.end));
 }
 
 impl Stream {

@@ -1,8 +1,74 @@
-//! The check that chunks cover a tensor exactly once, and lie inside their files.
+//! The tensors of a generation, their chunks and its files; the check that chunks cover a tensor
+//! exactly once, and lie inside their files.
 
 use std::collections::BTreeMap;
 
-use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, TensorEntry};
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+
+use crate::bounds;
+use crate::hash::Hash;
+
+/// The most bytes of a chunk: a reader reads and hashes this much to get at one element.
+pub(crate) const CHUNK_BYTES: usize = 8 << 20;
+
+/// A file of a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name in the directory.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The hash of the whole file.
+    pub hash: Hash,
+}
+
+/// A tensor of a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Its global shape, of at most 64 dims.
+    #[serde(deserialize_with = "bounds::shape")]
+    pub shape: Vec<u64>,
+    /// The dtype of its elements.
+    pub dtype: Dtype,
+    /// Its chunks, in order of offset. They cover the tensor exactly once.
+    pub chunks: Vec<Chunk>,
+}
+
+/// Consecutive elements of a tensor, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chunk {
+    /// The first element, in row-major order.
+    pub offset: u64,
+    /// The number of elements.
+    pub len: u64,
+    /// The index of its file in [`Manifest::files`](crate::Manifest::files).
+    pub file: u64,
+    /// The position of its first byte in the file.
+    pub begin: u64,
+    /// The position after its last byte.
+    pub end: u64,
+    /// The hash of these bytes.
+    pub hash: Hash,
+}
+
+impl TensorEntry {
+    /// The number of its elements; `None` if it does not fit a `u64`.
+    #[must_use]
+    pub fn numel(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
+    }
+
+    /// The bytes of an element; `None` if an element is not a whole number of bytes.
+    #[must_use]
+    pub fn element_bytes(&self) -> Option<u64> {
+        let bits = self.dtype.bitsize() as u64;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+}
 
 /// Checks a tensor's chunks: they are in order, without a gap or an overlap, and each has as many bytes in its file as its
 /// elements need.
@@ -81,10 +147,7 @@ pub(crate) fn check_files(
 
 #[cfg(test)]
 mod tests {
-    use safetensors::Dtype;
-
     use super::*;
-    use crate::hash::Hash;
 
     fn file() -> FileEntry {
         FileEntry { name: "r".to_owned(), bytes: 48, hash: Hash::of(b"") }

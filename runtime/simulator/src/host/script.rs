@@ -1,0 +1,268 @@
+//! The program of a rank in a step, and what the machine of the step answers, written down as blocks.
+
+use std::sync::Arc;
+
+use hsdp_flight::{Channel, Op, Stage};
+use hsdp_sharding::step::{
+    Begin, Call, Conclusion, Exchange, Headers, Input, Intent, Kind, Operation as Issued, Output,
+    Refused, Rules, Sequences, StepMachine, Supply, Uneven, UnitOrder,
+};
+use hsdp_sharding::{AfterForward, Plan, UnitId};
+
+use super::{Action, Block, Data, Microbatches, Operation, Placement, Reference, Step, Work};
+
+/// Microbatches that the machine makes where there are more than one: the second one stands for all
+/// that are neither the first nor the last, and has what follows on a microbatch before.
+const WRITTEN: usize = 3;
+
+/// The program of a rank in a step.
+pub(super) struct Script {
+    plan: Arc<Plan>,
+    step: Step,
+    machine: StepMachine,
+    blocks: Vec<Block>,
+    block: Block,
+    /// By place: the index of the microbatch's gather in the block.
+    gathers: Vec<usize>,
+    /// By unit: its reduce-scatter and its all-reduce.
+    scatters: Vec<Reference>,
+    all_reduces: Vec<Reference>,
+}
+
+impl Script {
+    pub(super) fn new(plan: &Arc<Plan>, step: Step) -> Self {
+        let rules = Rules {
+            sequences: match step.placement {
+                Placement::Host => Sequences::OfEachChannel,
+                Placement::Device => Sequences::One,
+            },
+            order: UnitOrder::Error,
+            uneven: Uneven::ZeroWeight,
+            loss_scale: step.loss_scale,
+            ..Rules::default()
+        };
+        let none = vec![Reference::Here(usize::MAX); plan.spec().units().len()];
+        Self {
+            plan: Arc::clone(plan),
+            step,
+            machine: StepMachine::new(Arc::clone(plan), rules),
+            blocks: Vec::new(),
+            block: Block { times: 1, ..Block::default() },
+            gathers: Vec::new(),
+            scatters: none.clone(),
+            all_reduces: none,
+        }
+    }
+
+    /// Runs the step, and returns its blocks.
+    pub(super) fn run(mut self) -> Vec<Block> {
+        let (given, count) = match self.step.microbatches {
+            Microbatches::Given(count) => (true, count.max(1)),
+            Microbatches::Asked(count) => (false, count.max(1)),
+        };
+        let written = usize::try_from(count).unwrap_or(usize::MAX).min(WRITTEN);
+        let microbatches = given.then_some(written);
+        let intent = Intent::Step { microbatches, input: Input::Ready };
+        self.feed(|machine| machine.begin(Begin { step: 0, intent }));
+        self.end_block(1, 0);
+        let repeated = if given { count - 1 } else { count };
+        for index in 0..written {
+            self.microbatch();
+            let is_last = index + 1 == written;
+            // The one before the last of a step stands for all before it.
+            match (given, is_last) {
+                (true, true) => {}
+                (true, false) if index + 2 < written => self.drop_block(),
+                (false, false) => self.drop_block(),
+                _ => self.end_block(repeated, 0),
+            }
+        }
+        let last = count - 1;
+        self.block.microbatch = last;
+        self.feed(StepMachine::finish);
+        self.end_block(1, last);
+        self.blocks
+    }
+
+    fn microbatch(&mut self) {
+        self.feed(StepMachine::begin_microbatch);
+        if self.step.data == Data::Present {
+            self.forward_and_backward();
+        }
+        self.feed(StepMachine::end_microbatch);
+    }
+
+    fn forward_and_backward(&mut self) {
+        let plan = Arc::clone(&self.plan);
+        for unit in plan.order() {
+            self.feed(|machine| machine.need(*unit));
+            self.compute(Work::Forward(*unit));
+        }
+        // `Pass::loss` takes a number: the host reads it.
+        self.compute(Work::Loss);
+        self.act(Action::Read);
+        self.feed(StepMachine::loss);
+        for unit in plan.order().iter().rev() {
+            let spec = &plan.spec()[*unit];
+            match spec.after_forward {
+                AfterForward::Reshard => self.feed(|machine| machine.need(*unit)),
+                AfterForward::Keep => {}
+                AfterForward::Discard => continue,
+            }
+            self.compute(Work::Backward(*unit));
+            if spec.is_trainable() {
+                self.feed(|machine| machine.offer(*unit));
+            }
+        }
+    }
+
+    /// Feeds an input, and writes down the outputs.
+    fn feed(&mut self, input: impl FnOnce(&mut StepMachine) -> Result<(), Refused>) {
+        input(&mut self.machine).expect("the script keeps to the order of a step");
+        let scattered = self.block.scatters.len();
+        while let Some(output) = self.machine.poll() {
+            self.write(output);
+        }
+        // The thread looks for complete reduce-scatters where it issues one.
+        if self.block.scatters.len() > scattered && self.machine.watching().is_some() {
+            self.act(Action::IssueReady);
+        }
+    }
+
+    fn write(&mut self, output: Output) {
+        match output {
+            Output::Exchange(exchange) => self.exchange(exchange, output),
+            Output::Gather { place, .. } => {
+                let index = self.issue(output);
+                self.gathers.truncate(place);
+                self.gathers.push(index);
+            }
+            Output::ReduceScatter { unit, .. } => {
+                let index = self.issue(output);
+                self.block.scatters.push(index);
+                self.scatters[unit.index()] = Reference::Here(index);
+            }
+            Output::AllReduce(unit) => {
+                let index = self.issue(output);
+                self.all_reduces[unit.index()] = Reference::Here(index);
+                if self.block.actions.contains(&Action::IssueReady) {
+                    self.block.all_reduces.push((self.scatters[unit.index()], index));
+                }
+            }
+            Output::Accumulate(unit) => self.compute(Work::Accumulate(unit)),
+            Output::Fold(unit) => self.compute(Work::Fold(unit)),
+            Output::Await(operation) => self.wait(operation, Action::Need),
+            Output::Follow(operation) => self.wait(operation, Action::Settle),
+            Output::Hand { .. } | Output::Free { .. } => {}
+        }
+    }
+
+    fn wait(&mut self, operation: Issued, action: fn(Reference) -> Action) {
+        let reference = match operation {
+            Issued::Gather { place, .. } => Reference::Here(self.gathers[place]),
+            Issued::ReduceScatter(unit) => self.scatters[unit.index()],
+            Issued::AllReduce(unit) => self.all_reduces[unit.index()],
+        };
+        self.act(action(reference));
+        self.machine.done(operation).expect("the machine waits for it");
+    }
+
+    fn exchange(&mut self, exchange: Exchange, output: Output) {
+        let supply = |input| Supply::default().renewed(std::iter::once(input));
+        let conclusion = match exchange {
+            // A hint of weights, as each step but the first has one.
+            Exchange::Headers => {
+                Conclusion::Headers(Headers { weight_hint: 1, ..Headers::of_data(1) })
+            }
+            Exchange::Microbatch(input) => Conclusion::Supply(supply(input)),
+            Exchange::Interim { .. } => {
+                self.act(Action::Read);
+                Conclusion::Overflow(None)
+            }
+            Exchange::Statement => {
+                self.compute(Work::Norm);
+                self.act(Action::Read);
+                Conclusion::Agreed
+            }
+            _ => Conclusion::Agreed,
+        };
+        let index = self.issue(output);
+        self.act(Action::Need(Reference::Here(index)));
+        self.machine.conclude(conclusion).expect("the machine waits for it");
+        match exchange {
+            Exchange::Statement => self.compute(Work::Update),
+            // No microbatch follows: the end of the step is a block of its own.
+            Exchange::Microbatch(Input::Exhausted) => {
+                self.end_block(1, self.block.microbatch + 1);
+            }
+            _ => {}
+        }
+    }
+
+    fn issue(&mut self, output: Output) -> usize {
+        let call = output.call(&self.plan).expect("the output issues a collective");
+        self.block.operations.push(operation(call));
+        let index = self.block.operations.len() - 1;
+        self.act(Action::Issue(index));
+        index
+    }
+
+    fn act(&mut self, action: Action) {
+        self.block.actions.push(action);
+    }
+
+    fn compute(&mut self, work: Work) {
+        self.act(Action::Compute(work));
+    }
+
+    /// Ends the block: it takes place so many times, from a microbatch on. What follows refers to its
+    /// reduce-scatters as those of the microbatch before.
+    fn end_block(&mut self, times: u64, microbatch: u64) {
+        let mut block = self.next_block();
+        (block.times, block.microbatch) = (times, microbatch);
+        let operations = &block.operations;
+        let mut sorted: Vec<usize> = (0..operations.len()).collect();
+        sorted.sort_by_key(|index| operations[*index].channel as usize);
+        block.places = vec![0; sorted.len()];
+        for (place, index) in sorted.into_iter().enumerate() {
+            block.places[index] = place;
+        }
+        self.blocks.push(block);
+    }
+
+    /// Forgets the block: another one stands for it.
+    fn drop_block(&mut self) {
+        self.next_block();
+    }
+
+    fn next_block(&mut self) -> Block {
+        let microbatch = self.block.microbatch;
+        let next = Block { times: 1, microbatch, ..Block::default() };
+        let block = std::mem::replace(&mut self.block, next);
+        if !block.scatters.is_empty() {
+            let units = block.scatters.iter().map(|index| block.operations[*index].unit);
+            for (place, unit) in units.enumerate() {
+                let unit = unit.map_or(0, UnitId::index);
+                self.scatters[unit] = Reference::Earlier(place);
+            }
+        }
+        block
+    }
+}
+
+fn operation(call: Call) -> Operation {
+    let Call { kind, members, dtype, elements, unit } = call;
+    let (channel, op, stage) = match kind {
+        Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
+        Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
+        Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
+        Kind::Exchange(Exchange::Interim { .. } | Exchange::Statement) => {
+            (Channel::Control, Op::AllGather, Stage::Agreement)
+        }
+        Kind::Exchange(Exchange::Batch(_) | Exchange::Mean) => {
+            (Channel::Control, Op::AllGather, Stage::Evaluation)
+        }
+        Kind::Exchange(_) => (Channel::Control, Op::AllGather, Stage::Header),
+    };
+    Operation { channel, members, op, dtype, elements, stage, unit }
+}

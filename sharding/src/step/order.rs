@@ -1,0 +1,113 @@
+//! The order of the units: as declared, or as the first forward has used them.
+
+use std::sync::Arc;
+
+use super::UnitOrder;
+use crate::{Gather, Plan, UnitId};
+
+/// A plan in one order of its units, and the places of each unit's gathers.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) plan: Arc<Plan>,
+    /// By unit: the places of its gathers, for the forward and for the backward.
+    places: Vec<[Option<usize>; 2]>,
+    /// By reduction: the number of gathers before it, where gathers and reductions are one sequence.
+    gathers_before: Vec<usize>,
+}
+
+impl Order {
+    fn new(plan: Arc<Plan>) -> Self {
+        let mut places = vec![[None; 2]; plan.spec().units().len()];
+        for (place, gather) in plan.gathers().iter().enumerate() {
+            places[gather.unit.index()][gather.phase as usize] = Some(place);
+        }
+        let gathers_before = plan.gathers_before_reductions();
+        Self { plan, places, gathers_before }
+    }
+
+    pub(super) fn gathers(&self) -> &[Gather] {
+        self.plan.gathers()
+    }
+
+    /// Returns the number of gathers before a reduction of the microbatch, where they are one
+    /// sequence; `None` behind the last reduction.
+    pub(super) fn gathers_before(&self, reduction: usize) -> Option<usize> {
+        self.gathers_before.get(reduction).copied()
+    }
+
+    /// Returns the places of a unit's gathers in a microbatch.
+    pub(super) fn places_of(&self, unit: UnitId) -> impl Iterator<Item = usize> + use<> {
+        self.places[unit.index()].into_iter().flatten()
+    }
+}
+
+/// The order of a model's units: the declared one, until the ranks have agreed on another.
+#[derive(Debug)]
+pub(super) struct Orders {
+    declared: Arc<Order>,
+    /// The order on which the ranks have agreed in the step that is under way.
+    found: Option<Arc<Order>>,
+    /// The order of all steps after the first one that was finished.
+    settled: Option<Arc<Order>>,
+}
+
+impl Orders {
+    pub(super) fn new(plan: Arc<Plan>, policy: UnitOrder) -> Self {
+        let is_settled = policy == UnitOrder::Error || plan.order().len() == 1;
+        let declared = Arc::new(Order::new(plan));
+        let settled = is_settled.then(|| Arc::clone(&declared));
+        Self { declared, found: None, settled }
+    }
+
+    /// Returns the order of the next operation.
+    pub(super) fn current(&self) -> &Arc<Order> {
+        self.known().unwrap_or(&self.declared)
+    }
+
+    /// Returns the order that is settled; the declared one before that.
+    pub(super) fn settled(&self) -> &Arc<Order> {
+        self.settled.as_ref().unwrap_or(&self.declared)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled.is_some()
+    }
+
+    /// Returns the order, unless the next forward finds it.
+    pub(super) fn known(&self) -> Option<&Arc<Order>> {
+        self.settled.as_ref().or(self.found.as_ref())
+    }
+
+    pub(super) fn declared(&self) -> &Arc<Order> {
+        &self.declared
+    }
+
+    /// Makes the order of these units, followed by all others as they are declared.
+    pub(super) fn beginning_with(&self, units: &[UnitId]) -> Arc<Order> {
+        let mut is_used = vec![false; self.declared.plan.order().len()];
+        units.iter().for_each(|unit| is_used[unit.index()] = true);
+        let rest = self.declared.plan.order().iter().filter(|unit| !is_used[unit.index()]);
+        let order: Vec<UnitId> = units.iter().chain(rest).copied().collect();
+        if order == self.declared.plan.order() {
+            return Arc::clone(&self.declared);
+        }
+        Arc::new(Order::new(Arc::new(self.declared.plan.in_order(&order))))
+    }
+
+    /// Keeps the order on which the ranks have agreed, for the rest of the step.
+    pub(super) fn find(&mut self, order: Arc<Order>) {
+        self.found = Some(order);
+    }
+
+    /// Keeps the order of a step that all ranks have finished.
+    pub(super) fn settle(&mut self) {
+        if let Some(found) = self.found.take() {
+            self.settled.get_or_insert(found);
+        }
+    }
+
+    /// Forgets the order of a step that was aborted.
+    pub(super) fn forget(&mut self) {
+        self.found = None;
+    }
+}

@@ -1,0 +1,325 @@
+//! The reductions of one step: a reduce-scatter of each unit in each microbatch, and an all-reduce.
+//!
+//! Gradients may be offered in any order. Reductions are issued in the reverse order of the units,
+//! which is equal on all ranks. A unit that a rank does not offer is reduced with zeros.
+
+use super::order::Order;
+use super::rules::{reduces_every_microbatch, reduces_once};
+use super::{Operation, Output, Refused, Rules, Source, Target};
+use crate::{Accumulation, Plan, UnitId};
+
+/// Whether another microbatch follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It does, or it is not known.
+    MayFollow,
+    /// None follows, so that all-reduces may start.
+    Last,
+}
+
+/// What has become of a unit's gradients in a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offer {
+    /// They were not offered.
+    Nothing,
+    /// They wait for their turn.
+    Waiting(Source),
+    /// Zeros, or what was accumulated before, wait in their place.
+    Passed(Source),
+    /// They were issued, or wait unsharded for the last microbatch.
+    Taken,
+    /// Zeros were issued in their place.
+    Missed,
+}
+
+/// The sums of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sums {
+    /// Nothing has come to them in this step.
+    Empty,
+    /// Nothing is under way.
+    Held,
+    /// A reduce-scatter adds to them.
+    Scattering,
+    /// Their all-reduce is under way.
+    AllReducing,
+}
+
+/// The reductions of one step.
+#[derive(Debug)]
+pub(super) struct Reductions {
+    /// By unit.
+    offers: Vec<Offer>,
+    /// By unit.
+    sums: Vec<Sums>,
+    /// Number of reductions that were issued in this microbatch.
+    scattered: usize,
+    /// Number of all-reduces that were issued: in the step, or in mode `Every` in the microbatch.
+    all_reduced: usize,
+    /// Mode `Every`: number of units whose sums of the microbatch were added to their partials.
+    folded: usize,
+}
+
+impl Reductions {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let units = plan.spec().units().len();
+        Self {
+            offers: vec![Offer::Nothing; units],
+            sums: vec![Sums::Empty; units],
+            scattered: 0,
+            all_reduced: 0,
+            folded: 0,
+        }
+    }
+
+    pub(super) fn begin_microbatch(&mut self, plan: &Plan) {
+        self.offers.fill(Offer::Nothing);
+        (self.scattered, self.folded) = (0, 0);
+        if reduces_every_microbatch(plan) {
+            self.all_reduced = 0;
+        }
+    }
+
+    /// Checks that gradients of `unit` may be offered.
+    pub(super) fn check(&self, unit: UnitId, microbatch: usize) -> Result<(), Refused> {
+        match self.offers[unit.index()] {
+            Offer::Nothing => Ok(()),
+            Offer::Missed => Err(Refused::TooLate { unit, microbatch }),
+            Offer::Waiting(_) | Offer::Passed(_) | Offer::Taken => {
+                Err(Refused::Twice { unit, microbatch })
+            }
+        }
+    }
+
+    /// Takes the gradients of a unit. Mode `Local` accumulates them.
+    pub(super) fn offer(&mut self, plan: &Plan, turn: Turn, unit: UnitId) -> Option<Output> {
+        let is_local = plan.options().accumulation == Accumulation::Local;
+        self.offers[unit.index()] = match (is_local, turn) {
+            (false, _) => Offer::Waiting(Source::Offered),
+            (true, Turn::Last) => Offer::Waiting(Source::Accumulated),
+            (true, Turn::MayFollow) => Offer::Taken,
+        };
+        is_local.then_some(Output::Accumulate(unit))
+    }
+
+    /// Reduces units that were not offered without gradients of this microbatch.
+    pub(super) fn offer_rest(&mut self, plan: &Plan) {
+        for unit in plan.reductions() {
+            let offer = &mut self.offers[unit.index()];
+            if *offer == Offer::Nothing {
+                *offer = Offer::Passed(nothing(plan));
+            }
+        }
+    }
+
+    /// Returns the number of gathers before the next reduction of this microbatch, where they are one
+    /// sequence; `None` behind the last one.
+    pub(super) fn gathers_before_next(
+        &self,
+        order: &Order,
+        rules: &Rules,
+        turn: Turn,
+    ) -> Option<usize> {
+        if !rules.is_one_sequence() || !has_reductions(&order.plan, turn) {
+            return None;
+        }
+        let before = order.gathers_before(self.scattered)?;
+        Some(match rules.gradients {
+            super::Gradients::InTurn => before,
+            super::Gradients::AtTheEnd => order.gathers().len(),
+        })
+    }
+
+    /// Issues the next reduction, whose place among `gathers` has come, without gradients of this
+    /// microbatch if they were not offered.
+    pub(super) fn issue_next(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        (turn, gathers): (Turn, usize),
+    ) -> Option<Output> {
+        let unit = *order.plan.reductions().get(self.scattered)?;
+        let offer = &mut self.offers[unit.index()];
+        if *offer == Offer::Nothing {
+            *offer = Offer::Passed(nothing(&order.plan));
+        }
+        self.next(order, rules, (turn, gathers))
+    }
+
+    /// Issues the reductions that are next, as far as their gradients were offered and, where gathers
+    /// and reductions are one sequence, so many `gathers` are issued.
+    pub(super) fn next(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        (turn, gathers): (Turn, usize),
+    ) -> Option<Output> {
+        self.all_reduce_behind(order, rules, turn)
+            .or_else(|| self.scatter_next(order, rules, (turn, gathers)))
+            .or_else(|| self.all_reduce_if_complete(order, rules, turn))
+    }
+
+    /// At the end of a step: issues the reduce-scatters that are left, with the all-reduces that go
+    /// between them in one sequence.
+    pub(super) fn scatter_rest(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        (turn, gathers): (Turn, usize),
+    ) -> Option<Output> {
+        self.all_reduce_behind(order, rules, turn)
+            .or_else(|| self.scatter_next(order, rules, (turn, gathers)))
+    }
+
+    /// In one sequence: issues the all-reduce of each unit behind the reduce-scatter of the next one.
+    pub(super) fn all_reduce_behind(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        turn: Turn,
+    ) -> Option<Output> {
+        let may_start = turn == Turn::Last && reduces_once(&order.plan) && rules.is_one_sequence();
+        if !may_start || self.all_reduced + 1 >= self.scattered {
+            return None;
+        }
+        self.all_reduce_next(&order.plan, usize::MAX)
+    }
+
+    fn scatter_next(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        (turn, gathers): (Turn, usize),
+    ) -> Option<Output> {
+        let plan = &*order.plan;
+        let unit = *plan.reductions().get(self.scattered)?;
+        if self.gathers_before_next(order, rules, turn).is_some_and(|before| before > gathers) {
+            return None;
+        }
+        let (from, then) = match self.offers[unit.index()] {
+            Offer::Waiting(from) => (from, Offer::Taken),
+            Offer::Passed(from) => (from, Offer::Missed),
+            Offer::Nothing | Offer::Taken | Offer::Missed => return None,
+        };
+        let into = match self.sums[unit.index()] {
+            _ if reduces_every_microbatch(plan) => Target::Microbatch,
+            Sums::Empty => Target::NewPartial,
+            Sums::Held => Target::Partial,
+            Sums::Scattering | Sums::AllReducing => {
+                return Some(Output::Follow(Operation::ReduceScatter(unit)));
+            }
+        };
+        self.offers[unit.index()] = then;
+        self.sums[unit.index()] = Sums::Scattering;
+        self.scattered += 1;
+        Some(Output::ReduceScatter { unit, from, into })
+    }
+
+    /// Issues the next all-reduce, behind its reduce-scatter, if fewer than `limit` were issued.
+    pub(super) fn all_reduce_next(&mut self, plan: &Plan, limit: usize) -> Option<Output> {
+        if self.all_reduced >= limit.min(plan.reductions().len()) {
+            return None;
+        }
+        let unit = plan.reductions()[self.all_reduced];
+        if self.sums[unit.index()] == Sums::Scattering {
+            return Some(Output::Follow(Operation::ReduceScatter(unit)));
+        }
+        self.sums[unit.index()] = Sums::AllReducing;
+        self.all_reduced += 1;
+        Some(Output::AllReduce(unit))
+    }
+
+    /// In a sequence of each channel: issues the next all-reduce, if its reduce-scatter is complete.
+    fn all_reduce_if_complete(
+        &mut self,
+        order: &Order,
+        rules: &Rules,
+        turn: Turn,
+    ) -> Option<Output> {
+        let plan = &*order.plan;
+        if turn != Turn::Last || !reduces_once(plan) || rules.is_one_sequence() {
+            return None;
+        }
+        let unit = self.next_all_reduced(plan)?;
+        match self.sums[unit.index()] {
+            Sums::Held => self.all_reduce_next(plan, usize::MAX),
+            Sums::Empty | Sums::Scattering | Sums::AllReducing => None,
+        }
+    }
+
+    /// Returns the reduce-scatter that the next all-reduce follows, if it is under way.
+    pub(super) fn watching(&self, plan: &Plan) -> Option<Operation> {
+        let unit = self.next_all_reduced(plan)?;
+        let is_under_way = self.sums[unit.index()] == Sums::Scattering;
+        is_under_way.then_some(Operation::ReduceScatter(unit))
+    }
+
+    fn next_all_reduced(&self, plan: &Plan) -> Option<UnitId> {
+        plan.reductions()
+            .get(self.all_reduced)
+            .copied()
+            .filter(|_| self.all_reduced < self.scattered)
+    }
+
+    /// Mode `Every` with replicas, at the end of a microbatch: all-reduces its sums, and adds them to
+    /// the partials.
+    ///
+    /// All gathers of the microbatch are done then. An earlier wait for a reduction could be a wait for
+    /// a rank that waits for one of this rank's gathers.
+    pub(super) fn fold_next(&mut self, plan: &Plan) -> Option<Output> {
+        if !reduces_every_microbatch(plan) {
+            return None;
+        }
+        if let Some(output) = self.all_reduce_next(plan, usize::MAX) {
+            return Some(output);
+        }
+        let unit = *plan.reductions().get(self.folded)?;
+        if self.sums[unit.index()] == Sums::AllReducing {
+            return Some(Output::Await(Operation::AllReduce(unit)));
+        }
+        self.folded += 1;
+        Some(Output::Fold(unit))
+    }
+
+    /// Waits for reduce-scatters that are under way.
+    pub(super) fn await_scatters_next(&self, plan: &Plan) -> Option<Output> {
+        let is_under_way = |unit: &&UnitId| self.sums[unit.index()] == Sums::Scattering;
+        let unit = plan.reductions().iter().find(is_under_way)?;
+        Some(Output::Await(Operation::ReduceScatter(*unit)))
+    }
+
+    /// Waits for all that is under way.
+    pub(super) fn await_all_next(&self, plan: &Plan) -> Option<Output> {
+        plan.reductions().iter().find_map(|unit| match self.sums[unit.index()] {
+            Sums::Scattering => Some(Output::Await(Operation::ReduceScatter(*unit))),
+            Sums::AllReducing => Some(Output::Await(Operation::AllReduce(*unit))),
+            Sums::Empty | Sums::Held => None,
+        })
+    }
+
+    /// Returns the number of all-reduces that were issued.
+    pub(super) fn all_reduced(&self) -> usize {
+        self.all_reduced
+    }
+
+    /// Notes that an operation is complete.
+    pub(super) fn complete(&mut self, operation: Operation) {
+        let (Operation::ReduceScatter(unit) | Operation::AllReduce(unit)) = operation else {
+            return;
+        };
+        self.sums[unit.index()] = Sums::Held;
+    }
+}
+
+/// Returns whether reductions take place in a microbatch.
+pub(super) fn has_reductions(plan: &Plan, turn: Turn) -> bool {
+    plan.options().accumulation != Accumulation::Local || turn == Turn::Last
+}
+
+/// Returns what is reduced in place of gradients that were not offered.
+fn nothing(plan: &Plan) -> Source {
+    match plan.options().accumulation {
+        Accumulation::Local => Source::Accumulated,
+        Accumulation::ReduceScatter | Accumulation::Every => Source::Zeros,
+    }
+}

@@ -1,0 +1,113 @@
+//! What the order of a step depends on besides the plan. It is equal on all ranks.
+
+use std::num::NonZeroU64;
+
+use super::Uneven;
+use crate::{Accumulation, Plan};
+
+/// What the order of a step depends on besides the plan. All ranks must have the same rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rules {
+    /// The order of a rank's operations in different channels.
+    pub sequences: Sequences,
+    /// The policy for a forward that uses the units in another order than the declared one.
+    pub order: UnitOrder,
+    /// The policy for steps in which some ranks have data and others have none.
+    pub uneven: Uneven,
+    /// When gradients of a unit may come.
+    pub gradients: Gradients,
+    /// Whether weights enter the objective.
+    pub weights: Weights,
+    /// Whether the loss scale is dynamic.
+    pub loss_scale: LossScale,
+    /// Number of steps between comparisons of replicas; `None` for no comparison.
+    pub compare_replicas: Option<NonZeroU64>,
+}
+
+/// The order of a rank's operations in different channels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Sequences {
+    /// Gathers, reductions and all-reduces are a sequence each.
+    #[default]
+    OfEachChannel,
+    /// They are one sequence, equal on all ranks, whatever gradients a rank has: so it is where
+    /// processes compute on devices.
+    One,
+}
+
+/// The policy for a forward that uses the units in another order than the declared one. A unit that is
+/// needed before its turn makes all units before it wait in memory, in the worst case the whole model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum UnitOrder {
+    /// The order of use becomes the schedule. The first microbatch has no prefetch, and the ranks agree
+    /// at the end of its forward. If that forward leaves the declared order, they agree there, and on
+    /// each unit that follows before they gather it: then the call that needs a unit is collective over
+    /// the world. The model's plan is in that order once the step is finished. Ids of units, layouts,
+    /// checkpoints and the order of norms stay as declared. If ranks use the units in different orders,
+    /// the declared order stays, with a warning. Later forwards in another order are correct, and need
+    /// more memory.
+    #[default]
+    Follow,
+    /// A unit that is used after a unit that is declared behind it is refused, with both names.
+    Error,
+}
+
+/// When gradients of a unit may come, where all operations are one sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gradients {
+    /// Before the next unit of the backward is needed.
+    #[default]
+    InTurn,
+    /// As late as the end of the microbatch: reductions follow all gathers.
+    AtTheEnd,
+}
+
+/// Whether weights of microbatches enter the objective.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Weights {
+    /// Ranks agree on their size, by a hint or with the first loss. Gradients follow the loss.
+    #[default]
+    Enter,
+    /// Each rank counts once.
+    Ignored,
+}
+
+/// Whether the loss scale is dynamic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LossScale {
+    /// It stays.
+    #[default]
+    Fixed,
+    /// It changes with overflows, about which ranks ask each other before they all-reduce.
+    Dynamic,
+}
+
+impl Rules {
+    pub(super) fn is_one_sequence(&self) -> bool {
+        self.sequences == Sequences::One
+    }
+
+    /// Returns whether ranks ask each other for overflows before they all-reduce.
+    pub(super) fn asks_for_overflow(&self, plan: &Plan) -> bool {
+        self.loss_scale == LossScale::Dynamic && reduces_once(plan)
+    }
+
+    /// Returns whether replicas are compared before a step.
+    pub(super) fn compares_replicas(&self, step: u64) -> bool {
+        step > 0 && self.compare_replicas.is_some_and(|every| step.is_multiple_of(every.get()))
+    }
+}
+
+/// Returns whether partials are all-reduced at the end of a step.
+pub(super) fn reduces_once(plan: &Plan) -> bool {
+    has_replicas(plan) && plan.options().accumulation != Accumulation::Every
+}
+
+/// Returns whether partials are all-reduced in each microbatch.
+pub(super) fn reduces_every_microbatch(plan: &Plan) -> bool {
+    has_replicas(plan) && plan.options().accumulation == Accumulation::Every
+}
+
+fn has_replicas(plan: &Plan) -> bool {
+    plan.mesh().replicate_size() > 1
+}

@@ -1,0 +1,343 @@
+//! The order of steps on whole worlds of machines. PROTOCOL.md of the runtime, "Why every rank issues
+//! the same".
+//!
+//! Each of these changes to the machine was made on purpose, one at a time, and these tests found it:
+//!
+//! | change | found as |
+//! |---|---|
+//! | an all-reduce waits for its reduce-scatter while the microbatch goes on | stuck |
+//! | a reduce-scatter is waited for where it is issued | stuck |
+//! | mode `Every`: sums are all-reduced before the gathers are over | stuck |
+//! | the rest of the forward is not gathered before the first exchange about units | stuck |
+//! | gathers beyond the place of a conclusion are not dropped | no order of all units |
+//! | the order of an aborted step is kept | ranks in different exchanges |
+//! | the loss does not issue the rest of the forward's gathers | stuck |
+//! | a rank makes only the gathers that it uses | stuck |
+//! | reductions are issued in the order of the offers | different operations |
+//! | units that were not offered are not reduced | stuck |
+//! | after an overflow each rank stops where it is | stuck |
+//! | in one sequence a reduction is issued one gather too early | stuck |
+//! | in one sequence reductions do not come before the next gather | stuck |
+//! | a rank without data leaves out the microbatches of others | stuck |
+//! | a rank without a loss leaves out the exchange of weights | stuck |
+//! | a rank that has used no unit does not gather along | stuck |
+
+mod world;
+
+use std::sync::Arc;
+
+use hsdp_sharding::step::{
+    Begin, Call as Collective, DryRun, Gradients, Input, Intent, Kind, LossScale, Members, Rules,
+    Sequences, Uneven, UnitOrder, Weights,
+};
+use hsdp_sharding::{
+    Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
+    PlanOptions, Rank, Unit, UnitId,
+};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use crate::world::{Call, Draws, World};
+
+fn cases(cases: u32) -> ProptestConfig {
+    let rng_seed = RngSeed::Fixed(0x6873_6470);
+    ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+/// A model, its mesh and its options.
+fn plan() -> impl Strategy<Value = Plan> {
+    let unit = (0..4_u8, any::<bool>());
+    let model = prop::collection::vec(unit, 1..=5).prop_map(|units| {
+        units.into_iter().enumerate().fold(ModelSpec::new(), |spec, (at, (kind, after))| {
+            let weight = Param::new(format!("{at}.weight"), [7]);
+            let unit = Unit::new(format!("{at}"));
+            let unit = unit.param(if kind == 0 { weight.frozen() } else { weight });
+            spec.unit(match (kind, after) {
+                (0, true) => unit.forward_only(),
+                (1, true) => unit.keep(),
+                _ => unit,
+            })
+        })
+    });
+    let options = (
+        prop::sample::select(&Accumulation::ALL[..]),
+        prop_oneof![0..3_usize, Just(usize::MAX)],
+        prop::sample::select(&FullCopies::ALL[..]),
+    );
+    (model, 1..=3_usize, 1..=3_usize, options).prop_map(|(spec, replicas, shards, options)| {
+        let (accumulation, prefetch, full_copies) = options;
+        let options = PlanOptions { accumulation, prefetch, full_copies, ..PlanOptions::default() };
+        Plan::new(spec, Mesh::new(replicas, shards).expect("a mesh"), options).expect("a plan")
+    })
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    (
+        prop::sample::select(vec![Sequences::OfEachChannel, Sequences::One]),
+        prop::sample::select(vec![UnitOrder::Follow, UnitOrder::Error]),
+        prop::sample::select(vec![Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
+        prop::sample::select(vec![Gradients::InTurn, Gradients::AtTheEnd]),
+        prop::sample::select(vec![Weights::Enter, Weights::Ignored]),
+        prop::sample::select(vec![LossScale::Fixed, LossScale::Dynamic]),
+        prop::option::of((1..3_u64).prop_map(|every| every.try_into().expect("above 0"))),
+    )
+        .prop_map(|(sequences, order, uneven, gradients, weights, loss_scale, compared)| {
+            Rules {
+                sequences,
+                order,
+                uneven,
+                gradients,
+                // Ranks without data need weights.
+                weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
+                loss_scale,
+                compare_replicas: compared,
+            }
+        })
+}
+
+/// What the programs of a world do in a microbatch.
+struct Programs<'a> {
+    plan: &'a Plan,
+    draws: Draws,
+    /// The order in which most ranks use the units.
+    order: Vec<UnitId>,
+}
+
+impl<'a> Programs<'a> {
+    fn new(plan: &'a Plan, seed: u64) -> Self {
+        let mut programs = Self { plan, draws: Draws(seed | 1), order: plan.order().to_vec() };
+        if programs.draws.once_in(2) {
+            programs.order = programs.shuffled(plan.order());
+        }
+        programs
+    }
+
+    fn shuffled(&mut self, units: &[UnitId]) -> Vec<UnitId> {
+        let mut units = units.to_vec();
+        for at in (1..units.len()).rev() {
+            units.swap(at, self.draws.below(at + 1));
+        }
+        units
+    }
+
+    /// The units that a rank uses, most often all in the order of the others.
+    fn used(&mut self) -> Vec<UnitId> {
+        let order = self.order.clone();
+        let units = if self.draws.once_in(6) { self.shuffled(&order) } else { order };
+        let skips = self.draws.once_in(4);
+        units.into_iter().filter(|_| !(skips && self.draws.once_in(3))).collect()
+    }
+
+    /// A microbatch that uses all units, and reduces all that are trained.
+    fn plain_microbatch(&self) -> Vec<Call> {
+        let mut calls = vec![Call::Microbatch];
+        calls.extend(self.order.iter().map(|unit| Call::Need(*unit)));
+        calls.push(Call::Loss);
+        for unit in self.order.iter().rev() {
+            let spec = &self.plan.spec()[*unit];
+            calls
+                .extend((spec.after_forward == AfterForward::Reshard).then_some(Call::Need(*unit)));
+            calls.extend(spec.is_trainable().then_some(Call::Offer(*unit)));
+        }
+        calls.push(Call::EndMicrobatch);
+        calls
+    }
+
+    fn microbatch(&mut self, calls: &mut Vec<Call>) {
+        calls.push(Call::Microbatch);
+        let used = self.used();
+        calls.extend(used.iter().map(|unit| Call::Need(*unit)));
+        if !self.draws.once_in(8) {
+            calls.push(Call::Loss);
+        }
+        let back: Vec<UnitId> = used.into_iter().rev().collect();
+        let mut backward: Vec<Call> =
+            back.iter().flat_map(|unit| [Call::Need(*unit), Call::Offer(*unit)]).collect();
+        if self.draws.once_in(4) {
+            // Gradients that come late, or never, and calls that have no place.
+            let len = backward.len();
+            for _ in 0..len {
+                backward.swap(self.draws.below(len), self.draws.below(len));
+            }
+            backward.truncate(len - self.draws.below(len + 1) / 2);
+        }
+        calls.extend(backward);
+        calls.push(Call::EndMicrobatch);
+    }
+
+    /// A step of all ranks.
+    fn step(&mut self, rules: &Rules, number: u64) -> Vec<Vec<Call>> {
+        let is_given = self.draws.once_in(2);
+        let count = 1 + self.draws.below(3);
+        let is_even = rules.uneven != Uneven::ZeroWeight && !self.draws.once_in(6);
+        let mut scripts = Vec::new();
+        for _ in 0..self.plan.mesh().world_size() {
+            let own = if is_even { count } else { self.draws.below(count + 1) };
+            let has_data = is_even || own > 0 && !self.draws.once_in(5);
+            let input = if has_data { Input::Ready } else { Input::Exhausted };
+            let microbatches = is_given.then_some(count);
+            let intent = Intent::Step { microbatches, input };
+            let mut calls = vec![Call::Begin(Begin { step: number, intent })];
+            // With a given number and data, only weights of 0 allow fewer.
+            let own = match (is_given, rules.uneven) {
+                (true, Uneven::Error | Uneven::Stop) => count,
+                _ => own,
+            };
+            for _ in 0..if has_data { own } else { 0 } {
+                self.microbatch(&mut calls);
+            }
+            calls.push(Call::Finish);
+            scripts.push(calls);
+        }
+        scripts
+    }
+
+    fn evaluation(&mut self) -> Vec<Vec<Call>> {
+        let ranks = 0..self.plan.mesh().world_size();
+        ranks
+            .map(|_| {
+                let mut calls = vec![Call::Evaluate];
+                for _ in 0..self.draws.below(3) {
+                    calls.push(Call::Batch);
+                    calls.extend(self.used().into_iter().map(Call::Need));
+                    calls.push(Call::EndBatch);
+                }
+                calls.extend([Call::Mean, Call::EndEvaluation]);
+                calls
+            })
+            .collect()
+    }
+
+    fn end_of_run(&mut self) -> Vec<Vec<Call>> {
+        let begin = Call::Begin(Begin { step: 9, intent: Intent::End });
+        vec![vec![begin]; self.plan.mesh().world_size()]
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(1500))]
+
+    /// No rank is ever stuck, and all ranks issue the same operations in each channel, whatever the
+    /// programs do, whichever rank goes on next, and whenever operations complete.
+    #[test]
+    fn no_rank_is_ever_stuck(
+        plan in plan(), rules in rules(), seed in any::<u64>(), worlds in any::<[bool; 3]>()
+    ) {
+        let shares_memory = plan.options().full_copies == FullCopies::PerProcess;
+        prop_assume!(!(shares_memory && rules.sequences == Sequences::One));
+        let mut programs = Programs::new(&plan, seed.rotate_left(17));
+        let mut world = World::new(plan.clone(), rules, seed);
+        [world.overflows, world.names_samples, _] = worlds;
+        world.weight_hint = u64::from(worlds[2]);
+        for number in 0..3 {
+            if programs.draws.once_in(5) {
+                // An attempt that is aborted in its middle.
+                let turns = programs.draws.below(400);
+                let scripts = programs.step(&rules, number);
+                world.run_a_little(scripts, turns).map_err(TestCaseError::fail)?;
+                if world.is_ended_anywhere() {
+                    world.run_on().map_err(TestCaseError::fail)?;
+                } else {
+                    world.abort();
+                }
+            }
+            let scripts = programs.step(&rules, number);
+            world.run(scripts).map_err(TestCaseError::fail)?;
+            if programs.draws.once_in(3) {
+                let scripts = programs.evaluation();
+                world.run(scripts).map_err(TestCaseError::fail)?;
+            }
+        }
+        let scripts = programs.end_of_run();
+        world.run(scripts).map_err(TestCaseError::fail)?;
+    }
+
+    /// From the second step on, calls are those of the plan's traffic, which is a closed form, and
+    /// nothing is gathered that is not used.
+    #[test]
+    fn calls_are_those_of_the_traffic(
+        plan in plan(), rules in rules(), seed in any::<u64>(), microbatches in 1..4_usize,
+        is_given in any::<bool>()
+    ) {
+        let shares_memory = plan.options().full_copies == FullCopies::PerProcess;
+        prop_assume!(!(shares_memory && rules.sequences == Sequences::One));
+        let mut programs = Programs::new(&plan, seed.rotate_left(17));
+        if rules.order == UnitOrder::Error {
+            programs.order = plan.order().to_vec();
+        }
+        let mut world = World::new(plan.clone(), rules, seed);
+        for number in 0..2 {
+            let mut calls = vec![Call::Begin(Begin::step(number, is_given.then_some(microbatches)))];
+            (0..microbatches).for_each(|_| calls.extend(programs.plain_microbatch()));
+            calls.push(Call::Finish);
+            let scripts = vec![calls; plan.mesh().world_size()];
+            world.run(scripts).map_err(TestCaseError::fail)?;
+        }
+        for rank in 0..plan.mesh().world_size() {
+            let words = world.words(rank);
+            prop_assert!(!words.contains('!'), "{words}");
+            prop_assert_eq!(world.machine(rank).settled().order(), &*programs.order);
+            let issued = |kind: char| words.split(' ').filter(|it| it.starts_with(kind)).count() as u64;
+            let planned = plan.traffic(Rank::new(rank), microbatches as u64);
+            let mesh = plan.mesh();
+            let gathers_over = match plan.options().full_copies {
+                FullCopies::PerRank => mesh.shard_size(),
+                FullCopies::PerProcess => mesh.world_size(),
+            };
+            // Over one rank there is nothing to count.
+            let expected = |calls: u64, members: usize, kind| if members > 1 { calls } else { issued(kind) };
+            prop_assert_eq!(issued('g'), expected(planned.all_gather.calls, gathers_over, 'g'), "{}", words);
+            prop_assert_eq!(issued('r'), expected(planned.reduce_scatter.calls, mesh.shard_size(), 'r'), "{}", words);
+            prop_assert_eq!(issued('a'), planned.all_reduce.calls, "{}", words);
+            prop_assert_eq!(words.split(' ').filter(|it| it.starts_with('d')).count(), 0, "{}", words);
+        }
+    }
+
+    /// Traffic is the sum over the collectives of a step, each with the bytes that the other members
+    /// give.
+    #[test]
+    fn traffic_is_a_sum_over_the_collectives_of_a_step(
+        plan in plan(), rules in rules(), microbatches in 1..4_usize, is_given in any::<bool>()
+    ) {
+        let rules = Rules { order: UnitOrder::Error, ..rules };
+        let plan = Arc::new(plan);
+        let given = is_given.then_some(microbatches);
+        let step = DryRun::of(&plan, rules, given, microbatches);
+        for rank in plan.mesh().ranks() {
+            let mut sums = [Flow::NONE; 3];
+            for call in step.outputs().filter_map(|output| output.call(&plan)) {
+                let Some((kind, bytes)) = received(&plan, rank, call) else { continue };
+                sums[kind] += Flow { calls: 1, bytes: ByteCount(bytes) };
+            }
+            let planned = plan.traffic(rank, microbatches as u64);
+            let planned = [planned.all_gather, planned.reduce_scatter, planned.all_reduce];
+            prop_assert_eq!(sums, planned, "rank {}", rank);
+        }
+    }
+}
+
+/// Returns the kind of a collective of units, and the bytes that a rank receives from other members;
+/// nothing if there are none.
+fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
+    let (mesh, size) = (plan.mesh(), call.dtype.size_bytes() as u64);
+    let (shards, replicas) = (mesh.shard_size() as u64, mesh.replicate_size() as u64);
+    let elements = call.elements as u64;
+    if call.members.count(mesh) == 1 {
+        return None;
+    }
+    Some(match call.kind {
+        // One copy for all ranks, into the memory of the first.
+        Kind::Gather if call.members == Members::World => {
+            (0, if rank.index() == 0 { (shards - 1) * elements * size } else { 0 })
+        }
+        Kind::Gather => (0, (shards - 1) * elements * size),
+        Kind::ReduceScatter => (1, (shards - 1) * (elements / shards) * size),
+        Kind::AllReduce => {
+            // The contributions to its own slice, and the finished sums of all others.
+            let at = mesh.coordinate(rank).replicate_index as u64;
+            let own = elements / replicas + u64::from(at < elements % replicas);
+            (2, (replicas - 1) * own * size + (elements - own) * 4)
+        }
+        Kind::Exchange(_) => return None,
+    })
+}

@@ -1,0 +1,543 @@
+//! A world of machines: an operation is complete when all of its members have issued it, and nothing
+//! else. Which rank goes on next is drawn.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hsdp_sharding::step::{
+    Begin, Conclusion, Exchange, Headers, Input, Intent, NextUnit, Operation, Output, Refused,
+    Rules, Sequences, StepMachine, Supply, UnitUse,
+};
+use hsdp_sharding::{Axis, FullCopies, Plan, Rank, UnitId};
+
+/// A small generator of pseudo-random numbers, so that a schedule is one number.
+#[derive(Clone, Debug)]
+pub(crate) struct Draws(pub(crate) u64);
+
+impl Draws {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % end
+    }
+
+    /// Returns true once in `n` draws.
+    pub(crate) fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What a rank's program does in a step or an evaluation, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Begin(Begin),
+    Microbatch,
+    Need(UnitId),
+    Loss,
+    Offer(UnitId),
+    EndMicrobatch,
+    Finish,
+    Evaluate,
+    Batch,
+    EndBatch,
+    Mean,
+    EndEvaluation,
+}
+
+/// The channels in which a rank issues operations.
+const CHANNELS: usize = 3;
+
+/// One operation of a group, by its number in the sequence of the group.
+type Key = (usize, usize, usize);
+
+/// A rank of the world.
+#[derive(Debug)]
+struct Member {
+    machine: StepMachine,
+    script: Vec<Call>,
+    /// Number of calls so far.
+    calls: usize,
+    /// By channel: number of operations issued.
+    issued: [usize; CHANNELS],
+    /// The operations that are under way, with their keys.
+    under_way: Vec<(Operation, Key)>,
+    /// In one sequence: all operations so far, and how many of the first ones are complete.
+    stream: Vec<Key>,
+    drained: usize,
+    /// The operation or the exchange that the machine waits for.
+    waits: Option<Wait>,
+    /// Everything that it did, in words.
+    words: Vec<String>,
+    /// Error on which all ranks agree, if the step ended with one.
+    ended: Option<Refused>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Operation(Operation),
+    Exchange(usize),
+}
+
+/// All ranks, and the operations that they have issued.
+#[derive(Debug)]
+pub(crate) struct World {
+    plan: Arc<Plan>,
+    rules: Rules,
+    members: Vec<Member>,
+    /// By operation: what each member has issued, in words.
+    operations: BTreeMap<Key, Vec<(usize, String)>>,
+    /// What each rank says in each exchange.
+    exchanges: Vec<BTreeMap<usize, Exchange>>,
+    /// Number of exchanges of each rank.
+    said: Vec<usize>,
+    draws: Draws,
+    /// Hint of the weight of a microbatch that rank 0 gives in its headers.
+    pub(crate) weight_hint: u64,
+    /// Whether partials overflow.
+    pub(crate) overflows: bool,
+    /// Whether rank 0 names its samples.
+    pub(crate) names_samples: bool,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan, rules: Rules, seed: u64) -> Self {
+        let plan = Arc::new(plan);
+        let member = |_| Member {
+            machine: StepMachine::new(Arc::clone(&plan), rules),
+            script: Vec::new(),
+            calls: 0,
+            issued: [0; CHANNELS],
+            under_way: Vec::new(),
+            stream: Vec::new(),
+            drained: 0,
+            waits: None,
+            words: Vec::new(),
+            ended: None,
+        };
+        Self {
+            members: plan.mesh().ranks().map(member).collect(),
+            said: vec![0; plan.mesh().world_size()],
+            plan,
+            rules,
+            operations: BTreeMap::new(),
+            exchanges: Vec::new(),
+            draws: Draws(seed | 1),
+            weight_hint: 0,
+            overflows: false,
+            names_samples: false,
+        }
+    }
+
+    /// Runs the scripts of all ranks to their ends.
+    ///
+    /// # Errors
+    /// The words of all ranks, if they are stuck, or issue different operations.
+    pub(crate) fn run(&mut self, scripts: Vec<Vec<Call>>) -> Result<(), String> {
+        for (member, script) in self.members.iter_mut().zip(scripts) {
+            (member.script, member.calls, member.ended) = (script, 0, None);
+            member.words.clear();
+        }
+        self.run_on()
+    }
+
+    /// Runs what is left of the scripts of all ranks.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run).
+    pub(crate) fn run_on(&mut self) -> Result<(), String> {
+        loop {
+            let mut order: Vec<usize> = (0..self.members.len()).collect();
+            for at in (1..order.len()).rev() {
+                order.swap(at, self.draws.below(at + 1));
+            }
+            // A rank goes on for as long as it is drawn, so that ranks may be far apart.
+            let mut has_moved = false;
+            for rank in order {
+                let turns = 1 + self.draws.below(40);
+                for _ in 0..turns {
+                    if !self.go_on(rank)? {
+                        break;
+                    }
+                    has_moved = true;
+                }
+            }
+            if self.members.iter().all(|member| member.is_over()) {
+                return self.check_ends();
+            }
+            if !has_moved {
+                return Err(self.describe("stuck"));
+            }
+        }
+    }
+
+    /// Aborts the step on all ranks, wherever they are, as the ranks of a world do.
+    pub(crate) fn abort(&mut self) {
+        self.operations.clear();
+        self.exchanges.clear();
+        self.said.fill(0);
+        for member in &mut self.members {
+            member.machine.abort();
+            (member.waits, member.issued) = (None, [0; CHANNELS]);
+            (member.drained, member.calls) = (0, member.script.len());
+            member.under_way.clear();
+            member.stream.clear();
+        }
+    }
+
+    /// Whether a rank has ended the step: then all ranks have said their statements, and all end it.
+    pub(crate) fn is_ended_anywhere(&self) -> bool {
+        self.members.iter().any(|member| member.is_over())
+    }
+
+    /// Goes on for some turns, in which ranks may be left in the middle of a step.
+    pub(crate) fn run_a_little(
+        &mut self,
+        scripts: Vec<Vec<Call>>,
+        turns: usize,
+    ) -> Result<(), String> {
+        for (member, script) in self.members.iter_mut().zip(scripts) {
+            (member.script, member.calls, member.ended) = (script, 0, None);
+            member.words.clear();
+        }
+        for _ in 0..turns {
+            let rank = self.draws.below(self.members.len());
+            self.go_on(rank)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn machine(&self, rank: usize) -> &StepMachine {
+        &self.members[rank].machine
+    }
+
+    /// Returns what a rank did, in words.
+    pub(crate) fn words(&self, rank: usize) -> String {
+        self.members[rank].words.join(" ")
+    }
+
+    /// Does the next thing that a rank can do. Returns false if there is none.
+    fn go_on(&mut self, rank: usize) -> Result<bool, String> {
+        self.drain(rank);
+        match self.members[rank].waits {
+            Some(Wait::Operation(operation)) => return self.wait(rank, operation),
+            Some(Wait::Exchange(number)) => return self.conclude(rank, number),
+            None => {}
+        }
+        if let Some(output) = self.members[rank].machine.poll() {
+            self.carry_out(rank, output)?;
+            return Ok(true);
+        }
+        // A host may look for the completion that the machine watches, or not yet.
+        if let Some(operation) = self.members[rank].machine.watching()
+            && self.is_complete(rank, operation)
+            && self.draws.once_in(2)
+        {
+            let member = &mut self.members[rank];
+            member.under_way.retain(|(other, _)| *other != operation);
+            member.machine.done(operation).expect("it is watched");
+            return Ok(true);
+        }
+        self.call(rank)
+    }
+
+    fn call(&mut self, rank: usize) -> Result<bool, String> {
+        let member = &mut self.members[rank];
+        if member.is_over() {
+            return Ok(false);
+        }
+        let call = member.script[member.calls];
+        member.calls += 1;
+        let machine = &mut member.machine;
+        let answer = match call {
+            Call::Begin(begin) => machine.begin(begin),
+            Call::Microbatch => machine.begin_microbatch(),
+            Call::Need(unit) => machine.need(unit),
+            Call::Loss => machine.loss(),
+            Call::Offer(unit) => machine.offer(unit),
+            Call::EndMicrobatch | Call::EndBatch => machine.end_microbatch(),
+            Call::Finish => machine.finish(),
+            Call::Evaluate => machine.evaluate(),
+            Call::Batch => machine.begin_batch(),
+            Call::Mean => machine.mean(),
+            Call::EndEvaluation => machine.end_evaluation(),
+        };
+        // A refused call changes nothing: the program goes on with the next one.
+        if let Err(refused) = answer {
+            member.words.push(format!("!{refused}!"));
+        }
+        Ok(true)
+    }
+
+    fn carry_out(&mut self, rank: usize, output: Output) -> Result<(), String> {
+        let word = output.to_string();
+        self.members[rank].words.push(word.clone());
+        match output {
+            Output::Gather { place, unit, phase } => {
+                self.issue(rank, 0, Operation::Gather { place, unit, phase }, word)
+            }
+            Output::ReduceScatter { unit, .. } => {
+                self.issue(rank, 1, Operation::ReduceScatter(unit), word)
+            }
+            Output::AllReduce(unit) => self.issue(rank, 2, Operation::AllReduce(unit), word),
+            Output::Await(operation) | Output::Follow(operation) => {
+                self.members[rank].waits = Some(Wait::Operation(operation));
+                Ok(())
+            }
+            Output::Exchange(exchange) => {
+                let number = self.said[rank];
+                self.said[rank] += 1;
+                self.exchanges.resize(self.exchanges.len().max(number + 1), BTreeMap::new());
+                self.exchanges[number].insert(rank, exchange);
+                self.members[rank].waits = Some(Wait::Exchange(number));
+                Ok(())
+            }
+            Output::Hand { .. } | Output::Free { .. } | Output::Accumulate(_) | Output::Fold(_) => {
+                Ok(())
+            }
+        }
+    }
+
+    fn issue(
+        &mut self,
+        rank: usize,
+        channel: usize,
+        operation: Operation,
+        word: String,
+    ) -> Result<(), String> {
+        let group = self.group(rank, channel);
+        let member = &mut self.members[rank];
+        let key = (channel, group, member.issued[channel]);
+        member.issued[channel] += 1;
+        if let Some(at) = member.under_way.iter().position(|(other, _)| *other == operation) {
+            return Err(self.describe(&format!("rank {rank} issues {word} twice, at {at}")));
+        }
+        member.under_way.push((operation, key));
+        member.stream.push(key);
+        let all = self.operations.entry(key).or_default();
+        all.push((rank, word));
+        let (first, expected) = &all[0];
+        match all.iter().find(|(_, word)| word != expected) {
+            None => Ok(()),
+            Some((other, word)) => {
+                let what = format!("rank {first} issues {expected}, rank {other} {word}");
+                Err(self.describe(&what))
+            }
+        }
+    }
+
+    /// Waits for an operation. A host does not wait for a device.
+    fn wait(&mut self, rank: usize, operation: Operation) -> Result<bool, String> {
+        let on_device = self.rules.sequences == Sequences::One;
+        if !on_device && !self.is_complete(rank, operation) {
+            return Ok(false);
+        }
+        let member = &mut self.members[rank];
+        let is_under_way = member.under_way.iter().any(|(other, _)| *other == operation);
+        if !is_under_way {
+            return Err(self.describe(&format!("rank {rank} waits for {operation}, not issued")));
+        }
+        member.under_way.retain(|(other, _)| *other != operation);
+        member.waits = None;
+        member.machine.done(operation).expect("it waits for it");
+        Ok(true)
+    }
+
+    /// Whether all members have issued an operation; in one sequence, and all before it.
+    fn is_complete(&self, rank: usize, operation: Operation) -> bool {
+        let member = &self.members[rank];
+        let found = member.under_way.iter().find(|(other, _)| *other == operation);
+        found.is_some_and(|(_, key)| self.has_all(*key))
+    }
+
+    fn has_all(&self, key: Key) -> bool {
+        let (channel, group, _) = key;
+        let members = (0..self.members.len()).filter(|rank| self.group(*rank, channel) == group);
+        self.operations.get(&key).is_some_and(|issued| issued.len() == members.count())
+    }
+
+    /// In one sequence: completes the first operations of a rank's stream that are the first of the
+    /// streams of all members.
+    fn drain(&mut self, rank: usize) {
+        if self.rules.sequences != Sequences::One {
+            return;
+        }
+        loop {
+            let Some(key) = self.members[rank].stream.get(self.members[rank].drained).copied()
+            else {
+                return;
+            };
+            let (channel, group, _) = key;
+            let members: Vec<usize> =
+                (0..self.members.len()).filter(|it| self.group(*it, channel) == group).collect();
+            let is_first = |member: &usize| {
+                let member = &self.members[*member];
+                let at = member.stream.iter().position(|other| *other == key);
+                at.is_some_and(|at| at <= member.drained)
+            };
+            if !members.iter().all(is_first) {
+                return;
+            }
+            for member in members {
+                let member = &mut self.members[member];
+                let at = member.stream.iter().position(|other| *other == key);
+                member.drained = member.drained.max(at.map_or(0, |at| at + 1));
+            }
+        }
+    }
+
+    fn conclude(&mut self, rank: usize, number: usize) -> Result<bool, String> {
+        let records: Vec<Exchange> = self.exchanges[number].values().copied().collect();
+        if records.len() < self.members.len() {
+            return Ok(false);
+        }
+        let conclusion = self.conclusion(rank, &records)?;
+        let member = &mut self.members[rank];
+        member.waits = None;
+        if let Err(refused) = member.machine.conclude(conclusion) {
+            if matches!(refused, Refused::OutOfTurn { .. }) {
+                return Err(self.describe(&format!("rank {rank} does not take the conclusion")));
+            }
+            // The step is over on all ranks.
+            member.words.push(format!("!{refused}!"));
+            member.machine.abort();
+            member.calls = member.script.len();
+            member.ended = Some(refused);
+        } else if matches!(records[0], Exchange::Headers | Exchange::Microbatch(_))
+            && !member.machine.is_in_step()
+            && member.is_at_end_of_run()
+        {
+            member.calls = member.script.len();
+        }
+        Ok(true)
+    }
+
+    fn conclusion(&self, rank: usize, records: &[Exchange]) -> Result<Conclusion, String> {
+        let differ = || {
+            let words: Vec<String> = records.iter().map(ToString::to_string).collect();
+            self.describe(&format!("rank {rank} meets {}", words.join(", ")))
+        };
+        let supply = |input: fn(&Exchange) -> Option<Input>| {
+            let inputs: Option<Vec<Input>> = records.iter().map(input).collect();
+            inputs.map(|inputs| Supply::default().renewed(inputs.into_iter())).ok_or_else(differ)
+        };
+        match records[0] {
+            Exchange::Headers => {
+                if records.iter().any(|it| *it != Exchange::Headers) {
+                    return Err(differ());
+                }
+                let intents = || self.members.iter().map(Member::intent);
+                let inputs = intents().map(|intent| match intent {
+                    Intent::Step { input, .. } => input,
+                    Intent::End => Input::Exhausted,
+                });
+                let ending = (0..).map(Rank::new).zip(intents());
+                let ending = ending.filter(|(_, intent)| *intent == Intent::End);
+                Ok(Conclusion::Headers(Headers {
+                    supply: Supply::default().renewed(inputs),
+                    ending: ending.map(|(rank, _)| rank).collect(),
+                    weight_hint: self.weight_hint,
+                    names_samples: self.names_samples,
+                }))
+            }
+            Exchange::Microbatch(_) => supply(|it| match it {
+                Exchange::Microbatch(input) => Some(*input),
+                _ => None,
+            })
+            .map(Conclusion::Supply),
+            Exchange::Batch(_) => supply(|it| match it {
+                Exchange::Batch(input) => Some(*input),
+                _ => None,
+            })
+            .map(Conclusion::Supply),
+            Exchange::Unit { .. } => {
+                let said = records.iter().map(|it| match it {
+                    Exchange::Unit { says, place } => Some((*says, *place)),
+                    _ => None,
+                });
+                let said: Vec<(UnitUse, usize)> = said.collect::<Option<_>>().ok_or_else(differ)?;
+                let (place, next) = NextUnit::of(&said, self.plan.order());
+                Ok(Conclusion::Unit(place, next))
+            }
+            Exchange::Interim { .. } => {
+                let issued = records.iter().map(|it| match it {
+                    Exchange::Interim { all_reduces } => Some(*all_reduces),
+                    _ => None,
+                });
+                let issued: Vec<usize> = issued.collect::<Option<_>>().ok_or_else(differ)?;
+                let most = issued.into_iter().max();
+                Ok(Conclusion::Overflow(most.filter(|_| self.overflows)))
+            }
+            first if records.iter().all(|it| *it == first) => Ok(Conclusion::Agreed),
+            _ => Err(differ()),
+        }
+    }
+
+    /// Checks, when all ranks are at their ends, that all operations are complete, and that all ranks
+    /// ended in the same way.
+    fn check_ends(&mut self) -> Result<(), String> {
+        let aborted = self.members[0].ended.clone();
+        if self.members.iter().any(|member| member.ended != aborted) {
+            return Err(self.describe("ranks end in different ways"));
+        }
+        if aborted.is_some() {
+            self.abort();
+            return Ok(());
+        }
+        let drained = |world: &Self| world.members.iter().map(|it| it.drained).sum::<usize>();
+        let mut before = usize::MAX;
+        while before != drained(self) {
+            before = drained(self);
+            (0..self.members.len()).for_each(|rank| self.drain(rank));
+        }
+        let is_drained = |member: &Member| member.drained == member.stream.len();
+        let one = self.rules.sequences == Sequences::One;
+        if one && !self.members.iter().all(is_drained) {
+            return Err(self.describe("the streams are stuck"));
+        }
+        let keys: Vec<Key> = self.operations.keys().copied().collect();
+        match keys.into_iter().find(|key| !self.has_all(*key)) {
+            Some(key) => Err(self.describe(&format!("a member of {key:?} is missing"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The group of a rank in a channel, by its first rank.
+    fn group(&self, rank: usize, channel: usize) -> usize {
+        let axis = match channel {
+            0 if self.plan.options().full_copies == FullCopies::PerProcess => return 0,
+            2 => Axis::Replicate,
+            _ => Axis::Shard,
+        };
+        self.plan.mesh().group(axis, Rank::new(rank))[0].index()
+    }
+
+    fn describe(&self, what: &str) -> String {
+        let ranks = self.members.iter().enumerate().map(|(rank, member)| {
+            let (words, waits) = (member.words.join(" "), &member.waits);
+            let next = member.script.get(member.calls);
+            format!("\n  rank {rank}: {words}, waits {waits:?}, next {next:?}")
+        });
+        format!("{what}; {:?}{}", self.rules, ranks.collect::<String>())
+    }
+}
+
+impl Member {
+    fn is_over(&self) -> bool {
+        self.calls >= self.script.len() && self.waits.is_none() && self.machine.is_idle()
+    }
+
+    fn intent(&self) -> Intent {
+        let begin = self.script.iter().find_map(|call| match call {
+            Call::Begin(begin) => Some(begin.intent),
+            _ => None,
+        });
+        begin.unwrap_or(Intent::End)
+    }
+
+    /// Whether a step that was to begin does not take place.
+    fn is_at_end_of_run(&self) -> bool {
+        self.machine.is_idle()
+    }
+}
