@@ -9,7 +9,7 @@ use hsdp::{CommError, FlightRecord, Launched, explain};
 
 use crate::command_line::CommandLineError;
 use crate::file::FileError;
-use crate::folder::LockError;
+use crate::lock::LockError;
 use crate::memory::TooMuch;
 use crate::stderr::{tell, tell_with};
 

@@ -1,6 +1,5 @@
 //! The folder of a run, and the files that it keeps there.
 
-mod lock;
 mod metrics;
 pub(crate) mod plot;
 mod switch;
@@ -18,12 +17,10 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::file::{self, replace_with};
-use crate::options::RunOptions;
+use crate::lock::FolderLock;
+use crate::options::{FLIGHT, RunOptions};
 use crate::warnings::Warnings;
 
-use self::lock::FolderLock;
-
-pub(crate) use self::lock::LockError;
 pub(crate) use self::metrics::Metrics;
 pub use self::switch::Switch;
 pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
@@ -40,9 +37,6 @@ const WARNINGS: &str = "warnings.jsonl";
 /// Names of the folders of checkpoints: the latest ones and the best ones.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const BEST: &str = "best";
-
-/// Name of the folder with the flight records of a failed run.
-pub(crate) const FLIGHT: &str = "flight";
 
 /// Prefix and suffix of the file with another process's warnings.
 const OF_RANK: &str = "warnings-rank-";

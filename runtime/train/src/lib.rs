@@ -61,11 +61,16 @@ mod digest;
 mod failure;
 pub mod file;
 mod folder;
+mod lock;
 pub mod memory;
 pub mod number;
 mod options;
+mod place;
 mod ranks;
+mod record;
 mod run;
+mod setup;
+mod signals;
 pub mod stderr;
 pub mod stdout;
 #[cfg(unix)]
@@ -82,8 +87,10 @@ pub use self::folder::Switch;
 pub use self::options::{
     Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, RunOptions,
 };
-pub use self::ranks::{Ranks, Setup, main, prepare, with_ranks};
-pub use self::run::{Better, Place, Report, Run, Training, bar};
+pub use self::place::Place;
+pub use self::ranks::{Ranks, main, prepare, with_ranks};
+pub use self::run::{Better, Report, Run, Training, bar};
+pub use self::setup::Setup;
 pub use self::stderr::{tell, tell_with, tell_within};
 pub use self::stdout::{print, print_json};
 pub use self::warnings::Warnings;

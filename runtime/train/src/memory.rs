@@ -1,11 +1,6 @@
 //! Compares the memory that a program will need with its limit, before the program allocates it.
 
 use bytesize::ByteSize;
-use hsdp::{ModelSpec, Placement, Plan};
-
-use crate::failure::Failure;
-use crate::options::RunOptions;
-use crate::run::StepRecord;
 
 mod limit;
 
@@ -37,23 +32,6 @@ pub struct TooMuch {
 }
 
 impl Need {
-    /// Returns the memory of a run of `steps` steps in this process: a record of each step, and the
-    /// sharded model of each rank here. Memory on a device is not counted.
-    ///
-    /// # Errors
-    /// [`Failure::Input`] if the mesh or the options cannot have this model.
-    pub fn of_run(options: &RunOptions, spec: ModelSpec, steps: usize) -> Result<Self, Failure> {
-        let plan = Plan::new(spec, options.mesh, options.model().plan_options());
-        let plan = plan.map_err(Failure::input)?;
-        let records = product(&[steps, size_of::<StepRecord>()]);
-        let need = Self::default().with("a record of each step", records);
-        let model = plan.memory().total().get().saturating_mul(options.ranks_here() as u64);
-        Ok(match options.device {
-            Placement::Host => need.with("the sharded model", model),
-            _ => need,
-        })
-    }
-
     /// Adds a part.
     #[must_use]
     pub fn with(mut self, part: impl Into<String>, bytes: u64) -> Self {

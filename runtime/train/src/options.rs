@@ -12,10 +12,12 @@ use hsdp::{
 };
 
 use crate::failure::Failure;
-use crate::folder::FLIGHT;
 use crate::number::{count, seconds};
-use crate::run::Place;
+use crate::place::Place;
 use crate::threads;
+
+/// Name of the folder with the flight records of a failed run.
+pub(crate) const FLIGHT: &str = "flight";
 
 /// Maximum number of units that are gathered ahead. No model has more units.
 pub const MAX_UNITS: usize = 10_000;

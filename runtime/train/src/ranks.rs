@@ -1,36 +1,26 @@
 //! The ranks of a program: threads of this process, or processes.
 
 mod environment;
-mod signals;
 
-use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hsdp::checkpoint::Checkpointed;
 #[cfg(feature = "nccl")]
 use hsdp::control;
 #[cfg(feature = "mpi")]
 use hsdp::mpi;
-use hsdp::{
-    CommError, ModelOptions, Placement, Rank, RankFailure, ShardedModel, World, WorldOptions,
-    memory,
-};
+use hsdp::{Placement, RankFailure, World, WorldOptions, memory};
 
 use crate::command_line;
 use crate::failure::Failure;
-use crate::folder::{Files, Output, Recorder};
+use crate::folder::{Output, Recorder};
 use crate::options::{Comm, RunOptions};
-use crate::run::{Ended, Report, Run, Training};
-use crate::stderr::tell;
+use crate::run::{Ended, Report};
+use crate::setup::{PROBLEM, Process, Setup, compare, refused};
+use crate::signals::Signals;
 use crate::threads::Records;
 use crate::warnings::Warnings;
-
-use self::signals::Signals;
-
-/// Prefix of a compared text that reports a problem in place of inputs.
-const PROBLEM: &str = "problem: ";
 
 /// Runs a program with options on its command line. `options` returns the run's options among them.
 /// A failure is reported as one line on stderr.
@@ -84,13 +74,10 @@ pub fn prepare(ranks: usize) -> Result<(), Failure> {
 /// A program's ranks after they have joined.
 #[derive(Debug)]
 pub struct Ranks {
-    name: &'static str,
-    options: RunOptions,
+    process: Process,
     world: WorldOptions,
     joined: Joined,
     recorder: Recorder,
-    warnings: Warnings,
-    signals: Signals,
 }
 
 /// Kind of the joined ranks.
@@ -119,10 +106,11 @@ impl Ranks {
             Comm::Nccl => by_nccl(world.deadline)?,
         };
         let signals = Signals::default();
-        let ranks = Self { name, options, world, joined, recorder, warnings, signals };
+        let process = Process { name, options, warnings, signals };
+        let ranks = Self { process, world, joined, recorder };
         let (rank, processes) = ranks.place();
         if processes > 1 {
-            ranks.warnings.set_rank(rank);
+            ranks.process.warnings.set_rank(rank);
         }
         Ok(ranks)
     }
@@ -131,7 +119,7 @@ impl Ranks {
     /// processes have such a mesh, creating a world fails on all of them with an error that has
     /// both sizes.
     fn check(&self) -> Result<(), Failure> {
-        let mesh = self.options.mesh;
+        let mesh = self.process.options.mesh;
         let (rank, processes) = self.place();
         if matches!(self.joined, Joined::Threads) || mesh.world_size() == processes {
             return Ok(());
@@ -149,7 +137,7 @@ impl Ranks {
     /// Returns the options of the run, with the device of this process.
     #[must_use]
     pub fn options(&self) -> &RunOptions {
-        &self.options
+        &self.process.options
     }
 
     /// Returns whether rank 0 is in this process.
@@ -186,11 +174,11 @@ impl Ranks {
         read: impl FnOnce() -> Result<I, Failure>,
         train: impl Fn(Setup<'_>, &I) -> Result<Report, Failure> + Sync,
     ) -> Result<(), Failure> {
-        let _signals = self.signals.during_run();
+        let _signals = self.process.signals.during_run();
         let inputs = read().map_err(Failure::in_reading);
         let inputs = inputs.and_then(|inputs| Ok((inputs, self.output()?)));
         // Other processes wait for this one. They learn its problem where they compare inputs.
-        let inputs = if self.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
+        let inputs = if self.process.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
         let files = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
         let files = files.map(Output::files);
         let inputs = inputs.as_ref().map(|(inputs, _)| inputs);
@@ -199,26 +187,28 @@ impl Ranks {
             let index = world.rank().index();
             if index == 0 || !world.shares_memory() {
                 // Until the ranks have met, a signal ends the process at once.
-                self.signals.listen().map_err(Failure::work)?;
+                self.process.signals.listen().map_err(Failure::work)?;
             }
-            connect(&world, self.options.device)?;
+            connect(&world, self.process.options.device)?;
             let files = files.filter(|_| index == 0);
-            train(Setup { world, ranks: self, files }, inputs)
+            train(Setup { world, process: &self.process, files }, inputs)
         })?;
         let (ended, report) = Report::of_all(reports);
         let is_first = report.is_some();
         let reported = report.map_or(Ok(()), |report| report.publish(files));
         let ended = self.outcome(ended, is_first);
         if let (Err(_), Err(failure)) = (&reported, &ended) {
-            failure.tell(self.name);
+            failure.tell(self.process.name);
         }
         reported.and(ended)
     }
 
     /// Prepares the folder of `--out` in the process of rank 0.
     fn output(&self) -> Result<Option<Output>, Failure> {
-        let folder = self.options.out.as_deref().filter(|_| self.has_first());
-        folder.map(|folder| Output::create(folder, &self.options, &self.recorder)).transpose()
+        let folder = self.process.options.out.as_deref().filter(|_| self.has_first());
+        folder
+            .map(|folder| Output::create(folder, &self.process.options, &self.recorder))
+            .transpose()
     }
 
     /// Returns the inputs of this process, after the ranks have compared the options of the run and
@@ -228,7 +218,7 @@ impl Ranks {
         world: &World,
         inputs: Result<&'i I, &Failure>,
     ) -> Result<&'i I, Failure> {
-        compare(world, "options", &self.options.shared())?;
+        compare(world, "options", &self.process.options.shared())?;
         let problem =
             inputs.err().map_or_else(String::new, |failure| format!("{PROBLEM}{failure}"));
         compare(world, "inputs", &problem)?;
@@ -239,7 +229,7 @@ impl Ranks {
     /// or that the last checkpoint was not saved.
     fn outcome(&self, ended: Ended, is_first: bool) -> Result<(), Failure> {
         let Ended { steps, was_stopped, unsaved } = ended;
-        let signal = self.signals.caught();
+        let signal = self.process.signals.caught();
         let stopped = was_stopped.then_some(Failure::Stopped { signal, steps });
         let failure = match (unsaved, stopped) {
             (None, None) => return Ok(()),
@@ -274,7 +264,7 @@ impl Ranks {
         &self,
         rank: impl Fn(World) -> T + Sync,
     ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
-        let (size, world) = (self.options.mesh.world_size(), self.world.clone());
+        let (size, world) = (self.process.options.mesh.world_size(), self.world.clone());
         let rank = |world| Ok(rank(world));
         match &self.joined {
             Joined::Threads => Ok(hsdp::launch(size, world, rank)),
@@ -290,126 +280,12 @@ impl Ranks {
     }
 }
 
-/// One rank of a program, before it trains.
-#[derive(Debug)]
-pub struct Setup<'a> {
-    world: World,
-    ranks: &'a Ranks,
-    /// Files of the run, on rank 0.
-    pub(crate) files: Option<&'a Files>,
-}
-
-impl<'a> Setup<'a> {
-    /// Returns the world of this rank.
-    #[must_use]
-    pub fn world(&self) -> World {
-        self.world.clone()
-    }
-
-    /// Returns the index of this rank.
-    #[must_use]
-    pub fn index(&self) -> Rank {
-        self.world.rank()
-    }
-
-    /// Returns the options of the run, with the device of this process.
-    #[must_use]
-    pub fn options(&self) -> &'a RunOptions {
-        &self.ranks.options
-    }
-
-    /// Returns how the model is sharded and reduced.
-    #[must_use]
-    pub fn model_options(&self) -> ModelOptions {
-        self.ranks.options.model()
-    }
-
-    /// Compares a text between all ranks: the program's options, or a digest of an input that each
-    /// process reads from its own files. **Collective** over the world.
-    ///
-    /// # Errors
-    /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if texts differ.
-    pub fn compare(&self, what: &'static str, text: &str) -> Result<(), Failure> {
-        compare(&self.world, what, text)
-    }
-
-    /// Returns the failure for an input that all ranks refuse. Rank 0 reports it.
-    #[must_use]
-    pub fn refused(&self, problem: impl Display) -> Failure {
-        refused(&self.world, problem.to_string())
-    }
-
-    /// Begins the run: opens the folder of checkpoints, and loads the newest one with `--resume`.
-    /// **Collective** over the world.
-    ///
-    /// # Errors
-    /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if a checkpoint cannot
-    /// be loaded, or belongs to a run with other [`Training::batches`]. Errors of
-    /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
-    pub fn start<O: Checkpointed>(
-        self,
-        model: ShardedModel,
-        optimizer: O,
-        training: Training,
-    ) -> Result<Run<'a, O>, Failure> {
-        Run::start(self, model, optimizer, training)
-    }
-
-    /// Returns whether this is rank 0, which shows progress and writes files.
-    pub(crate) fn is_first(&self) -> bool {
-        self.world.rank().index() == 0
-    }
-
-    /// Prints a line about the run to stderr, on rank 0.
-    pub(crate) fn tell(&self, line: impl Display) {
-        if self.is_first() {
-            tell(self.ranks.name, line);
-        }
-    }
-
-    /// Returns the name of the program.
-    pub(crate) fn program(&self) -> &'static str {
-        self.ranks.name
-    }
-
-    pub(crate) fn warnings(&self) -> &'a Warnings {
-        &self.ranks.warnings
-    }
-
-    /// Returns whether a signal has asked the run to end.
-    pub(crate) fn is_interrupted(&self) -> bool {
-        self.ranks.signals.caught().is_some()
-    }
-}
-
-fn compare(world: &World, what: &'static str, text: &str) -> Result<(), Failure> {
-    world.compare(what, text).map_err(|error| {
-        let CommError::ConfigMismatch { ranks, said, .. } = &error else {
-            return Failure::from(error);
-        };
-        // A problem is reported with its rank, without the other rank's text.
-        let problem_of = |(rank, said): (&Rank, &String)| {
-            said.strip_prefix(PROBLEM).map(|problem| format!("rank {rank}: {problem}"))
-        };
-        let problem = ranks.iter().zip(said.iter()).find_map(problem_of);
-        refused(world, problem.unwrap_or_else(|| error.to_string()))
-    })
-}
-
-/// Returns the failure for an input that all ranks refuse. Rank 0 reports it.
-pub(crate) fn refused(world: &World, problem: String) -> Failure {
-    match world.rank().index() {
-        0 => Failure::Input(problem),
-        _ => Failure::Elsewhere,
-    }
-}
-
 /// Returns the failure to create a world. A difference between command lines counts as an error of
 /// input.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-fn no_world(error: CommError) -> Failure {
+fn no_world(error: hsdp::CommError) -> Failure {
     match error {
-        CommError::ConfigMismatch { .. } => Failure::input(error),
+        hsdp::CommError::ConfigMismatch { .. } => Failure::input(error),
         error => Failure::work(error).in_training(),
     }
 }
@@ -466,11 +342,13 @@ mod tests {
 
     use hsdp::comm::Between;
     use hsdp::{
-        LossSum, Mesh, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions, Unit, UnitGradients,
+        LossSum, Mesh, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions, ShardedModel, Unit,
+        UnitGradients,
     };
 
     use super::*;
     use crate::options::EvaluationOptions;
+    use crate::run::Training;
     use crate::threads;
 
     /// Ranks of a program with one process.
@@ -573,9 +451,13 @@ mod tests {
     fn an_evaluation_that_is_dropped_before_its_mean_is_the_failure_of_the_run() {
         for between in [Between::Memory, Between::Messages] {
             for _ in 0..20 {
-                let options = WorldOptions { between, ..RANKS.options.world() };
+                let options = WorldOptions { between, ..RANKS.options().world() };
                 let trained = threads::run(4, options, |world| {
-                    train_and_drop_the_evaluation(Setup { world, ranks: &RANKS, files: None })
+                    train_and_drop_the_evaluation(Setup {
+                        world,
+                        process: &RANKS.process,
+                        files: None,
+                    })
                 });
                 let failure = trained.expect_err("no mean was taken").to_string();
                 let named = "the evaluation was dropped before its mean";

@@ -3,6 +3,7 @@
 mod costs;
 mod evaluation;
 mod messages;
+mod need;
 mod norms;
 mod progress;
 mod report;
@@ -13,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use hsdp::checkpoint::{Checkpointed, Content};
 use hsdp::{
-    Channel, Gradients, Norms, Pass, Rank, Reduction, ShardedModel, Shutdown, StepOptions, Tag,
-    Update,
+    Channel, Gradients, Norms, Pass, Reduction, ShardedModel, Shutdown, StepOptions, Tag, Update,
 };
 use serde_json::Value;
 use tracing::info_span;
@@ -23,7 +23,9 @@ use tracing::span::EnteredSpan;
 use crate::failure::Failure;
 use crate::folder::keep_warnings;
 use crate::options::{EvaluationOptions, RunOptions};
-use crate::ranks::Setup;
+use crate::place::Place;
+use crate::record::StepRecord;
+use crate::setup::Setup;
 
 use self::costs::{Costs, Counted};
 use self::evaluation::Evaluations;
@@ -32,7 +34,6 @@ use self::norms::StepNorms;
 use self::progress::Progress;
 use self::saving::{Ends, Saving};
 
-pub(crate) use self::progress::StepRecord;
 pub(crate) use self::report::Ended;
 
 pub use self::evaluation::Better;
@@ -77,17 +78,6 @@ impl Training {
             better: Better::Lower,
         }
     }
-}
-
-/// Position of one microbatch in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the step, from 0.
-    pub step: u64,
-    /// Index of the microbatch in the step.
-    pub microbatch: usize,
-    /// Rank that computes the microbatch.
-    pub rank: Rank,
 }
 
 /// A run on one rank. All methods are collective: all ranks call them in the same order.
@@ -145,8 +135,26 @@ impl fmt::Debug for Entered {
     }
 }
 
+impl<'a> Setup<'a> {
+    /// Begins the run: opens the folder of checkpoints, and loads the newest one with `--resume`.
+    /// **Collective** over the world.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] on rank 0 and [`Failure::Elsewhere`] on the others if a checkpoint cannot
+    /// be loaded, or belongs to a run with other [`Training::batches`]. Errors of
+    /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
+    pub fn start<O: Checkpointed>(
+        self,
+        model: ShardedModel,
+        optimizer: O,
+        training: Training,
+    ) -> Result<Run<'a, O>, Failure> {
+        Run::start(self, model, optimizer, training)
+    }
+}
+
 impl<'a, O: Checkpointed> Run<'a, O> {
-    pub(crate) fn start(
+    fn start(
         setup: Setup<'a>,
         mut model: ShardedModel,
         mut optimizer: O,

@@ -13,7 +13,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::failure::Failure;
 use crate::file::replace_with;
-use crate::run::StepRecord;
+use crate::record::StepRecord;
 use crate::stderr::in_one_line;
 
 /// Draws the loss of every step into an SVG file.

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::Run;
 use super::costs::{Compared, Costs, check_traffic};
-use super::progress::StepRecord;
 use super::saving::Saving;
 use crate::failure::Failure;
 use crate::folder::{Files, plot};
+use crate::record::StepRecord;
 use crate::stdout::{self, table};
 
 /// How training ended. It is equal on all ranks.

@@ -15,7 +15,7 @@ use super::evaluation::{Evaluations, Past};
 use crate::failure::Failure;
 use crate::folder::{BEST, CHECKPOINTS, cannot_write};
 use crate::options::RunOptions;
-use crate::ranks::refused;
+use crate::setup::refused;
 
 /// Number of best checkpoints that are kept. The newest of them is the best.
 const KEPT_BEST: usize = 2;
