@@ -168,7 +168,12 @@ fn the_best_checkpoint_is_found_again() {
     // There is no other checkpoint to resume from, so the steps are made again.
     let begun = place.run(&[&best[..], &["--steps", "12", "--resume"]].concat());
     ended_well(&begun);
-    assert_eq!(stderr(&begun), "rows: there is no checkpoint: the run begins at step 0\n");
+    let told = format!(
+        "rows: warning: the best checkpoints in {} are removed: they are of steps after step 0, from \
+         which the run goes on\nrows: there is no checkpoint: the run begins at step 0\n",
+        folder.display()
+    );
+    assert_eq!(stderr(&begun), told);
     assert_eq!(checkpoints(&folder), ["step-00000010", "step-00000012"]);
     let before = place.summary()["best_evaluation"].clone();
     let resumed = place.run(&[&best[..], &["--steps", "13", "--resume"]].concat());
