@@ -48,18 +48,20 @@ pub(super) struct Gathers {
     pub(super) slots: Vec<Slot>,
     /// Number of slots that were issued: all before that index, and none from it on.
     pub(super) issued: usize,
+    /// Number of first slots that are all taken, as far as the end of the microbatch has seen.
+    ended: usize,
 }
 
 impl Gathers {
     pub(super) fn new(purpose: Purpose) -> Self {
         let sequence = Sequence::Finding(Finding::default());
-        Self { purpose, sequence, slots: Vec::new(), issued: 0 }
+        Self { purpose, sequence, slots: Vec::new(), issued: 0, ended: 0 }
     }
 
     /// Begins a microbatch, when the one before is over.
     pub(super) fn begin(&mut self, orders: &Orders) {
         self.slots.clear();
-        self.issued = 0;
+        (self.issued, self.ended) = (0, 0);
         let known = match (orders.known(), &self.purpose) {
             (Some(known), _) => Some(Arc::clone(known)),
             (None, Purpose::Evaluation(kept)) => kept.clone(),
@@ -210,8 +212,9 @@ impl Gathers {
     /// Issues and drops the first `count` gathers, one after the other, except those that were handed
     /// out: other ranks may wait for them, and a peer may still read this rank's shard.
     pub(super) fn finish_next(&mut self, count: usize) -> Option<Output> {
-        for place in 0..count.min(self.slots.len()) {
+        for place in self.ended..count.min(self.slots.len()) {
             if self.slots[place] == Slot::Taken {
+                self.ended = place + 1;
                 continue;
             }
             if let Some(output) = self.issue_next(place + 1) {

@@ -27,6 +27,8 @@ pub(super) struct Script {
     /// By unit: its reduce-scatter and its all-reduce.
     scatters: Vec<Reference>,
     all_reduces: Vec<Reference>,
+    /// Whether the thread looks for complete reduce-scatters in the block.
+    looks: bool,
 }
 
 impl Script {
@@ -51,6 +53,7 @@ impl Script {
             gathers: Vec::new(),
             scatters: none.clone(),
             all_reduces: none,
+            looks: false,
         }
     }
 
@@ -126,6 +129,7 @@ impl Script {
         // The thread looks for complete reduce-scatters where it issues one.
         if self.block.scatters.len() > scattered && self.machine.watching().is_some() {
             self.act(Action::IssueReady);
+            self.looks = true;
         }
     }
 
@@ -145,7 +149,7 @@ impl Script {
             Output::AllReduce(unit) => {
                 let index = self.issue(output);
                 self.all_reduces[unit.index()] = Reference::Here(index);
-                if self.block.actions.contains(&Action::IssueReady) {
+                if self.looks {
                     self.block.all_reduces.push((self.scatters[unit.index()], index));
                 }
             }
@@ -236,6 +240,7 @@ impl Script {
     }
 
     fn next_block(&mut self) -> Block {
+        self.looks = false;
         let microbatch = self.block.microbatch;
         let next = Block { times: 1, microbatch, ..Block::default() };
         let block = std::mem::replace(&mut self.block, next);
