@@ -1,12 +1,14 @@
 //! One connection, on the side of the coordinator: the handshake, then messages in both directions.
 
+use std::error::Error as _;
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hsdp_sharding::Rank;
 use tokio::sync::mpsc;
 use tokio::time;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 use super::accept::Connection;
 use super::members::{Members, UNREAD};
@@ -25,6 +27,19 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
 }
 
+/// The end of a handshake without a member.
+enum Unauthenticated {
+    /// The peer has closed the connection, as one does whose handshake takes too long: it comes again.
+    Left(String),
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Unauthenticated {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// The hello of a member that has authenticated, and the MACs of its messages and of those to it.
 type Authenticated = (Hello, Macs, Macs);
 
@@ -34,7 +49,10 @@ impl Session {
         let handshake = self.members.options.deadlines.handshake;
         match time::timeout(handshake, self.authenticate()).await {
             Ok(Ok(member)) => self.serve(member).await,
-            Ok(Err(refusal)) => {
+            Ok(Err(Unauthenticated::Left(reason))) => {
+                tracing::debug!(from = %self.connection.from, reason, "a connection was closed");
+            }
+            Ok(Err(Unauthenticated::Refused(refusal))) => {
                 self.log_refusal(&refusal.reason);
                 self.reply(Kind::Refusal(refusal).into()).await;
             }
@@ -53,17 +71,21 @@ impl Session {
     }
 
     /// The handshake.
-    async fn authenticate(&mut self) -> Result<Authenticated, Refusal> {
-        let Kind::Hello(hello) = self.next().await? else { return Err(refusal("not a hello")) };
+    async fn authenticate(&mut self) -> Result<Authenticated, Unauthenticated> {
+        let Kind::Hello(hello) = self.next().await? else {
+            return Err(refusal("not a hello").into());
+        };
         let secret = self.members.options.secret.clone();
         self.is_ours(&hello)?;
         let nonce = nonce().map_err(|error| refusal(&error.to_string()))?;
         let transcript = Transcript::new(&hello, &nonce);
         let proof = transcript.proof(&secret, &COORDINATOR);
         self.reply(Kind::Challenge(Challenge { nonce, proof }).into()).await;
-        let Kind::Proof(answer) = self.next().await? else { return Err(refusal("not a proof")) };
+        let Kind::Proof(answer) = self.next().await? else {
+            return Err(refusal("not a proof").into());
+        };
         if !transcript.is_proved(&secret, &MEMBER, &answer.proof) {
-            return Err(refusal("its proof is wrong: it has another secret"));
+            return Err(refusal("its proof is wrong: it has another secret").into());
         }
         let [received, sent] = [&MEMBER, &COORDINATOR].map(|side| transcript.macs(&secret, side));
         Ok((hello, received, sent))
@@ -133,13 +155,28 @@ impl Session {
         matches!(time::timeout(most, self.replies.send(Ok(frame))).await, Ok(Ok(())))
     }
 
-    async fn next(&mut self) -> Result<Kind, Refusal> {
+    async fn next(&mut self) -> Result<Kind, Unauthenticated> {
         match self.frames.message().await {
-            Ok(Some(frame)) => frame.checked().map_err(|error| refusal(&error.to_string())),
-            Ok(None) => Err(refusal("it ended the handshake early")),
-            Err(status) => Err(refusal(status.message())),
+            Ok(Some(frame)) => Ok(frame.checked().map_err(|error| refusal(&error.to_string()))?),
+            Ok(None) => Err(Unauthenticated::Left("it ended the handshake early".to_owned())),
+            Err(status) if is_gone(&status) => {
+                Err(Unauthenticated::Left(status.message().to_owned()))
+            }
+            Err(status) => Err(refusal(status.message()).into()),
         }
     }
+}
+
+/// Returns whether a status comes from a connection that its peer has closed, and not from a message.
+fn is_gone(status: &Status) -> bool {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if error.is::<io::Error>() || error.is::<hyper::Error>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
 }
 
 fn refusal(reason: &str) -> Refusal {
