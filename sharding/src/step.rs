@@ -70,7 +70,7 @@ use self::opening::Opening;
 use self::order::Orders;
 pub use self::output::{Exchange, Operation, Output, Source, Target};
 pub use self::refused::Refused;
-pub use self::rules::{Gradients, LossScale, Rules, Sequences, UnitOrder, Weights};
+pub use self::rules::{LossScale, ReductionTime, Rules, Sequences, UnitOrder, Weights};
 pub use self::supply::{Course, Input, Supply, Uneven};
 use self::training::Training;
 pub use self::units::{NextUnit, UnitUse};
@@ -108,7 +108,7 @@ pub struct StepMachine {
     awaited: Option<Awaited>,
 }
 
-/// What the rank is in.
+/// State of the rank: a step, an evaluation, or neither.
 #[derive(Debug)]
 enum State {
     Between,
@@ -145,7 +145,7 @@ enum Goal {
     Mean,
 }
 
-/// What the machine waits for.
+/// Operation or exchange that the machine waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
     Operation(Operation),
@@ -157,11 +157,11 @@ enum Awaited {
 pub struct Begin {
     /// Number of the step.
     pub step: u64,
-    /// What the rank begins.
+    /// Beginning of the step, or end of the run.
     pub intent: Intent,
 }
 
-/// What a rank begins where the next step would begin.
+/// Intent of a rank where the next step would begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// The step.
@@ -183,7 +183,7 @@ impl Begin {
     }
 }
 
-/// What all ranks have said in their headers.
+/// Conclusion from the headers of all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     /// Ranks with and without data. A rank that ends its run has none.
@@ -197,7 +197,7 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Returns the headers of so many ranks with data, of which none names samples or gives a hint.
+    /// Returns the headers of `ranks` ranks, which all have data, name no samples and give no hint.
     #[must_use]
     pub fn of_data(ranks: usize) -> Self {
         let supply = Supply::default().renewed((0..ranks).map(|_| Input::Ready));

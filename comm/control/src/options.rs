@@ -10,7 +10,7 @@ use crate::{ControlError, Deadlines, Job, Secret, Terms};
 /// Its fields can be changed, as in `Options { address, ..options }`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The address at which the coordinator listens, and to which members connect. A coordinator takes any free port for
+    /// Address of the coordinator. A coordinator takes any free port for
     /// port 0, and refuses an address that stands for all addresses, since messages are not encrypted.
     pub address: SocketAddr,
     /// The job.

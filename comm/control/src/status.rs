@@ -35,7 +35,8 @@ pub enum State {
 pub enum Loss {
     /// Its connection ended before it left. Its process may be gone, or the connection was cut.
     Ended,
-    /// Nothing arrived from it, or nothing was delivered to it, for too long. Its process may be stopped, or the network cut.
+    /// It neither sent nor received anything for too long. Its process may be stopped, or the network
+    /// cut.
     Silent,
     /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
     Forged,

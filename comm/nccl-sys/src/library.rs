@@ -47,7 +47,7 @@ impl Library {
         // SAFETY: NC-2, this is its type.
         let get_version = unsafe { self.function::<GetVersion>("ncclGetVersion") }?;
         let mut code = 0;
-        // SAFETY: NC-2, it writes an int to where it is told to.
+        // SAFETY: NC-2, it writes an int to the address that it gets.
         let status = unsafe { get_version(&raw mut code) };
         match u32::try_from(code) {
             Ok(code @ 1..) if status == ncclResult_t::ncclSuccess => Ok(Version::from_code(code)),

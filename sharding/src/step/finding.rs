@@ -17,7 +17,7 @@ pub(super) struct Finding {
     /// Whether they are the first of the declared order, as far as this rank knows. Otherwise all
     /// ranks have agreed on them.
     is_declared: bool,
-    /// What the rank says until the order is found, once its forward is over.
+    /// Record of the rank from the end of its forward until the order is found.
     end: Option<UnitUse>,
     stage: Stage,
 }
@@ -25,7 +25,7 @@ pub(super) struct Finding {
 /// How far an agreement on the next unit is.
 #[derive(Debug)]
 enum Stage {
-    /// None is under way.
+    /// No agreement is under way.
     Open,
     /// Before the first exchange: the other gathers of the forward, in the declared order. Other ranks
     /// may wait in them, and come to the exchange after them.

@@ -21,7 +21,7 @@ pub(super) enum Slot {
     Taken,
 }
 
-/// What the gathers are for.
+/// Purpose of the gathers.
 #[derive(Debug)]
 pub(super) enum Purpose {
     /// A microbatch. The first forward finds the order of the model.
@@ -163,28 +163,25 @@ impl Gathers {
 
     /// Hands out the gather at a place, behind the issue of the first `end`.
     pub(super) fn take_next(&mut self, place: usize, end: usize) -> Option<Output> {
-        if let Some(issue) = self.issue_next(end) {
-            return Some(issue);
-        }
-        let Gather { unit, phase } = self.gather(place);
-        match self.slots[place] {
-            Slot::Issued => Some(Output::Await(Operation::Gather { place, unit, phase })),
-            Slot::Arrived => {
-                self.slots[place] = Slot::Taken;
-                Some(Output::Hand { place, unit, phase })
-            }
-            Slot::Waiting | Slot::Taken => None,
-        }
+        self.issue_next(end).or_else(|| {
+            self.end_next(place, |Gather { unit, phase }| Output::Hand { place, unit, phase })
+        })
     }
 
     /// Waits for the gather at a place, and drops it, if it was issued and not handed out.
     pub(super) fn free_next(&mut self, place: usize) -> Option<Output> {
-        let Gather { unit, phase } = self.gather(place);
+        self.end_next(place, |Gather { unit, phase }| Output::Free { place, unit, phase })
+    }
+
+    /// Waits for the gather at a place, and ends it by the output that `end` returns.
+    fn end_next(&mut self, place: usize, end: impl Fn(Gather) -> Output) -> Option<Output> {
+        let gather = self.gather(place);
+        let Gather { unit, phase } = gather;
         match self.slots[place] {
             Slot::Issued => Some(Output::Await(Operation::Gather { place, unit, phase })),
             Slot::Arrived => {
                 self.slots[place] = Slot::Taken;
-                Some(Output::Free { place, unit, phase })
+                Some(end(gather))
             }
             Slot::Waiting | Slot::Taken => None,
         }

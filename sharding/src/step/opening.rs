@@ -17,7 +17,7 @@ enum Stage {
     Headers,
     Samples,
     Replicas,
-    /// None is left, and the step begins.
+    /// No exchange is left, and the step begins.
     Begun,
 }
 

@@ -113,7 +113,7 @@ pub enum Exchange {
     Microbatch(Input),
     /// The unit that the rank needs next, in a forward that finds the order.
     Unit {
-        /// What the rank says.
+        /// Next operation of the rank.
         says: UnitUse,
         /// Number of units that it has used before.
         place: usize,

@@ -17,7 +17,7 @@ pub(super) enum Turn {
     Last,
 }
 
-/// What has become of a unit's gradients in a microbatch.
+/// State of a unit's gradients in a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offer {
     /// They were not offered.
@@ -124,9 +124,9 @@ impl Reductions {
             return None;
         }
         let before = order.gathers_before(self.scattered)?;
-        Some(match rules.gradients {
-            super::Gradients::InTurn => before,
-            super::Gradients::AtTheEnd => order.gathers().len(),
+        Some(match rules.reductions {
+            super::ReductionTime::InTurn => before,
+            super::ReductionTime::AtTheEnd => order.gathers().len(),
         })
     }
 
@@ -146,21 +146,20 @@ impl Reductions {
         self.next(order, rules, (turn, gathers))
     }
 
-    /// Issues the reductions that are next, as far as their gradients were offered and, where gathers
-    /// and reductions are one sequence, so many `gathers` are issued.
+    /// Issues the reductions that are next, as far as their gradients were offered. Where gathers and
+    /// reductions are one sequence, `gathers` is the number of gathers that were issued.
     pub(super) fn next(
         &mut self,
         order: &Order,
         rules: &Rules,
         (turn, gathers): (Turn, usize),
     ) -> Option<Output> {
-        self.all_reduce_behind(order, rules, turn)
-            .or_else(|| self.scatter_next(order, rules, (turn, gathers)))
+        self.scatter_rest(order, rules, (turn, gathers))
             .or_else(|| self.all_reduce_if_complete(order, rules, turn))
     }
 
-    /// At the end of a step: issues the reduce-scatters that are left, with the all-reduces that go
-    /// between them in one sequence.
+    /// Issues the reduce-scatters that are next, with the all-reduces that go between them in one
+    /// sequence.
     pub(super) fn scatter_rest(
         &mut self,
         order: &Order,
@@ -316,7 +315,7 @@ pub(super) fn has_reductions(plan: &Plan, turn: Turn) -> bool {
     plan.options().accumulation != Accumulation::Local || turn == Turn::Last
 }
 
-/// Returns what is reduced in place of gradients that were not offered.
+/// Returns the source that stands for gradients that were not offered.
 fn nothing(plan: &Plan) -> Source {
     match plan.options().accumulation {
         Accumulation::Local => Source::Accumulated,

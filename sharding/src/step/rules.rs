@@ -1,11 +1,11 @@
-//! What the order of a step depends on besides the plan. It is equal on all ranks.
+//! Rules of the order of a step, besides the plan. They are equal on all ranks.
 
 use std::num::NonZeroU64;
 
 use super::Uneven;
 use crate::{Accumulation, Plan};
 
-/// What the order of a step depends on besides the plan. All ranks must have the same rules.
+/// Rules of the order of a step, besides the plan. All ranks must have the same rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// The order of a rank's operations in different channels.
@@ -14,8 +14,8 @@ pub struct Rules {
     pub order: UnitOrder,
     /// The policy for steps in which some ranks have data and others have none.
     pub uneven: Uneven,
-    /// When gradients of a unit may come.
-    pub gradients: Gradients,
+    /// Time of reductions, where all operations are one sequence.
+    pub reductions: ReductionTime,
     /// Whether weights enter the objective.
     pub weights: Weights,
     /// Whether the loss scale is dynamic.
@@ -52,9 +52,9 @@ pub enum UnitOrder {
     Error,
 }
 
-/// When gradients of a unit may come, where all operations are one sequence.
+/// Time of reductions, where all operations are one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Gradients {
+pub enum ReductionTime {
     /// Before the next unit of the backward is needed.
     #[default]
     InTurn,

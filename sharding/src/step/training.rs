@@ -78,8 +78,8 @@ impl Training {
         output.or_else(|| self.reductions.issue_next(order, rules, (turn, issued)))
     }
 
-    /// In one sequence, at the end of a microbatch: issues all reductions that are left, and the
-    /// gathers before them, whose units are not used any more.
+    /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops the
+    /// units that are gathered before them.
     fn reduce_rest(&mut self, order: &Order, rules: &Rules) -> Option<Output> {
         let turn = self.turn();
         if let Some(output) = self.reductions.all_reduce_behind(order, rules, turn) {

@@ -27,8 +27,8 @@ mod world;
 use std::sync::Arc;
 
 use hsdp_sharding::step::{
-    Begin, Call as Collective, DryRun, Gradients, Input, Intent, Kind, LossScale, Members, Rules,
-    Sequences, Uneven, UnitOrder, Weights,
+    Begin, Call as Collective, DryRun, Input, Intent, Kind, LossScale, Members, ReductionTime,
+    Rules, Sequences, Uneven, UnitOrder, Weights,
 };
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
@@ -76,17 +76,17 @@ fn rules() -> impl Strategy<Value = Rules> {
         prop::sample::select(vec![Sequences::OfEachChannel, Sequences::One]),
         prop::sample::select(vec![UnitOrder::Follow, UnitOrder::Error]),
         prop::sample::select(vec![Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
-        prop::sample::select(vec![Gradients::InTurn, Gradients::AtTheEnd]),
+        prop::sample::select(vec![ReductionTime::InTurn, ReductionTime::AtTheEnd]),
         prop::sample::select(vec![Weights::Enter, Weights::Ignored]),
         prop::sample::select(vec![LossScale::Fixed, LossScale::Dynamic]),
         prop::option::of((1..3_u64).prop_map(|every| every.try_into().expect("above 0"))),
     )
-        .prop_map(|(sequences, order, uneven, gradients, weights, loss_scale, compared)| {
+        .prop_map(|(sequences, order, uneven, reductions, weights, loss_scale, compared)| {
             Rules {
                 sequences,
                 order,
                 uneven,
-                gradients,
+                reductions,
                 // Ranks without data need weights.
                 weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
                 loss_scale,

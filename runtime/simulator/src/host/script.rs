@@ -22,10 +22,11 @@ pub(super) struct Script {
     machine: StepMachine,
     blocks: Vec<Block>,
     block: Block,
-    /// By place: the index of the microbatch's gather in the block.
+    /// Indices in the block of the microbatch's gathers, by place.
     gathers: Vec<usize>,
-    /// By unit: its reduce-scatter and its all-reduce.
+    /// Last reduce-scatter of each unit.
     scatters: Vec<Reference>,
+    /// Last all-reduce of each unit.
     all_reduces: Vec<Reference>,
     /// Whether the thread looks for complete reduce-scatters in the block.
     looks: bool,
