@@ -85,7 +85,7 @@ use self::background::InFlight;
 use self::optimizer::check_optimizer;
 use self::snapshot::Snapshot;
 
-use crate::engine::joint;
+use crate::agree::joint;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
@@ -229,9 +229,9 @@ impl Checkpoints {
         options: CheckpointOptions,
         access: Access,
     ) -> Result<Self, Error> {
-        let fabric = &model.engine.fabric;
+        let context = &model.engine.context;
         check_names(model)?;
-        let together = Together::new(fabric, "opening checkpoints", model.committed_steps());
+        let together = Together::new(context, "opening checkpoints", model.committed_steps());
         let number = access::agree(together, &access, &options, model.engine.state().opened)?;
         let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
             options;
@@ -277,9 +277,9 @@ impl Checkpoints {
             Some(part) => Ok(part),
             None => {
                 let shards = model.engine.state().shards.clone();
-                let fabric = &model.engine.fabric;
-                let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
-                Ok(frozen::part(fabric, &shards, is_frozen)?)
+                let context = &model.engine.context;
+                let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
+                Ok(frozen::part(context, &shards, is_frozen)?)
             }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));
@@ -333,13 +333,13 @@ pub(crate) fn check_between_steps(
     model: &ShardedModel,
     operation: &'static str,
 ) -> Result<(), Error> {
-    let fabric = &model.engine.fabric;
+    let context = &model.engine.context;
     let state = model.engine.state();
     model.engine.check_own_shards(&state, operation)?;
-    if !state.is_in_step() && !fabric.has_gradients_out() {
+    if !state.is_in_step() && !context.has_gradients_out() {
         return Ok(());
     }
     let what = "a step is under way, or its gradients still exist: first apply the gradients with \
                 an optimizer, or drop them";
-    Err(fabric.misuse(operation, state.next_step, what.to_owned()))
+    Err(context.misuse(operation, state.next_step, what.to_owned()))
 }

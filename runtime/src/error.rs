@@ -6,8 +6,8 @@ use std::fmt;
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::Rank;
 
-use crate::non_finite::NonFiniteGradient;
-use crate::uneven::Supply;
+use crate::agree::non_finite::NonFiniteGradient;
+use crate::options::uneven::Supply;
 
 /// An error of the runtime.
 ///

@@ -63,69 +63,45 @@
 //! `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
 //! ranks exchange in a step).
 
-mod agreement;
+mod agree;
+mod autograd;
 pub mod checkpoint;
-mod clipping;
-pub mod collective;
-mod comparison;
-mod description;
-mod digest;
-pub mod dist;
-pub mod divide;
-mod ema;
-mod engine;
 mod error;
-mod evaluation;
-mod export;
-mod full;
-mod gradients;
-mod header;
-mod interim;
-mod learning_rate;
-mod microbatch_header;
 mod model;
-mod non_finite;
-mod norms;
-mod objective;
 mod optimizer;
 mod options;
-mod placement;
-mod precision;
 pub mod prelude;
-mod presence;
-mod samples;
+mod state;
 mod step;
 pub mod testing;
-mod uneven;
-mod unit_gradients;
-mod unit_use;
-mod updated;
 
-pub use clipping::Norm;
-pub use ema::Ema;
-pub use engine::events::Event;
+pub use agree::non_finite::{NonFiniteGradient, Origin};
+pub use agree::samples::Samples;
+pub use autograd::{collective, dist};
 pub use error::Error;
-pub use evaluation::Evaluation;
-pub use full::Full;
-pub use gradients::{Gradients, Verdict};
-pub use learning_rate::LearningRate;
+pub use model::clipping::Norm;
+pub use model::evaluation::Evaluation;
+pub use model::norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
 pub use model::{ModelId, ShardedModel};
-pub use non_finite::{NonFiniteGradient, Origin};
-pub use norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
-pub use objective::{LossSum, Objective, Seed};
+pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Allowed, DeviceRun, Grouped, Lion,
     LionOptions, Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run,
     RunState, Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
     WholeParameters,
 };
+pub use options::divide;
+pub use options::learning_rate::LearningRate;
+pub use options::objective::{LossSum, Objective, Seed};
+pub use options::placement::Placement;
+pub use options::precision::{DynamicScale, LossScaling, Precision};
+pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
-pub use placement::Placement;
-pub use precision::{DynamicScale, LossScaling, Precision};
-pub use samples::Samples;
+pub use state::events::Event;
+pub use state::full::Full;
+pub use step::gradients::{Gradients, Verdict};
+pub use step::unit_gradients::UnitGradients;
 pub use step::{NextStep, Pass, PassHandle, Step};
-pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
-pub use unit_gradients::UnitGradients;
 
 // The names of the crates below that users write down; the whole crates follow.
 /// The error of a collective, inside [`Error::Comm`].

@@ -1,23 +1,27 @@
 //! A model whose parameters are sharded over a mesh.
 
+pub(crate) mod clipping;
+pub(crate) mod evaluation;
+pub(crate) mod export;
+pub(crate) mod norms;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
-use crate::comparison::{self, InitialValues};
-use crate::engine::events::Event;
-use crate::engine::fabric::Fabric;
-use crate::engine::joint;
-use crate::engine::shard::Shard;
-use crate::engine::{Begun, Engine};
+use crate::agree::comparison::{self, InitialValues};
+use crate::agree::joint;
 use crate::error::Error;
-use crate::export;
+use crate::options::placement::Placement;
+use crate::options::uneven::EndOfRun;
 use crate::options::{ModelOptions, StepOptions};
-use crate::placement::Placement;
+use crate::state::context::Context;
+use crate::state::events::Event;
+use crate::state::shard::Shard;
+use crate::step::engine::{Begun, Engine};
 use crate::step::{NextStep, Step};
-use crate::uneven::EndOfRun;
 
 /// The identity of a model in this process.
 #[derive(Clone, Debug)]
@@ -68,17 +72,17 @@ impl ShardedModel {
         options: ModelOptions,
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
-        let fabric = Self::fabric(world, spec, options)?;
-        let (shards, values) = joint::run(&fabric.world, 0, || cut(&fabric, init))?;
-        Self::of(fabric, shards, &values)
+        let context = Self::context(world, spec, options)?;
+        let (shards, values) = joint::run(&context.world, 0, || cut(&context, init))?;
+        Self::of(context, shards, &values)
     }
 
     /// The constant parts of a model: plan, options and groups. A failure is told to the other ranks.
-    pub(crate) fn fabric(
+    pub(crate) fn context(
         world: World,
         spec: ModelSpec,
         options: ModelOptions,
-    ) -> Result<Fabric, Error> {
+    ) -> Result<Context, Error> {
         let telling = world.clone();
         joint::run(&telling, 0, || Self::checked_fabric(world, spec, options))
     }
@@ -87,7 +91,7 @@ impl ShardedModel {
         world: World,
         spec: ModelSpec,
         options: ModelOptions,
-    ) -> Result<Fabric, Error> {
+    ) -> Result<Context, Error> {
         let options = options.checked()?;
         if options.mesh.world_size() != world.size() {
             return Err(Error::Options {
@@ -110,44 +114,44 @@ impl ShardedModel {
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
         check_stored(&plan, options.placement)?;
         check_faults(&world, plan.spec().units().len())?;
-        Fabric::new(world, plan, options)
+        Context::new(world, plan, options)
     }
 
     /// Makes the model from this rank's shards, after a comparison with all other ranks. `values`
     /// are those that the program gave.
     pub(crate) fn of(
-        mut fabric: Fabric,
+        mut context: Context,
         shards: Vec<Shard>,
         values: &InitialValues,
     ) -> Result<Self, Error> {
-        let label = comparison::of_models(&fabric, &shards, values)?;
-        fabric.take_label(label);
-        Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
+        let label = comparison::of_models(&context, &shards, values)?;
+        context.take_label(label);
+        Ok(Self { engine: Arc::new(Engine::new(context, shards)) })
     }
 
     /// The plan: layouts, order of collectives, memory and bytes. Until a first step is finished, its order of units is the declared
     /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        self.engine.fabric.schedules.plan()
+        self.engine.context.schedules.plan()
     }
 
     /// The world in which the model's collectives run.
     #[must_use]
     pub fn world(&self) -> &World {
-        &self.engine.fabric.world
+        &self.engine.context.world
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.engine.fabric.rank()
+        self.engine.context.rank()
     }
 
     /// The options of the model.
     #[must_use]
     pub fn options(&self) -> &ModelOptions {
-        &self.engine.fabric.options
+        &self.engine.context.options
     }
 
     /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
@@ -214,7 +218,7 @@ impl ShardedModel {
     /// are the same on all ranks. Errors of ranks that use different models show them.
     #[must_use]
     pub fn label(&self) -> ModelLabel {
-        self.engine.fabric.label.unwrap_or(ModelLabel::FIRST)
+        self.engine.context.label.unwrap_or(ModelLabel::FIRST)
     }
 
     /// The number of steps that an optimizer has completed, with an update or, where all ranks agreed to skip, without one.
@@ -250,7 +254,7 @@ impl ShardedModel {
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
-        self.engine.state().shards[unit.index()].in_f32(&self.engine.fabric)
+        self.engine.state().shards[unit.index()].in_f32(&self.engine.context)
     }
 
     /// All parameters in full, in f32, row-major, by name: for export, evaluation and tests.
@@ -262,21 +266,21 @@ impl ShardedModel {
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the parameters lie on
     /// a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        let (fabric, state) = (&self.engine.fabric, self.engine.state());
+        let (context, state) = (&self.engine.context, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
         drop(state);
-        joint::run(&fabric.world, step, || export::full_parameters(fabric, &shards, step))
+        joint::run(&context.world, step, || export::full_parameters(context, &shards, step))
     }
 
     /// Starts a recording of the engine's [events](Event).
     pub fn record_events(&self) {
-        self.engine.fabric.events.record();
+        self.engine.context.events.record();
     }
 
     /// Ends the recording and returns its events, in order; empty without a recording.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
-        self.engine.fabric.events.take()
+        self.engine.context.events.take()
     }
 }
 
@@ -312,16 +316,16 @@ fn check_faults(world: &World, units: usize) -> Result<(), Error> {
 /// Keeps this rank's pieces of every parameter, also in the compute dtype, and digests of the full
 /// values.
 fn cut(
-    fabric: &Fabric,
+    context: &Context,
     mut init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<(Vec<Shard>, InitialValues), Error> {
-    let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+    let shard_index = context.plan.mesh().coordinate(context.rank()).shard_index;
     let (mut shards, mut values) = (Vec::new(), InitialValues::default());
-    for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
+    for (unit, spec) in context.plan.spec().units().iter().enumerate() {
         let unit = UnitId::new(unit);
-        let layout = fabric.plan.layout(unit);
+        let layout = context.plan.layout(unit);
         let mut shard = {
-            let _scope = fabric.scope_of_parameters(unit);
+            let _scope = context.scope_of_parameters(unit);
             hsdp_kernels::zeros(layout.shard_len())?
         };
         let mut pieces: Vec<Piece> = layout.pieces(shard_index).collect();
@@ -329,21 +333,21 @@ fn cut(
         let mut pieces = pieces.into_iter().peekable();
         for (index, parameter) in spec.params.iter().enumerate() {
             let full = init(parameter);
-            check_size(fabric, parameter, &full)?;
+            check_size(context, parameter, &full)?;
             values.note(parameter, &full);
             while let Some(piece) = pieces.next_if(|piece| piece.param == index) {
                 shard[piece.shard_start..][..piece.len]
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(fabric, (unit, shard))?);
+        shards.push(Shard::new(context, (unit, shard))?);
     }
     Ok((shards, values))
 }
 
 /// # Errors
 /// [`Error::Size`] if an initial value has another number of elements than its parameter.
-pub(crate) fn check_size(fabric: &Fabric, param: &Param, full: &[f32]) -> Result<(), Error> {
-    let (name, rank, got, want) = (param.name.clone(), fabric.rank(), full.len(), param.numel());
+pub(crate) fn check_size(context: &Context, param: &Param, full: &[f32]) -> Result<(), Error> {
+    let (name, rank, got, want) = (param.name.clone(), context.rank(), full.len(), param.numel());
     if got == want { Ok(()) } else { Err(Error::Size { operation: "init", name, rank, got, want }) }
 }

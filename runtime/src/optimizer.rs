@@ -15,6 +15,7 @@ mod covered;
 mod device;
 mod eight_bit;
 mod elementwise;
+pub(crate) mod ema;
 mod grouped;
 mod groups;
 mod held;
@@ -48,10 +49,10 @@ pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;
 pub use whole::{Whole, WholeParameters};
 
+use crate::agree::non_finite::NonFiniteGradient;
 use crate::error::Error;
-use crate::gradients::Gradients;
 use crate::model::ShardedModel;
-use crate::non_finite::NonFiniteGradient;
+use crate::step::gradients::Gradients;
 
 /// The result of an optimizer's step.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,19 +1,26 @@
 //! The options of a model and of a step.
 
+pub(crate) mod description;
+pub(crate) mod digest;
+pub mod divide;
+pub(crate) mod learning_rate;
+pub(crate) mod objective;
+pub(crate) mod placement;
+pub(crate) mod precision;
+pub(crate) mod uneven;
+
 use std::num::NonZeroU64;
 
 use hsdp_comm::ModelName;
 pub use hsdp_sharding::step::UnitOrder;
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
-use crate::description;
-use crate::digest;
+use crate::agree::samples::Samples;
 use crate::error::Error;
-use crate::objective::Objective;
-use crate::placement::Placement;
-use crate::precision::{LossScaling, Precision};
-use crate::samples::Samples;
-use crate::uneven::{self, Input, Shutdown, Uneven};
+use crate::options::objective::Objective;
+use crate::options::placement::Placement;
+use crate::options::precision::{LossScaling, Precision};
+use crate::options::uneven::{Input, Shutdown, Uneven};
 
 /// The options of a model. They must be the same on all ranks; the ranks compare them.
 #[derive(Clone, Debug)]

@@ -1,20 +1,37 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
+mod check;
+pub(crate) mod engine;
+mod evaluation;
+mod exponent;
+mod finish;
+mod gathers;
+pub(crate) mod gradients;
+mod microbatches;
+mod opening;
+mod partial;
+mod place;
+pub(crate) mod reductions;
+mod step_state;
+pub(crate) mod unit_gradients;
+pub(crate) mod unsharded;
+pub(crate) mod unused;
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use hsdp_sharding::{Plan, UnitId};
 
-use crate::engine::{Engine, NoMore, Opened, Token};
 use crate::error::Error;
-use crate::full::Full;
-use crate::gradients::Gradients;
 use crate::model::ShardedModel;
-use crate::objective::{LossSum, Seed};
-use crate::precision::Precision;
-use crate::uneven::{EndOfRun, Shutdown};
-use crate::unit_gradients::UnitGradients;
+use crate::options::objective::{LossSum, Seed};
+use crate::options::precision::Precision;
+use crate::options::uneven::{EndOfRun, Shutdown};
+use crate::state::full::Full;
+use crate::step::engine::{Engine, NoMore, Opened, Token};
+use crate::step::gradients::Gradients;
+use crate::step::unit_gradients::UnitGradients;
 
 /// A step that is under way. It owns all pending operations.
 ///
@@ -262,7 +279,7 @@ impl PassHandle {
     /// Names the usual causes of a parameter without a gradient, for warnings and errors: an adapter knows its autograd. Not
     /// collective.
     pub fn explain_unused(&self, causes: &'static str) {
-        self.engine.fabric.unused.set_causes(causes);
+        self.engine.context.unused.set_causes(causes);
     }
 
     /// Returns whether an adapter should tell zeros that its autograd gives in place of missing
@@ -270,24 +287,24 @@ impl PassHandle {
     /// [some](Self::note_cuts). Not collective.
     #[must_use]
     pub fn seeks_cuts(&self) -> bool {
-        self.engine.fabric.unused.seeks_cuts(self.engine.fabric.options.unused)
+        self.engine.context.unused.seeks_cuts(self.engine.context.options.unused)
     }
 
     /// Notes that the autograd of an adapter gives zeros in place of missing gradients, which the
     /// adapter leaves out. Not collective.
     pub fn note_cuts(&self) {
-        self.engine.fabric.unused.note_cuts();
+        self.engine.context.unused.note_cuts();
     }
 
     /// The model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        self.engine.fabric.schedules.plan()
+        self.engine.context.schedules.plan()
     }
 
     /// The dtypes of the model.
     #[must_use]
     pub fn precision(&self) -> Precision {
-        self.engine.fabric.options.precision
+        self.engine.context.options.precision
     }
 }

@@ -7,7 +7,7 @@ use hsdp_checkpoint::Error as StoreError;
 
 use super::together::{Problem, Together};
 use super::{CheckpointOptions, Checkpoints, Resumed};
-use crate::engine::joint;
+use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
@@ -22,7 +22,7 @@ pub(super) enum Access {
 
 impl Access {
     pub(super) fn of_writer(model: &ShardedModel) -> Self {
-        Self::Write(Arc::clone(&model.engine.fabric.checkpoint_writers))
+        Self::Write(Arc::clone(&model.engine.context.checkpoint_writers))
     }
 
     pub(super) fn is_writer(&self) -> bool {
@@ -124,8 +124,9 @@ impl Checkpoints {
         let operation = "discarding checkpoints";
         self.check_writer(model, operation)?;
         self.settle(model)?;
-        let fabric = &model.engine.fabric;
-        let together = Together::new(fabric, operation, model.committed_steps()).about(self.number);
+        let context = &model.engine.context;
+        let together =
+            Together::new(context, operation, model.committed_steps()).about(self.number);
         together.compare_word(step, |here, there, other| {
             format!("those after step {here} here, and after step {there} on rank {other}")
         })?;
@@ -150,7 +151,7 @@ impl Checkpoints {
             }
             let what = "these checkpoints were opened by `Checkpoints::read_only`: open them by \
                         `Checkpoints::open`, which takes the right to write";
-            Err(model.engine.fabric.misuse(operation, model.committed_steps(), what.to_owned()))
+            Err(model.engine.context.misuse(operation, model.committed_steps(), what.to_owned()))
         })
     }
 

@@ -223,7 +223,7 @@ impl InFlight {
     }
 
     fn together<'a>(&self, model: &'a ShardedModel, checkpoints: u32) -> Together<'a> {
-        Together::new(&model.engine.fabric, "saving", self.step).about(checkpoints)
+        Together::new(&model.engine.context, "saving", self.step).about(checkpoints)
     }
 
     /// Whether this rank has ended the stage. Waits up to `within` for that.

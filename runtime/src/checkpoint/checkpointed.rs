@@ -10,9 +10,9 @@ use hsdp_sharding::{ModelSpec, Param, ParamId, Role};
 use super::fitting::{Fitting, Stateful};
 use super::options::SavedOptions;
 use super::together::Problem;
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
+use crate::state::context::Context;
 
 /// An optimizer whose state goes into checkpoints.
 ///
@@ -143,7 +143,7 @@ pub struct Expected {
 /// The state of optimizers in a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedState<'a> {
-    pub(super) fabric: &'a Fabric,
+    pub(super) context: &'a Context,
     pub(super) generation: &'a Generation,
     /// Whose state it is.
     pub(super) whose: Whose,
@@ -199,7 +199,7 @@ impl SavedState<'_> {
     }
 
     fn trainable(&self) -> impl Iterator<Item = (ParamId, &Param)> {
-        let params = self.fabric.plan.spec().params();
+        let params = self.context.plan.spec().params();
         params.filter(|(_, param)| param.role == Role::Trainable)
     }
 
@@ -209,7 +209,7 @@ impl SavedState<'_> {
     /// If the model has no such parameter.
     #[must_use]
     pub fn parameter(&self, parameter: ParamId) -> &Param {
-        &self.fabric.plan.spec()[parameter]
+        &self.context.plan.spec()[parameter]
     }
 
     /// Returns whether the state of a parameter is taken. Otherwise it begins anew, where only what
@@ -238,7 +238,7 @@ impl SavedState<'_> {
         if self.fitting.is_some_and(|fitting| fitting.lacks(parameter)) {
             return Ok(own(into)?);
         }
-        let name = &self.fabric.plan.spec()[parameter].name;
+        let name = &self.context.plan.spec()[parameter].name;
         Ok(self.generation.read(name, start as u64, into)?)
     }
 
@@ -249,7 +249,7 @@ impl SavedState<'_> {
             return 0;
         }
         let head = self.generation.manifest().optimizer.as_ref();
-        let name = &self.fabric.plan.spec()[parameter].name;
+        let name = &self.context.plan.spec()[parameter].name;
         let counted = head.and_then(|head| head.updates.get(name));
         counted.copied().unwrap_or(0)
     }
@@ -268,7 +268,7 @@ impl SavedState<'_> {
         if !self.takes_state(parameter) {
             return Ok(());
         }
-        let name = state_tensor(kind, &self.fabric.plan.spec()[parameter].name);
+        let name = state_tensor(kind, &self.context.plan.spec()[parameter].name);
         Ok(self.generation.read(&name, start as u64, into)?)
     }
 }

@@ -11,7 +11,7 @@ use super::{
     Checkpointed, Content, Expected, Fitting, OtherOptions, OtherParameters, SavedOptions,
     SavedState, Spread, StateTensor, options,
 };
-use crate::engine::fabric::Fabric;
+use crate::state::context::Context;
 
 /// Maximum number of characters of a setting's name or value in an error.
 const MOST_SHOWN: usize = 100;
@@ -40,16 +40,16 @@ pub(super) fn check<'a, O: Checkpointed>(
     wanted: Wanted,
 ) -> Result<(SavedOptions<'a>, Option<Fitting>), Problem> {
     let Wanted { content, other_options, other_parameters } = wanted;
-    let SavedState { fabric, generation, .. } = saved;
+    let SavedState { context, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
     let refused = |what: String| Err(Problem::lasting(what));
-    let own = optimizer.head(fabric.plan.spec());
+    let own = optimizer.head(context.plan.spec());
     let options = options::agreed(manifest, &own, other_options, other_parameters);
     let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
     let fits = other_parameters == OtherParameters::TakeFitting;
     let (mut wrong, mut fitting) = (Vec::new(), None);
     if !fits {
-        wrong.push(other_settings(fabric, manifest));
+        wrong.push(other_settings(context, manifest));
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
@@ -84,7 +84,7 @@ pub(super) fn check_weights(
         return Ok(Some(fitting));
     }
     let names = saved.generation.manifest().tensors.keys();
-    let mut wrong = vec![other_settings(saved.fabric, saved.generation.manifest())];
+    let mut wrong = vec![other_settings(saved.context, saved.generation.manifest())];
     wrong.extend(wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE))));
     let wrong = listed_by_kind(&wrong);
     if !wrong.is_empty() {
@@ -98,9 +98,9 @@ pub(super) fn check_weights(
 
 /// Refuses a checkpoint without frozen parameters where all are wanted.
 fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> {
-    let SavedState { fabric, generation, .. } = saved;
+    let SavedState { context, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
-    let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
+    let frozen = params(context).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
     let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
     if lacks && !frozen.is_empty() {
@@ -115,8 +115,8 @@ fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> 
     Ok(())
 }
 
-fn params(fabric: &Fabric) -> impl Iterator<Item = &Param> {
-    fabric.plan.spec().units().iter().flat_map(|unit| &unit.params)
+fn params(context: &Context) -> impl Iterator<Item = &Param> {
+    context.plan.spec().units().iter().flat_map(|unit| &unit.params)
 }
 
 /// Returns the text of an optimizer of another kind than the program's.
@@ -139,8 +139,8 @@ pub(super) fn listed_by_kind(kinds: &[Vec<String>]) -> String {
 /// Compares the settings that a checkpoint states with those of the model. Returns a text for all
 /// that differ, with both values of each. An older checkpoint states none, and a setting that only
 /// the model states may be new in the program, so these alone make no other model.
-pub(super) fn other_settings(fabric: &Fabric, manifest: &Manifest) -> Vec<String> {
-    let own: BTreeMap<&str, &str> = fabric.plan.spec().settings().collect();
+pub(super) fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
+    let own: BTreeMap<&str, &str> = context.plan.spec().settings().collect();
     let saved: BTreeMap<&str, &str> =
         manifest.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
     if saved.iter().all(|(name, value)| own.get(name) == Some(value)) {
@@ -171,10 +171,10 @@ fn wrong_tensors<'a>(
     states: &[StateTensor],
     names: impl Iterator<Item = &'a String>,
 ) -> [Vec<String>; 3] {
-    let (fabric, manifest) = (saved.fabric, saved.generation.manifest());
+    let (context, manifest) = (saved.context, saved.generation.manifest());
     let (mut reshaped, mut missing, mut expected) = (Vec::new(), Vec::new(), BTreeSet::new());
     let is_state = |name: &str| name.starts_with(STATE);
-    let mut named = named(fabric, content_of(manifest), states);
+    let mut named = named(context, content_of(manifest), states);
     named.sort_by_key(|(name, _)| is_state(name));
     for (name, shape) in named {
         match manifest.tensors.get(&name) {
@@ -188,18 +188,18 @@ fn wrong_tensors<'a>(
     }
     let mut left_over: Vec<_> = names.filter(|name| !expected.contains(*name)).collect();
     left_over.sort_by_key(|name| is_state(name));
-    let left_over = left_over.into_iter().map(|name| left_over_text(fabric, name)).collect();
+    let left_over = left_over.into_iter().map(|name| left_over_text(context, name)).collect();
     [reshaped, missing, left_over]
 }
 
 /// Returns the names and shapes of the tensors that a checkpoint should have: those of each
 /// parameter, one after the other.
-fn named(fabric: &Fabric, content: Content, tensors: &[StateTensor]) -> Vec<(String, Vec<u64>)> {
+fn named(context: &Context, content: Content, tensors: &[StateTensor]) -> Vec<(String, Vec<u64>)> {
     let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
     for tensor in tensors {
         of_parameter.entry(tensor.parameter).or_default().push(tensor);
     }
-    let params = fabric.plan.spec().params().filter(|(_, param)| content.has(param.role));
+    let params = context.plan.spec().params().filter(|(_, param)| content.has(param.role));
     let named = params.flat_map(|(id, param)| {
         let states = of_parameter.get(&id).into_iter().flatten();
         let states = states.map(|it| (state_tensor(it.kind, &param.name), it.spread.shape(param)));
@@ -209,9 +209,9 @@ fn named(fabric: &Fabric, content: Content, tensors: &[StateTensor]) -> Vec<(Str
 }
 
 /// Returns the text of a tensor that the model does not read.
-fn left_over_text(fabric: &Fabric, name: &str) -> String {
+fn left_over_text(context: &Context, name: &str) -> String {
     let shown = name.escape_debug();
-    if params(fabric).any(|param| param.name == name) {
+    if params(context).any(|param| param.name == name) {
         return format!("`{shown}` is trainable there, and frozen in this model");
     }
     let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
@@ -223,7 +223,7 @@ fn left_over_text(fabric: &Fabric, name: &str) -> String {
 fn missing_counts(saved: &SavedState<'_>, counted: &[ParamId]) -> Vec<String> {
     let manifest = saved.generation.manifest();
     let Some(OptimizerHead { updates, .. }) = &manifest.optimizer else { return Vec::new() };
-    let names = counted.iter().map(|id| &saved.fabric.plan.spec()[*id].name);
+    let names = counted.iter().map(|id| &saved.context.plan.spec()[*id].name);
     let missing = names.filter(|name| !updates.contains_key(*name));
     missing.map(|name| format!("the number of updates of `{name}` is missing")).collect()
 }

@@ -60,7 +60,7 @@ pub(super) struct Unmatched {
 impl Fitting {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
     pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
-        let (spec, manifest) = (saved.fabric.plan.spec(), saved.generation.manifest());
+        let (spec, manifest) = (saved.context.plan.spec(), saved.generation.manifest());
         let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
         for tensor in &expected.tensors {
             of_parameter.entry(tensor.parameter).or_default().push(tensor);
@@ -105,7 +105,7 @@ impl Fitting {
         }
         let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
         fitting.lists.left_over = left_over.cloned().collect();
-        fitting.lists.other_settings = differences::other_settings(saved.fabric, manifest);
+        fitting.lists.other_settings = differences::other_settings(saved.context, manifest);
         fitting
     }
 

@@ -5,9 +5,9 @@ use hsdp_sharding::{ALIGNMENT, Axis, ParamId, Rank};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::portions::{self, Portion};
-use crate::engine::fabric::Fabric;
-use crate::engine::shard::{HostShard, Shard};
 use crate::error::Error;
+use crate::state::context::Context;
+use crate::state::shard::{HostShard, Shard};
 
 /// Elements of a block, which has a hash of its own. Parameters are cut at multiples of it, so each
 /// block lies on one rank.
@@ -18,15 +18,15 @@ const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no bl
 /// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen
 /// ones: the parts of the first replica sum up to the digest, on every mesh.
 pub(super) fn part(
-    fabric: &Fabric,
+    context: &Context,
     shards: &[Shard],
     has: impl Fn(ParamId) -> bool,
 ) -> Result<u64, Error> {
-    let mut portions = portions::of_rank(fabric);
+    let mut portions = portions::of_rank(context);
     portions.retain(|portion| has(portion.parameter()));
     let mut sum = 0_u64;
     for of_unit in portions.chunk_by(|one, next| one.unit == next.unit) {
-        let kept = shards[of_unit[0].unit.index()].kept(fabric)?;
+        let kept = shards[of_unit[0].unit.index()].kept(context)?;
         let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
         sum = parts.fold(sum, u64::wrapping_add);
     }
@@ -34,8 +34,8 @@ pub(super) fn part(
 }
 
 /// Returns the digest, the sum of the parts of the first replica.
-pub(super) fn of_parts(fabric: &Fabric, parts: &[u64]) -> u64 {
-    let first_replica = fabric.plan.mesh().group(Axis::Shard, Rank::new(0));
+pub(super) fn of_parts(context: &Context, parts: &[u64]) -> u64 {
+    let first_replica = context.plan.mesh().group(Axis::Shard, Rank::new(0));
     first_replica.iter().fold(0, |sum, rank| sum.wrapping_add(parts[rank.index()]))
 }
 

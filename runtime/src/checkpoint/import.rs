@@ -14,11 +14,11 @@ use super::differences;
 use super::load::shards_of;
 use super::portions::Portion;
 use super::together::{Kind, Opened, Problem, Together};
-use crate::comparison::InitialValues;
-use crate::engine::fabric::Fabric;
+use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
 use crate::options::ModelOptions;
+use crate::state::context::Context;
 
 /// The folder from which a model is imported.
 pub struct Import<'a> {
@@ -100,44 +100,44 @@ impl ShardedModel {
         options: ModelOptions,
         import: &Import<'_>,
     ) -> Result<Imported, Error> {
-        let fabric = Self::fabric(world, spec, options)?;
-        let together = Together::new(&fabric, "importing", 0);
+        let context = Self::context(world, spec, options)?;
+        let together = Together::new(&context, "importing", 0);
         let (folder, found, opened) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
-            warn_of_oddities(&fabric, &folder, &import.folder);
-            let found = compare(&fabric, &folder, import)?;
-            let opened = opened(&fabric, &folder, &found, import)?;
+            warn_of_oddities(&context, &folder, &import.folder);
+            let found = compare(&context, &folder, import)?;
+            let opened = opened(&context, &folder, &found, import)?;
             Ok((folder, found, opened))
         })?;
         together.compare(&opened)??;
         let (shards, values) = together.run(|| {
             let values = RefCell::new(InitialValues::default());
-            let shards = shards_of(&fabric, |unit, portions, parameters| {
+            let shards = shards_of(&context, |unit, portions, parameters| {
                 let (missing, held): (Vec<_>, Vec<_>) =
                     portions.iter().partition(|it| found.missing.contains(&it.name));
                 let given = &mut *values.borrow_mut();
-                init(&fabric, unit, import, &found, &missing, parameters, given)?;
+                init(&context, unit, import, &found, &missing, parameters, given)?;
                 read(&folder, import, &held, parameters)
             })?;
             Ok((shards, values.into_inner()))
         })?;
         let Found { left_over, missing } = found;
-        let params = fabric.plan.spec().params().map(|(_, param)| &param.name);
+        let params = context.plan.spec().params().map(|(_, param)| &param.name);
         let initialised: Vec<String> =
             params.filter(|name| missing.contains(*name)).cloned().collect();
-        Ok(Imported { model: Self::of(fabric, shards, &values)?, left_over, initialised })
+        Ok(Imported { model: Self::of(context, shards, &values)?, left_over, initialised })
     }
 }
 
 /// Returns the folder that this rank has opened: its tensors, and the one of each parameter.
 fn opened(
-    fabric: &Fabric,
+    context: &Context,
     folder: &Folder,
     found: &Found,
     import: &Import<'_>,
 ) -> Result<Opened, Problem> {
     let mut lines = folder.contents()?;
-    lines.extend(fabric.plan.spec().params().map(|(_, param)| match &param.name {
+    lines.extend(context.plan.spec().params().map(|(_, param)| match &param.name {
         name if found.missing.contains(name) => format!("no tensor for `{name}`"),
         name => format!("tensor `{}` for `{name}`", (import.names)(name).escape_debug()),
     }));
@@ -153,8 +153,8 @@ struct Found {
 }
 
 /// Warns of a folder's contradictions, on rank 0.
-fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
-    if fabric.world.rank().index() == 0 {
+fn warn_of_oddities(context: &Context, folder: &Folder, path: &Path) {
+    if context.world.rank().index() == 0 {
         for what in folder.oddities() {
             hsdp_warnings::warn!(folder = %path.display(), %what, "the folder of a model contradicts \
                                                              itself");
@@ -164,7 +164,7 @@ fn warn_of_oddities(fabric: &Fabric, folder: &Folder, path: &Path) {
 
 /// Sets the portions of a unit that the folder lacks.
 fn init(
-    fabric: &Fabric,
+    context: &Context,
     unit: UnitId,
     import: &Import<'_>,
     found: &Found,
@@ -173,10 +173,10 @@ fn init(
     values: &mut InitialValues,
 ) -> Result<(), Problem> {
     let Some(init) = &import.init else { return Ok(()) };
-    let params = fabric.plan.spec()[unit].params.iter();
+    let params = context.plan.spec()[unit].params.iter();
     for param in params.filter(|param| found.missing.contains(&param.name)) {
         let full = init(param);
-        model::check_size(fabric, param, &full)?;
+        model::check_size(context, param, &full)?;
         values.note(param, &full);
         for portion in portions.iter().filter(|portion| portion.name == param.name) {
             let from = usize::try_from(portion.offset).expect("it is within the parameter");
@@ -202,11 +202,11 @@ fn read(
 
 /// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing
 /// without a value in its place.
-fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
+fn compare(context: &Context, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
     let (mut used, mut missing) = (BTreeSet::new(), BTreeSet::new());
     let (mut reshaped, mut required) = (Vec::new(), Vec::new());
-    for param in fabric.plan.spec().units().iter().flat_map(|unit| &unit.params) {
+    for param in context.plan.spec().units().iter().flat_map(|unit| &unit.params) {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
         match tensors.get(&*name) {

@@ -13,12 +13,12 @@ use super::together::{Failed, Kind, Opened, Problem, Together};
 use super::{
     Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
 };
-use crate::engine::fabric::Fabric;
-use crate::engine::shard::{HostShard, Shard};
+use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::precision::LossScaling;
-use crate::updated::Updated;
+use crate::options::precision::LossScaling;
+use crate::state::context::Context;
+use crate::state::shard::{HostShard, Shard};
 
 /// A checkpoint from which a model goes on.
 #[derive(Clone, Debug, PartialEq)]
@@ -224,9 +224,9 @@ impl Checkpoints {
             Err(failed) => return Ok(Err(failed)),
         };
         let read = self.loading(model, step).attempt(|| {
-            let fabric = &model.engine.fabric;
+            let context = &model.engine.context;
             let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
-            let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
+            let saved = SavedState { context, generation: &generation, whose, options, fitting };
             let wanted = Wanted {
                 content: self.content,
                 other_options: self.other_options,
@@ -234,7 +234,7 @@ impl Checkpoints {
             };
             let (options, fitting) = differences::check(saved, optimizer, wanted)?;
             let saved = SavedState { options, fitting: fitting.as_ref(), ..saved };
-            let notes = notes(&saved, &optimizer.head(fabric.plan.spec()));
+            let notes = notes(&saved, &optimizer.head(context.plan.spec()));
             let read = read(&saved, model)?;
             let restored = optimizer.restored(model, &saved)?;
             Ok((Read { notes, fitting, ..read }, restored))
@@ -276,7 +276,7 @@ impl Checkpoints {
             return Ok(compared.map_err(|problem| Failed { rank: Rank::new(0), problem }));
         };
         let parts = together.tell([part])?.concat();
-        let here = frozen::of_parts(&model.engine.fabric, &parts);
+        let here = frozen::of_parts(&model.engine.context, &parts);
         together.agree(same_frozen(saved, [here]))
     }
 
@@ -297,7 +297,7 @@ impl Checkpoints {
 
     /// Returns the operation that loads the checkpoint of a step.
     pub(super) fn loading<'a>(&self, model: &'a ShardedModel, step: u64) -> Together<'a> {
-        Together::new(&model.engine.fabric, "loading", step).about(self.number)
+        Together::new(&model.engine.context, "loading", step).about(self.number)
     }
 }
 
@@ -325,8 +325,8 @@ fn compare_lacking(
     saved: Option<u64>,
     fitting: &Fitting,
 ) -> Result<Result<(), Failed>, Error> {
-    let fabric = &model.engine.fabric;
-    let mut params = fabric.plan.spec().params();
+    let context = &model.engine.context;
+    let mut params = context.plan.spec().params();
     if params.any(|(id, param)| param.role == Role::Trainable && fitting.lacks(id)) {
         model.engine.check_updated()?;
         let said = together.tell([model.engine.digest_of_update()])?;
@@ -334,15 +334,15 @@ fn compare_lacking(
     }
     let shards = model.engine.state().shards.clone();
     let parts = together.run(|| {
-        let is_frozen = |id: ParamId| fabric.plan.spec()[id].role == Role::Frozen;
-        let all = frozen::part(fabric, &shards, |id| fitting.lacks(id))?;
-        let frozen = frozen::part(fabric, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
+        let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
+        let all = frozen::part(context, &shards, |id| fitting.lacks(id))?;
+        let frozen = frozen::part(context, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
         Ok([all, frozen])
     })?;
     let parts = together.tell(parts)?;
     let here = [0, 1].map(|word| {
         let parts: Vec<u64> = parts.iter().map(|parts| parts[word]).collect();
-        frozen::of_parts(fabric, &parts)
+        frozen::of_parts(context, &parts)
     });
     together.agree(same_frozen(saved, here))
 }
@@ -360,7 +360,7 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
              choose OtherOptions::KeepOwn"
         )
     });
-    let (scale, scaling) = (manifest.training.loss_scale, saved.fabric.options.loss_scaling);
+    let (scale, scaling) = (manifest.training.loss_scale, saved.context.options.loss_scaling);
     let is_other = scale.is_some() != matches!(scaling, LossScaling::Dynamic(_));
     let scale = is_other.then(|| {
         let there =
@@ -400,7 +400,7 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
     state.last_weight = weight_hint;
     let Counts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
-    model.engine.fabric.unused.note_load(applied);
+    model.engine.context.unused.note_load(applied);
     drop(state);
     take_parameters(model, parameters);
 }
@@ -412,7 +412,7 @@ pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
     parameters.put(&mut state.shards);
     state.loads += 1;
     (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
-    model.engine.fabric.kept.forgive();
+    model.engine.context.kept.forgive();
 }
 
 /// The state that was read.
@@ -468,7 +468,7 @@ pub(super) fn parameters_of(
     fitting: Option<&Fitting>,
     source: impl Fn(&str) -> String,
 ) -> Result<Parameters, Problem> {
-    let fabric = &model.engine.fabric;
+    let context = &model.engine.context;
     let has_all = differences::content_of(generation.manifest()) == Content::All;
     let lacks = |portion: &Portion| match fitting {
         Some(fitting) => fitting.lacks(portion.parameter()),
@@ -480,17 +480,17 @@ pub(super) fn parameters_of(
             // The frozen parameters are last, and may be left out.
             let Some(into) = parameters.get_mut(portion.range.clone()) else { break };
             match lacks(portion) {
-                true => own[unit.index()].copy_to(fabric, portion.range.start, into)?,
+                true => own[unit.index()].copy_to(context, portion.range.start, into)?,
                 false => generation.read(&source(&portion.name), portion.offset, into)?,
             }
         }
         Ok(())
     };
-    if fabric.device.is_some() {
-        return Ok(Parameters::Shards(shards_of(fabric, fill)?));
+    if context.device.is_some() {
+        return Ok(Parameters::Shards(shards_of(context, fill)?));
     }
-    let copies = each_unit(fabric, |unit, portions| {
-        let layout = fabric.plan.layout(unit);
+    let copies = each_unit(context, |unit, portions| {
+        let layout = context.plan.layout(unit);
         let len = match fitting.is_some() || has_all {
             true => layout.shard_len(),
             false => layout.trainable().shard_len,
@@ -510,33 +510,33 @@ pub(super) fn parameters_of(
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
 pub(super) fn shards_of(
-    fabric: &Fabric,
+    context: &Context,
     fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
 ) -> Result<Vec<Shard>, Problem> {
-    each_unit(fabric, |unit, portions| {
+    each_unit(context, |unit, portions| {
         // The text of an error is made outside of the scope, in which memory may be short.
         let made = {
-            let _scope = fabric.scope_of_parameters(unit);
-            zeros(fabric.plan.layout(unit).shard_len())
+            let _scope = context.scope_of_parameters(unit);
+            zeros(context.plan.layout(unit).shard_len())
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(Shard::new(fabric, (unit, parameters))?)
+        Ok(Shard::new(context, (unit, parameters))?)
     })
 }
 
 /// Makes a value of each unit's portions on this rank.
 fn each_unit<T>(
-    fabric: &Fabric,
+    context: &Context,
     make: impl Fn(UnitId, &[Portion]) -> Result<T, Problem>,
 ) -> Result<Vec<T>, Problem> {
-    let portions = portions::of_rank(fabric);
+    let portions = portions::of_rank(context);
     let of_unit = |unit: UnitId| {
         let [start, end] = [unit, UnitId::new(unit.index() + 1)]
             .map(|unit| portions.partition_point(|portion| portion.unit < unit));
         make(unit, &portions[start..end])
     };
-    fabric.plan.spec().unit_ids().map(of_unit).collect()
+    context.plan.spec().unit_ids().map(of_unit).collect()
 }
 
 fn zeros(len: usize) -> Result<Vec<f32>, Error> {

@@ -30,7 +30,7 @@ pub(super) fn check_optimizer<O: Checkpointed>(
     } else {
         Some("the optimizer was made for another model".to_owned())
     };
-    let refuse = |what| Err(model.engine.fabric.misuse(operation, model.committed_steps(), what));
+    let refuse = |what| Err(model.engine.context.misuse(operation, model.committed_steps(), what));
     problem.map_or(Ok(()), refuse)
 }
 

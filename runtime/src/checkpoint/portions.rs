@@ -7,7 +7,7 @@ use hsdp_checkpoint::{Elements, Slice, state_tensor};
 use hsdp_sharding::{Coordinate, ParamId, Piece, Role, UnitId};
 
 use super::{Content, Spread, StateTensor};
-use crate::engine::fabric::Fabric;
+use crate::state::context::Context;
 
 /// Some consecutive elements of a parameter in this rank's shard.
 #[derive(Clone, Debug)]
@@ -37,8 +37,8 @@ impl Portion {
 }
 
 /// All portions that this rank has.
-pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
-    of_pieces(fabric, fabric.plan.pieces_of(fabric.rank()))
+pub(super) fn of_rank(context: &Context) -> Vec<Portion> {
+    of_pieces(context, context.plan.pieces_of(context.rank()))
 }
 
 /// Some consecutive elements of a tensor that this rank writes.
@@ -78,30 +78,30 @@ impl Written {
 
     /// Returns the elements of a tensor of state that a rank writes because of a portion of the
     /// parameter, if there are any.
-    fn of_portion(fabric: &Fabric, portion: &Portion, tensor: StateTensor) -> Option<Self> {
+    fn of_portion(context: &Context, portion: &Portion, tensor: StateTensor) -> Option<Self> {
         let held = portion.param_range();
         match tensor.spread {
             Spread::Owned { .. } => None,
             Spread::Whole(_) if held.start > 0 => None,
-            spread => Self::of_state(fabric, tensor, spread.range(held)),
+            spread => Self::of_state(context, tensor, spread.range(held)),
         }
     }
 
     /// A tensor of state that this rank writes because it owns it.
-    fn of_owner(fabric: &Fabric, tensor: StateTensor) -> Option<Self> {
+    fn of_owner(context: &Context, tensor: StateTensor) -> Option<Self> {
         let Coordinate { replicate_index, shard_index } =
-            fabric.plan.mesh().coordinate(fabric.rank());
+            context.plan.mesh().coordinate(context.rank());
         match tensor.spread {
             Spread::Owned { len, owner } if (replicate_index, shard_index) == (0, owner) => {
-                Self::of_state(fabric, tensor, 0..len)
+                Self::of_state(context, tensor, 0..len)
             }
             _ => None,
         }
     }
 
-    fn of_state(fabric: &Fabric, tensor: StateTensor, range: Range<usize>) -> Option<Self> {
+    fn of_state(context: &Context, tensor: StateTensor, range: Range<usize>) -> Option<Self> {
         let StateTensor { kind, parameter, spread } = tensor;
-        let param = &fabric.plan.spec()[parameter];
+        let param = &context.plan.spec()[parameter];
         let (name, shape) = (state_tensor(kind, &param.name), spread.shape(param));
         let offset = range.start as u64;
         let source = Source::State { kind, parameter, range };
@@ -115,8 +115,12 @@ impl Written {
 
 /// Returns the elements that this rank writes of a model and of the state of its optimizer, in the
 /// order of its file: parameters first, and then one kind of state after the other.
-pub(super) fn to_write(fabric: &Fabric, states: &[StateTensor], content: Content) -> Vec<Written> {
-    let mut portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
+pub(super) fn to_write(
+    context: &Context,
+    states: &[StateTensor],
+    content: Content,
+) -> Vec<Written> {
+    let mut portions = of_pieces(context, context.plan.pieces_saved_by(context.rank()));
     portions.retain(|portion| content.has(portion.role));
     let mut written: Vec<Written> = portions.iter().map(Written::of_parameter).collect();
     let mut kinds = BTreeMap::<&str, BTreeMap<ParamId, StateTensor>>::new();
@@ -125,18 +129,18 @@ pub(super) fn to_write(fabric: &Fabric, states: &[StateTensor], content: Content
     }
     for of_kind in kinds.into_values() {
         let of_portion = |portion: &Portion| {
-            Written::of_portion(fabric, portion, *of_kind.get(&portion.parameter())?)
+            Written::of_portion(context, portion, *of_kind.get(&portion.parameter())?)
         };
         written.extend(portions.iter().filter_map(of_portion));
-        let owned = of_kind.values().filter_map(|tensor| Written::of_owner(fabric, *tensor));
+        let owned = of_kind.values().filter_map(|tensor| Written::of_owner(context, *tensor));
         written.extend(owned);
     }
     written
 }
 
-fn of_pieces(fabric: &Fabric, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
+fn of_pieces(context: &Context, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
     let portion = |(unit, piece): (UnitId, Piece)| {
-        let param = &fabric.plan.spec()[unit].params[piece.param];
+        let param = &context.plan.spec()[unit].params[piece.param];
         Portion {
             unit,
             param: piece.param,

@@ -16,10 +16,10 @@ use super::made::{Identity, Made};
 use super::portions::{self, Source, Written};
 use super::together::{Failed, Problem, Together};
 use super::{Checkpointed, Checkpoints, Content, frozen};
-use crate::digest;
-use crate::engine::shard::HostShard;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::options::digest;
+use crate::state::shard::HostShard;
 
 /// A checkpoint that was saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Checkpoints {
 
 /// The operation of all ranks.
 pub(super) fn saving(model: &ShardedModel) -> Together<'_> {
-    Together::new(&model.engine.fabric, "saving", model.committed_steps())
+    Together::new(&model.engine.context, "saving", model.committed_steps())
 }
 
 /// The nonce of rank 0 where the generation is there already.
@@ -182,7 +182,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         }
         self.check_size()?;
         let hint = said(3).into_iter().max().unwrap_or(0);
-        let frozen = self.frozen.map(|_| frozen::of_parts(&engine.fabric, &said(5)));
+        let frozen = self.frozen.map(|_| frozen::of_parts(&engine.context, &said(5)));
         Ok((self.store.place(self.step, said(4)[0]), self.head(hint, frozen)))
     }
 
@@ -269,9 +269,9 @@ impl<'a> Contents<'a> {
         optimizer: &'a O,
         content: Content,
     ) -> Result<Self, Error> {
-        let fabric = &model.engine.fabric;
+        let context = &model.engine.context;
         let shards = model.engine.state().shards.clone();
-        let written = portions::to_write(fabric, &optimizer.tensors(), content);
+        let written = portions::to_write(context, &optimizer.tensors(), content);
         let state = |written: &Written| match &written.source {
             Source::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
             Source::State { kind, parameter, range } => {
@@ -280,7 +280,7 @@ impl<'a> Contents<'a> {
             }
         };
         let states = written.iter().map(state).collect::<Result<_, Error>>()?;
-        let shards = shards.iter().map(|shard| shard.kept(fabric)).collect::<Result<_, _>>()?;
+        let shards = shards.iter().map(|shard| shard.kept(context)).collect::<Result<_, _>>()?;
         Ok(Self { written, shards, states })
     }
 

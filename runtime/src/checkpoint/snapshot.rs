@@ -64,7 +64,7 @@ impl Snapshot {
         if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == states) {
             return;
         }
-        self.written = portions::to_write(&model.engine.fabric, &states, content);
+        self.written = portions::to_write(&model.engine.context, &states, content);
         self.of = Some((model.id().clone(), states));
     }
 
@@ -90,5 +90,5 @@ fn copy_shard(
     into: &mut [f32],
 ) -> Result<(), Error> {
     let engine = &model.engine;
-    engine.state().shards[unit.index()].copy_to(&engine.fabric, from, into)
+    engine.state().shards[unit.index()].copy_to(&engine.context, from, into)
 }

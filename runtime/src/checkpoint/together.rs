@@ -11,10 +11,10 @@ use hsdp_comm::{Part, PartKind, Stage, Tag};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 
-use crate::comparison;
-use crate::digest;
-use crate::engine::fabric::Fabric;
+use crate::agree::comparison;
 use crate::error::Error;
+use crate::options::digest;
+use crate::state::context::Context;
 
 /// Number of times within a deadline that a rank tells the others that it is still at work. A rank
 /// that has ended says so at once.
@@ -151,7 +151,7 @@ fn worst(said: &[u64]) -> Option<(usize, u64)> {
 /// An operation of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together<'a> {
-    fabric: &'a Fabric,
+    context: &'a Context,
     operation: &'static str,
     step: u64,
     /// Number of the checkpoints that it is about, if they have one.
@@ -166,8 +166,8 @@ pub(super) struct Failed {
 }
 
 impl<'a> Together<'a> {
-    pub(super) fn new(fabric: &'a Fabric, operation: &'static str, step: u64) -> Self {
-        Self { fabric, operation, step, checkpoints: None }
+    pub(super) fn new(context: &'a Context, operation: &'static str, step: u64) -> Self {
+        Self { context, operation, step, checkpoints: None }
     }
 
     /// Returns the operation as one about the checkpoints with this number. Its exchanges do not
@@ -177,7 +177,7 @@ impl<'a> Together<'a> {
     }
 
     fn tag(&self) -> Tag {
-        let tag = self.fabric.tag(None, Stage::Export, self.step, 0);
+        let tag = self.context.tag(None, Stage::Export, self.step, 0);
         let part = |number| Part { kind: PartKind::Checkpoints, number };
         self.checkpoints.map_or(tag, |number| tag.part(part(number)))
     }
@@ -204,7 +204,7 @@ impl<'a> Together<'a> {
         &self,
         part: impl FnOnce() -> Result<T, Problem> + Send,
     ) -> Result<Result<T, Failed>, Error> {
-        let rank = self.fabric.rank();
+        let rank = self.context.rank();
         thread::scope(|scope| {
             let (ends, ended) = mpsc::channel::<()>();
             let run = move || {
@@ -232,7 +232,7 @@ impl<'a> Together<'a> {
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn wait(&self, mut has_ended: impl FnMut(Duration) -> bool) -> Result<(), Error> {
-        let deadline = self.fabric.world.deadline();
+        let deadline = self.context.world.deadline();
         let sign_of_life = (deadline / SIGNS_OF_LIFE).min(Duration::from_secs(1));
         let (begun, mut warnings) = (Instant::now(), 0);
         loop {
@@ -260,7 +260,7 @@ impl<'a> Together<'a> {
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn at_work(&self, is_alive: bool) -> Result<Vec<usize>, Error> {
-        Ok(self.fabric.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
+        Ok(self.context.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
     }
 
     /// Exchanges how all ranks' parts have ended. Collective over the world.
@@ -269,12 +269,12 @@ impl<'a> Together<'a> {
     /// [`Error::Comm`].
     pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
         let code = mine.as_ref().err().map_or(0, |problem| problem.kind.code());
-        let Some((rank, code)) = self.fabric.control.exchange(self.tag(), [code], worst)? else {
+        let Some((rank, code)) = self.context.control.exchange(self.tag(), [code], worst)? else {
             return Ok(mine.map_err(|_| unreachable!("this rank has said that it succeeded")));
         };
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
-        let what = self.fabric.control.text_of(self.tag(), rank, &what)?;
+        let what = self.context.control.text_of(self.tag(), rank, &what)?;
         Ok(Err(Failed { rank, problem: Problem { kind: Kind::of_code(code), what } }))
     }
 
@@ -287,9 +287,9 @@ impl<'a> Together<'a> {
         let said = self.tell([digest::of_lines(&opened.lines)])?.concat();
         let Some(places) = comparison::odd_one(&said) else { return Ok(Ok(())) };
         let ranks = places.map(Rank::new);
-        let lines = comparison::first_difference(self.fabric, ranks, &opened.lines)?;
+        let lines = comparison::first_difference(self.context, ranks, &opened.lines)?;
         let digests = || places.map(|place| format!("the digest {:#018x}", said[place]));
-        let text_of = |rank| self.fabric.control.text_of(self.tag(), rank, &opened.path);
+        let text_of = |rank| self.context.control.text_of(self.tag(), rank, &opened.path);
         let paths = [text_of(ranks[0])?, text_of(ranks[1])?];
         Ok(Err(Difference { ranks, paths, lines: lines.unwrap_or_else(digests) }))
     }
@@ -304,7 +304,7 @@ impl<'a> Together<'a> {
         mine: [u64; WORDS],
     ) -> Result<Vec<[u64; WORDS]>, Error> {
         let words = |said: &[u64]| said.as_chunks::<WORDS>().0.to_vec();
-        Ok(self.fabric.control.exchange(self.tag(), mine, words)?)
+        Ok(self.context.control.exchange(self.tag(), mine, words)?)
     }
 
     /// Checks that all ranks have `said` the same word, in rank order. `text` describes the first
@@ -341,13 +341,13 @@ impl<'a> Together<'a> {
     /// [`Error::Comm`].
     pub(super) fn list_of_first(&self, mine: &[u64]) -> Result<Vec<u64>, Error> {
         let mine = mine.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
-        let list = self.fabric.control.text_of(self.tag(), Rank::new(0), &mine)?;
+        let list = self.context.control.text_of(self.tag(), Rank::new(0), &mine)?;
         Ok(list.split_whitespace().filter_map(|number| number.parse().ok()).collect())
     }
 
     /// Whether this is rank 0, which logs the results that all ranks have alike.
     pub(super) fn is_first(&self) -> bool {
-        self.fabric.rank().index() == 0
+        self.context.rank().index() == 0
     }
 
     /// The error that all ranks get.

@@ -9,7 +9,7 @@ use super::fitting::Unmatched;
 use super::load::{parameters_of, take_parameters};
 use super::together::{Failed, Problem};
 use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
-use crate::engine::joint;
+use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Average;
@@ -104,9 +104,9 @@ impl Checkpoints {
             Err(failed) => return Ok(Err(failed)),
         };
         let read = self.loading(model, step).attempt(|| {
-            let fabric = &model.engine.fabric;
+            let context = &model.engine.context;
             let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
-            let saved = SavedState { fabric, generation: &generation, whose, options, fitting };
+            let saved = SavedState { context, generation: &generation, whose, options, fitting };
             let fitting = differences::check_weights(saved, self.content, self.other_parameters)?;
             let averages = averages(&generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());

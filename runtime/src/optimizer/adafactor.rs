@@ -18,7 +18,6 @@ use hsdp_sharding::{Param, ParamId};
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
 use crate::checkpoint::{Problem, Source, Spread, StateTensor};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -28,6 +27,7 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
 use crate::optimizer::{Grouped, Run, Updating};
+use crate::state::context::Context;
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
 ///
@@ -111,7 +111,7 @@ impl FactoredMoments {
                 }
                 None => {
                     let range = block.start..block.start + block.gradient.len();
-                    let state = self.each.elements(updating.fabric, (EACH, parameter), range)?;
+                    let state = self.each.elements(updating.context, (EACH, parameter), range)?;
                     let mut moments = state.expect("it has no factors").into_owned();
                     average_squares(&step, &mut moments, block.gradient);
                     squared_update(&step, block.gradient, step.each(&moments))
@@ -127,11 +127,11 @@ impl FactoredMoments {
 impl FactoredMoments {
     /// Adds sums up over the shard group.
     fn all_reduced(&self, updating: &Updating<'_>, mut sums: Sums) -> Result<Sums, Error> {
-        let fabric = updating.fabric;
+        let context = updating.context;
         let first = self.covered.parameters().next();
-        let tag = fabric.tag_of_update(first, updating.gradients.step);
+        let tag = context.tag_of_update(first, updating.gradients.step);
         let values = std::mem::take(&mut sums.values);
-        sums.values = fabric.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
+        sums.values = context.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
         Ok(sums)
     }
 }
@@ -176,7 +176,7 @@ impl Kept for FactoredMoments {
 
     fn elements<'a>(
         &'a self,
-        fabric: &Fabric,
+        context: &Context,
         (kind, parameter): (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
@@ -184,12 +184,12 @@ impl Kept for FactoredMoments {
         match (factors, kind) {
             (Some([rows, _]), ROWS) => Ok(Some(Cow::Borrowed(&rows[range]))),
             (Some([_, columns]), COLUMNS) => Ok(Some(Cow::Borrowed(&columns[range]))),
-            _ => self.each.elements(fabric, (kind, parameter), range),
+            _ => self.each.elements(context, (kind, parameter), range),
         }
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
-        self.each.read(fabric, saved)?;
+    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+        self.each.read(context, saved)?;
         self.factors.iter_mut().try_for_each(|(id, factors)| {
             let [rows, columns] = &mut factors.moments;
             saved.read((ROWS, *id), 0, rows)?;
@@ -220,13 +220,13 @@ impl Method<AdafactorOptions> for Factorization {
     fn zeros(
         &self,
         _: &Groups<AdafactorOptions>,
-        (fabric, of): (&Fabric, Of),
+        (context, of): (&Context, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<AdafactorOptions>>, Error> {
-        let factors = Factors::of_all(fabric, of, has)?;
+        let factors = Factors::of_all(context, of, has)?;
         let each = |id| has(id) && !factors.contains_key(&id);
-        let each = Held::zeros(fabric, (&[EACH], of), each)?;
-        let covered = Covered::of(fabric, has);
+        let each = Held::zeros(context, (&[EACH], of), each)?;
+        let covered = Covered::of(context, has);
         Ok(Box::new(FactoredMoments { covered, factors, each, staged: Staged::default() }))
     }
 }

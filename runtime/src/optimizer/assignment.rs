@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use hsdp_sharding::{ParamId, Role};
 
-use crate::digest;
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Selected;
+use crate::options::digest;
+use crate::state::context::Context;
 
 /// The optimizer of each parameter. The memory is used again.
 #[derive(Clone, Debug, Default)]
@@ -29,18 +29,18 @@ impl Assignment {
     /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
     pub(super) fn assign(
         &mut self,
-        fabric: &Fabric,
+        context: &Context,
         optimizers: &[Selected<'_>],
     ) -> Result<(), Error> {
         self.kinds.clear();
         self.kinds.extend(optimizers.iter().map(|(optimizer, _)| optimizer.kind()));
         self.of.clear();
-        self.of.resize(fabric.parameters(), NONE);
-        for (id, param) in fabric.plan.spec().params() {
+        self.of.resize(context.parameters(), NONE);
+        for (id, param) in context.plan.spec().params() {
             if param.role == Role::Trainable {
                 let mut selected = optimizers.iter().enumerate().filter(|(_, (_, has))| has(param));
                 let one = (selected.next().map(|it| it.0), selected.next().map(|it| it.0));
-                self.of[fabric.number_of(id)] = only(one, &param.name)?;
+                self.of[context.number_of(id)] = only(one, &param.name)?;
             }
         }
         Ok(())
@@ -56,13 +56,13 @@ impl Assignment {
     }
 
     /// The index of the optimizer of a parameter that is trained.
-    pub(super) fn of(&self, fabric: &Fabric, parameter: ParamId) -> usize {
-        usize::from(self.of[fabric.number_of(parameter)])
+    pub(super) fn of(&self, context: &Context, parameter: ParamId) -> usize {
+        usize::from(self.of[context.number_of(parameter)])
     }
 
     /// Describes the optimizer of a parameter that is trained.
-    pub(super) fn text_of(&self, fabric: &Fabric, parameter: ParamId) -> String {
-        let index = self.of(fabric, parameter);
+    pub(super) fn text_of(&self, context: &Context, parameter: ParamId) -> String {
+        let index = self.of(context, parameter);
         let kind = self.kinds[index].map_or_else(String::new, |kind| format!(" ({kind})"));
         format!("optimizer {index} of the update{kind}")
     }

@@ -9,12 +9,12 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use parking_lot::Mutex;
 
 use crate::checkpoint::{Problem, SavedState};
-use crate::engine::fabric::Fabric;
-use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::optimizer::options::{Allowed, check_number};
 use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::state::{Of, State};
+use crate::state::context::Context;
+use crate::state::shard::Shard;
 
 /// An average that updates move on, and that its owner reads.
 pub(crate) type Shared = Arc<Mutex<Average>>;
@@ -59,22 +59,22 @@ impl Average {
     pub(crate) const KIND: &'static str = "ema";
 
     /// Zeros, to be filled.
-    fn zeros(fabric: &Fabric, decay: f64, of: Of) -> Result<Self, Error> {
+    fn zeros(context: &Context, decay: f64, of: Of) -> Result<Self, Error> {
         check_number(&Self::KIND, "decay", (decay, Allowed::Fraction))?;
-        check_frozen(fabric)?;
-        let layouts = fabric.plan.layouts().iter();
+        check_frozen(context)?;
+        let layouts = context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);
-        Ok(Self { decay, values: State::zeros(fabric, lens, of)? })
+        Ok(Self { decay, values: State::zeros(context, lens, of)? })
     }
 
     /// An average that begins as a copy of the parameters.
     ///
     /// # Errors
     /// Those of [`Ema::new`](crate::Ema::new).
-    pub(crate) fn copy_of(fabric: &Fabric, shards: &[Shard], decay: f64) -> Result<Self, Error> {
-        let mut average = Self::zeros(fabric, decay, ("Ema::new", 0))?;
-        average.fill(fabric, |(unit, piece), into| {
-            shards[unit.index()].copy_to(fabric, piece.shard_start, into)
+    pub(crate) fn copy_of(context: &Context, shards: &[Shard], decay: f64) -> Result<Self, Error> {
+        let mut average = Self::zeros(context, decay, ("Ema::new", 0))?;
+        average.fill(context, |(unit, piece), into| {
+            shards[unit.index()].copy_to(context, piece.shard_start, into)
         })?;
         Ok(average)
     }
@@ -82,20 +82,20 @@ impl Average {
     /// The average in a checkpoint, which this rank reads in its own parts. `shards` are those of
     /// the model before the load.
     pub(crate) fn saved(
-        fabric: &Fabric,
+        context: &Context,
         (decay, step): (f64, u64),
         saved: &SavedState<'_>,
         shards: &[Shard],
     ) -> Result<Self, Problem> {
-        let mut average = Self::zeros(fabric, decay, ("loading", step))?;
-        average.fill(fabric, |(unit, piece), into| {
+        let mut average = Self::zeros(context, decay, ("loading", step))?;
+        average.fill(context, |(unit, piece), into| {
             let parameter = ParamId { unit, index: piece.param };
             if saved.takes_state(parameter) {
                 return saved.read((Self::KIND, parameter), piece.param_start, into);
             }
             // It begins as the parameter, as the model has it after the load.
             let own =
-                |into: &mut [f32]| shards[unit.index()].copy_to(fabric, piece.shard_start, into);
+                |into: &mut [f32]| shards[unit.index()].copy_to(context, piece.shard_start, into);
             saved.read_parameter(parameter, piece.param_start, own, into)
         })?;
         Ok(average)
@@ -103,12 +103,12 @@ impl Average {
 
     fn fill<E: From<Error>>(
         &mut self,
-        fabric: &Fabric,
+        context: &Context,
         mut read: impl FnMut((UnitId, Piece), &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for unit in fabric.plan.spec().unit_ids() {
-            self.values.fill(fabric, unit, |values| {
-                trained_pieces(fabric, unit)
+        for unit in context.plan.spec().unit_ids() {
+            self.values.fill(context, unit, |values| {
+                trained_pieces(context, unit)
                     .try_for_each(|piece| read((unit, piece), &mut values[piece.shard_range()]))
             })?;
         }
@@ -170,15 +170,15 @@ impl Average {
     /// Those of a device.
     pub(crate) fn copy_to(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         (parameter, start): (ParamId, usize),
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let ParamId { unit, index } = parameter;
-        let mut pieces = trained_pieces(fabric, unit);
+        let mut pieces = trained_pieces(context, unit);
         let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
         let from = piece.shard_start + start - piece.param_start;
-        self.values.copy_to(fabric, (unit, from), into)?;
+        self.values.copy_to(context, (unit, from), into)?;
         Ok(true)
     }
 
@@ -188,25 +188,25 @@ impl Average {
     /// Those of a device.
     pub(crate) fn copy_over(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         unit: UnitId,
         shard: &mut [f32],
     ) -> Result<(), Error> {
-        trained_pieces(fabric, unit).try_for_each(|piece| {
+        trained_pieces(context, unit).try_for_each(|piece| {
             let into = &mut shard[piece.shard_range()];
-            self.values.copy_to(fabric, (unit, piece.shard_start), into)
+            self.values.copy_to(context, (unit, piece.shard_start), into)
         })
     }
 }
 
 /// Refuses a unit with trainable and frozen parameters that is updated on a device: the kernel wants no more parameters than averages.
-fn check_frozen(fabric: &Fabric) -> Result<(), Error> {
-    let mut units = fabric.plan.spec().units().iter().zip(fabric.plan.layouts());
+fn check_frozen(context: &Context) -> Result<(), Error> {
+    let mut units = context.plan.spec().units().iter().zip(context.plan.layouts());
     let mixed = units.find(|(_, layout)| {
         let trained = layout.trainable().shard_len;
         trained > 0 && trained < layout.shard_len()
     });
-    match mixed.filter(|_| fabric.updates_on_device()) {
+    match mixed.filter(|_| context.updates_on_device()) {
         None => Ok(()),
         Some((unit, _)) => {
             let frozen = unit.params.iter().find(|param| param.role == Role::Frozen);

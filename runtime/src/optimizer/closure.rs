@@ -3,9 +3,9 @@
 use hsdp_kernels::cuda::CudaError;
 
 use crate::error::Error;
-use crate::gradients::Gradients;
 use crate::model::ShardedModel;
 use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
+use crate::step::gradients::Gradients;
 
 impl ShardedModel {
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in the plan's order of

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use hsdp_sharding::{ModelSpec, ParamId};
 
 use crate::checkpoint::SavedState;
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Updating;
 use crate::optimizer::places::{Packing, Places};
+use crate::state::context::Context;
 
 /// The parameters that an optimizer updates.
 #[derive(Clone, Debug)]
@@ -32,9 +32,9 @@ enum Cover {
 
 impl Covered {
     /// Returns the parameters that `has` selects, without any update.
-    pub(super) fn of(fabric: &Fabric, has: impl Fn(ParamId) -> bool) -> Self {
-        let places = Places::of(fabric, Packing::ELEMENTS, has);
-        let units = fabric.plan.spec().units().iter();
+    pub(super) fn of(context: &Context, has: impl Fn(ParamId) -> bool) -> Self {
+        let places = Places::of(context, Packing::ELEMENTS, has);
+        let units = context.plan.spec().units().iter();
         let updates = units.map(|unit| vec![0; unit.params.len()]).collect();
         Self { places, updates, cover: Cover::Fixed }
     }

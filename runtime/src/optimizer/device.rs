@@ -3,12 +3,12 @@
 use hsdp_kernels::cuda::{CudaError, DeviceUpdate, Stream};
 use hsdp_sharding::{Piece, UnitId};
 
-use crate::engine::device::DeviceShard;
-use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Selected;
 use crate::optimizer::pass::{Pass, trained_pieces};
+use crate::state::device::DeviceShard;
+use crate::state::sums::Sums;
 
 /// A unit of a model on a device, with its gradient, for one optimizer.
 #[derive(Debug)]
@@ -29,13 +29,13 @@ impl ShardedModel {
     /// Whether this rank's part of the model lies on a device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
-        self.engine.fabric.device.is_some()
+        self.engine.context.device.is_some()
     }
 
     /// Whether this rank's part of the model is updated on a device: it lies there, and none of it is offloaded.
     #[must_use]
     pub fn updates_on_device(&self) -> bool {
-        self.engine.fabric.updates_on_device()
+        self.engine.context.updates_on_device()
     }
 }
 
@@ -45,11 +45,11 @@ pub(super) fn update_unit(
     (unit, shard): (UnitId, &mut DeviceShard),
     optimizers: &mut [Selected<'_>],
 ) -> Result<(), Error> {
-    let Pass { fabric, gradients, .. } = pass;
+    let Pass { context, gradients, .. } = pass;
     let Sums::Device(sums) = &gradients.grad_shards[unit.index()] else {
         unreachable!("a model has its shards and sums in the same place");
     };
-    let device = fabric.device.as_ref().expect("a shard on a device belongs to a model there");
+    let device = context.device.as_ref().expect("a shard on a device belongs to a model there");
     let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); optimizers.len()];
     for piece in pass.pieces_with_gradient(unit) {
         pieces[pass.optimizer_of(unit, &piece)].push(piece);
@@ -64,24 +64,24 @@ pub(super) fn update_unit(
             let (stream, clip) = (device.stream(), gradients.clip_factor());
             optimizer.update_on_device(DeviceRun { unit, stream, update, pieces, clip })
         });
-        let failed = |error| fabric.device_error("optimizer step", gradients.step, error);
+        let failed = |error| context.device_error("optimizer step", gradients.step, error);
         updated.map_err(failed)?;
     }
     average_unit(pass, (unit, shard))
-        .map_err(|error| fabric.device_error("optimizer step", gradients.step, error))
+        .map_err(|error| context.device_error("optimizer step", gradients.step, error))
 }
 
 /// Moves the averages of a unit on, to the parameters after the update.
 fn average_unit(
-    Pass { fabric, averages, .. }: Pass<'_>,
+    Pass { context, averages, .. }: Pass<'_>,
     (unit, shard): (UnitId, &mut DeviceShard),
 ) -> Result<(), CudaError> {
     if averages.is_empty() {
         return Ok(());
     }
-    let device = fabric.device.as_ref().expect("a shard on a device belongs to a model there");
+    let device = context.device.as_ref().expect("a shard on a device belongs to a model there");
     let (master, _) = shard.exclusive(device)?;
-    let pieces: Vec<Piece> = trained_pieces(fabric, unit).collect();
+    let pieces: Vec<Piece> = trained_pieces(context, unit).collect();
     averages.iter().try_for_each(|average| {
         average.lock().update_on_device((unit, device.stream()), &pieces, master)
     })

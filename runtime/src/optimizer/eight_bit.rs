@@ -8,7 +8,6 @@ use hsdp_kernels::{EIGHT_BIT_BLOCK, EightBit};
 use hsdp_sharding::{Granularity, Param, ParamId, UnitId};
 
 use crate::checkpoint::{Problem, Source, Spread, StateTensor};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -19,6 +18,7 @@ use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::places::{Packing, Places};
 use crate::optimizer::state::Of;
 use crate::optimizer::{AdamW, AdamWOptions, Run};
+use crate::state::context::Context;
 
 impl AdamW {
     /// AdamW whose moments take 8 bits an element, in blocks of 256 elements with a scale each (Dettmers et al., arXiv 2110.02861), for
@@ -59,12 +59,12 @@ struct Moment {
 const KINDS: Kinds = &["exp_avg_code", "exp_avg_scale", "exp_avg_sq_code", "exp_avg_sq_scale"];
 
 /// Checks that the parameters are cut between blocks, whatever the mesh.
-fn check_blocks(fabric: &Fabric, has: &dyn Fn(ParamId) -> bool) -> Result<(), Error> {
+fn check_blocks(context: &Context, has: &dyn Fn(ParamId) -> bool) -> Result<(), Error> {
     let is_cut_within = |param: &Param| match param.granularity {
         Granularity::Blocks(block) => !block.is_multiple_of(EIGHT_BIT_BLOCK),
         Granularity::Element | Granularity::Rows(_) => true,
     };
-    let mut params = fabric.plan.spec().params();
+    let mut params = context.plan.spec().params();
     match params.find(|(id, param)| has(*id) && is_cut_within(param)) {
         None => Ok(()),
         Some((_, param)) => {
@@ -161,16 +161,16 @@ impl Kept for EightBitMoments {
 
     fn elements<'a>(
         &'a self,
-        _: &Fabric,
+        _: &Context,
         of: (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         Ok(self.tensor(of, range))
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
-        for unit in fabric.plan.spec().unit_ids() {
-            for piece in trained_pieces(fabric, unit) {
+    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+        for unit in context.plan.spec().unit_ids() {
+            for piece in trained_pieces(context, unit) {
                 let parameter = ParamId { unit, index: piece.param };
                 if self.covered.places.has(parameter) {
                     self.read_piece(saved, parameter, piece.param_range())?;
@@ -202,16 +202,16 @@ impl Method<AdamWOptions> for EightBitState {
     fn zeros(
         &self,
         _: &Groups<AdamWOptions>,
-        (fabric, (operation, step)): (&Fabric, Of),
+        (context, (operation, step)): (&Context, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<AdamWOptions>>, Error> {
-        check_blocks(fabric, has)?;
+        check_blocks(context, has)?;
         let blocks = Packing { block: EIGHT_BIT_BLOCK, quantum: 1 };
-        let scales = Places::of(fabric, blocks, has);
-        let covered = Covered::of(fabric, has);
+        let scales = Places::of(context, blocks, has);
+        let covered = Covered::of(context, has);
         let moment = || {
             let failed =
-                |unit| move |error| fabric.no_memory(error, operation, (step, UnitId::new(unit)));
+                |unit| move |error| context.no_memory(error, operation, (step, UnitId::new(unit)));
             let codes = covered.places.lens().enumerate();
             let codes = codes.map(|(unit, len)| zeros(len).map_err(failed(unit)));
             let codes = codes.collect::<Result<_, _>>()?;

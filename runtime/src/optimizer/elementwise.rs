@@ -4,7 +4,6 @@ use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_sharding::{Param, ParamId, Piece, UnitId};
 
 use crate::checkpoint::StateTensor;
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -15,6 +14,7 @@ use crate::optimizer::method::{Method, Traits, Updates};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::state::Of;
 use crate::optimizer::{DeviceRun, Grouped, Run};
+use crate::state::context::Context;
 
 impl<O: Rule> Grouped<O> {
     /// An optimizer that updates each element of this rank's shards of `model` by a rule, from its gradient and its own state, which is f32.
@@ -61,10 +61,10 @@ impl<O: Rule> Method<O> for ByRule {
     fn zeros(
         &self,
         groups: &Groups<O>,
-        (fabric, of): (&Fabric, Of),
+        (context, of): (&Context, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<O>>, Error> {
-        Ok(Box::new(Held::zeros(fabric, (groups.options.kinds(), of), has)?))
+        Ok(Box::new(Held::zeros(context, (groups.options.kinds(), of), has)?))
     }
 }
 

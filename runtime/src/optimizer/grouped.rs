@@ -97,11 +97,11 @@ impl<O: OptimizerOptions> Grouped<O> {
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let of = ("optimizer step", updating.gradients.step);
         let has = &|id| updating.has(id);
-        let mut state = self.method.zeros(&self.groups, (updating.fabric, of), has)?;
+        let mut state = self.method.zeros(&self.groups, (updating.context, of), has)?;
         if let Some(earlier) = &self.state {
             state.covered_mut().take_over(earlier.covered());
-            let earlier = Earlier { fabric: updating.fabric, kept: &**earlier };
-            let read = state.read(updating.fabric, &earlier);
+            let earlier = Earlier { context: updating.context, kept: &**earlier };
+            let read = state.read(updating.context, &earlier);
             read.map_err(|problem| updating.misuse(problem.into_text()))?;
         }
         self.state = Some(state);
@@ -208,7 +208,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         match &self.state {
-            Some(state) => state.elements(&model.engine.fabric, of, range),
+            Some(state) => state.elements(&model.engine.context, of, range),
             None => Ok(None),
         }
     }
@@ -220,7 +220,7 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         into: (usize, &mut [f32]),
     ) -> Result<bool, Error> {
         match &self.state {
-            Some(state) => state.copy_elements(&model.engine.fabric, of, into),
+            Some(state) => state.copy_elements(&model.engine.context, of, into),
             None => Ok(false),
         }
     }
@@ -228,12 +228,12 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
         let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
-        let fabric = &model.engine.fabric;
+        let context = &model.engine.context;
         let read = || {
             let of = ("loading", model.committed_steps());
-            let mut state = self.method.zeros(&groups, (fabric, of), &|id| has.contains(&id))?;
+            let mut state = self.method.zeros(&groups, (context, of), &|id| has.contains(&id))?;
             state.covered_mut().read(saved);
-            state.read(fabric, saved)?;
+            state.read(context, saved)?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;

@@ -7,10 +7,10 @@ use hsdp_sharding::{ModelSpec, Param, Plan, Role, UnitId};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{RATE, SavedOptions};
-use crate::digest;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::options::{self, OptimizerOptions};
+use crate::options::digest;
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ struct Group<O> {
 
 impl<O: OptimizerOptions> Groups<O> {
     pub(super) fn none(model: &ShardedModel, (kind, options): (&'static str, O)) -> Self {
-        let plan = Arc::clone(&model.engine.fabric.plan);
+        let plan = Arc::clone(&model.engine.context.plan);
         Self { kind, options, made_with: options, groups: Vec::new(), plan, of: Vec::new() }
     }
 

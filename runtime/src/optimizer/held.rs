@@ -6,12 +6,12 @@ use std::ops::Range;
 use hsdp_sharding::{ParamId, Piece, UnitId};
 
 use crate::checkpoint::{Problem, Source, Spread, StateTensor};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::method::Kept;
 use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::state::{Of, State};
+use crate::state::context::Context;
 
 /// The kinds of state of an optimizer, such as `exp_avg`.
 pub(super) type Kinds = &'static [&'static str];
@@ -27,12 +27,12 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn zeros(
-        fabric: &Fabric,
+        context: &Context,
         (kinds, of): (Kinds, Of),
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
-        let covered = Covered::of(fabric, has);
-        let states = kinds.iter().map(|_| State::zeros(fabric, covered.places.lens(), of));
+        let covered = Covered::of(context, has);
+        let states = kinds.iter().map(|_| State::zeros(context, covered.places.lens(), of));
         let states = states.collect::<Result<_, _>>()?;
         Ok(Self { kinds, covered, states })
     }
@@ -70,36 +70,37 @@ impl Kept for Held {
 
     fn elements<'a>(
         &'a self,
-        fabric: &Fabric,
+        context: &Context,
         (kind, parameter): (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let state = self.kind(kind).filter(|_| self.covered.places.has(parameter));
         let place = || (parameter.unit, self.covered.places.of_range(parameter, range));
-        state.map(|state| state.read(fabric, place())).transpose()
+        state.map(|state| state.read(context, place())).transpose()
     }
 
     fn copy_elements(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         (kind, parameter): (&str, ParamId),
         (start, into): (usize, &mut [f32]),
     ) -> Result<bool, Error> {
         let state = self.kind(kind).filter(|_| self.covered.places.has(parameter));
         let Some(state) = state else { return Ok(false) };
         let place = self.covered.places.of_range(parameter, start..start + into.len());
-        state.copy_to(fabric, (parameter.unit, place.start), into)?;
+        state.copy_to(context, (parameter.unit, place.start), into)?;
         Ok(true)
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
         let Self { kinds, covered, states } = self;
         let places = &covered.places;
         for (state, kind) in states.iter_mut().zip(*kinds) {
-            for unit in fabric.plan.spec().unit_ids() {
+            for unit in context.plan.spec().unit_ids() {
                 let id = |piece: &Piece| ParamId { unit, index: piece.param };
-                let mut pieces = trained_pieces(fabric, unit).filter(|piece| places.has(id(piece)));
-                state.fill(fabric, unit, |values| {
+                let mut pieces =
+                    trained_pieces(context, unit).filter(|piece| places.has(id(piece)));
+                state.fill(context, unit, |values| {
                     pieces.try_for_each(|piece| {
                         let into = &mut values[places.of_piece(unit, &piece)];
                         saved.read((kind, id(&piece)), piece.param_start, into)

@@ -8,12 +8,12 @@ use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::{Param, ParamId};
 
 use crate::checkpoint::{Problem, Source, StateTensor, copy_part};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::state::Of;
 use crate::optimizer::{DeviceRun, Run, Updating};
+use crate::state::context::Context;
 
 /// A kind of optimizer with options `O`, whether it has state yet or not.
 pub(super) trait Method<O>: Debug + Send + Sync {
@@ -38,7 +38,7 @@ pub(super) trait Method<O>: Debug + Send + Sync {
     fn zeros(
         &self,
         groups: &Groups<O>,
-        at: (&Fabric, Of),
+        at: (&Context, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<O>>, Error>;
 }
@@ -65,7 +65,7 @@ pub(super) trait Kept: Debug + Send + Sync {
     /// Elements of a tensor of a parameter's state that this rank has: borrowed, or a copy. `None` if it has no such tensor.
     fn elements<'a>(
         &'a self,
-        fabric: &Fabric,
+        context: &Context,
         of: (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error>;
@@ -73,21 +73,21 @@ pub(super) trait Kept: Debug + Send + Sync {
     /// Copies elements of a tensor, from the `start`-th on, until `into` is full. `false` if there is no such tensor.
     fn copy_elements(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         of: (&str, ParamId),
         (start, into): (usize, &mut [f32]),
     ) -> Result<bool, Error> {
-        let elements = self.elements(fabric, of, start..start + into.len())?;
+        let elements = self.elements(context, of, start..start + into.len())?;
         Ok(elements.map(|elements| copy_part(&elements, (0, into))).is_some())
     }
 
     /// Reads this rank's part of the state from a checkpoint, or from earlier state.
-    fn read(&mut self, fabric: &Fabric, source: &dyn Source) -> Result<(), Problem>;
+    fn read(&mut self, context: &Context, source: &dyn Source) -> Result<(), Problem>;
 }
 
 /// Earlier state of an optimizer, which may be of other parameters.
 pub(super) struct Earlier<'a> {
-    pub(super) fabric: &'a Fabric,
+    pub(super) context: &'a Context,
     pub(super) kept: &'a dyn Kept,
 }
 
@@ -99,7 +99,7 @@ impl Source for Earlier<'_> {
         into: &mut [f32],
     ) -> Result<(), Problem> {
         if self.kept.covered().places.has(parameter) {
-            self.kept.copy_elements(self.fabric, (kind, parameter), (start, into))?;
+            self.kept.copy_elements(self.context, (kind, parameter), (start, into))?;
         }
         Ok(())
     }

@@ -14,7 +14,6 @@ use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 
 use crate::checkpoint::{Problem, Source, StateTensor};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -25,6 +24,7 @@ use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
+use crate::state::context::Context;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
@@ -105,15 +105,15 @@ impl Kept for Owned {
 
     fn elements<'a>(
         &'a self,
-        fabric: &Fabric,
+        context: &Context,
         of: (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        self.held.elements(fabric, of, range)
+        self.held.elements(context, of, range)
     }
 
-    fn read(&mut self, fabric: &Fabric, saved: &dyn Source) -> Result<(), Problem> {
-        self.held.read(fabric, saved)
+    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+        self.held.read(context, saved)
     }
 }
 
@@ -139,14 +139,14 @@ impl Method<MuonOptions> for Orthogonalization {
     fn zeros(
         &self,
         groups: &Groups<MuonOptions>,
-        (fabric, of): (&Fabric, Of),
+        (context, of): (&Context, Of),
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<MuonOptions>>, Error> {
-        let exchange = Exchange::of(fabric, (Wholes::Matrices, 1), has)?;
-        let device = fabric.device.as_ref().filter(|device| device.updates_there());
+        let exchange = Exchange::of(context, (Wholes::Matrices, 1), has)?;
+        let device = context.device.as_ref().filter(|device| device.updates_there());
         let on_device = device.map(|device| OnDevice::new(device, groups, &exchange)).transpose();
-        let on_device = on_device.map_err(|error| fabric.device_error(of.0, of.1, error))?;
-        let held = Held::zeros(fabric, (KINDS, of), has)?;
+        let on_device = on_device.map_err(|error| context.device_error(of.0, of.1, error))?;
+        let held = Held::zeros(context, (KINDS, of), has)?;
         Ok(Box::new(Owned { held, exchange, staged: Staged::default(), on_device }))
     }
 }
@@ -206,7 +206,7 @@ impl Owned {
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
-        let of = (updating.fabric, updating.gradients.step);
+        let of = (updating.context, updating.gradients.step);
         let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
         let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
         let values =

@@ -6,17 +6,17 @@ use hsdp_comm::World;
 use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
+use crate::agree::joint;
 use crate::checkpoint::ONE_OF_EACH_KIND;
-use crate::engine::State;
-use crate::engine::fabric::Fabric;
-use crate::engine::joint;
-use crate::engine::shard::Shard;
-use crate::engine::sums::Sums;
 use crate::error::Error;
-use crate::gradients::{Gradients, Verdict};
 use crate::model::ShardedModel;
-use crate::norms::Moved;
+use crate::model::norms::Moved;
 use crate::optimizer::{Assignment, Run, Selected, Shared, Update, Updating, device};
+use crate::state::context::Context;
+use crate::state::shard::Shard;
+use crate::state::sums::Sums;
+use crate::step::engine::State;
+use crate::step::gradients::{Gradients, Verdict};
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that its function selects, and counts the
@@ -55,19 +55,19 @@ impl ShardedModel {
         optimizers: &mut [Selected<'_>],
     ) -> Result<Update, Error> {
         gradients.grad_shards.taken();
-        let fabric = &self.engine.fabric;
+        let context = &self.engine.context;
         let begin = || {
             gradients.check_model(self)?;
             let mut state = self.engine.enter("optimizer step", gradients.step)?;
             let mut assignment = std::mem::take(&mut state.assignment);
-            assignment.assign(fabric, optimizers)?;
+            assignment.assign(context, optimizers)?;
             Ok((state, assignment))
         };
         let (mut state, assignment) =
-            jointly((waiting(fabric, optimizers), gradients.step), begin)?;
+            jointly((waiting(context, optimizers), gradients.step), begin)?;
         let averages = state.averages.living();
         let pass =
-            Pass { fabric, gradients: &gradients, assignment: &assignment, averages: &averages };
+            Pass { context, gradients: &gradients, assignment: &assignment, averages: &averages };
         pass.run(&mut state, optimizers)?;
         state.commit(&gradients.verdict);
         state.assignment = assignment;
@@ -79,9 +79,9 @@ impl ShardedModel {
 }
 
 /// The world, if other ranks wait for this one in an update by these optimizers.
-fn waiting<'a>(fabric: &'a Fabric, optimizers: &[Selected<'_>]) -> Option<&'a World> {
+fn waiting<'a>(context: &'a Context, optimizers: &[Selected<'_>]) -> Option<&'a World> {
     let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
-    is_collective.then_some(&fabric.world)
+    is_collective.then_some(&context.world)
 }
 
 /// A part of an update before anything changes. A rank that fails in it tells the ranks that wait.
@@ -98,7 +98,7 @@ fn jointly<T>(
 /// An update of all shards of this rank.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
-    pub(super) fabric: &'a Fabric,
+    pub(super) context: &'a Context,
     pub(super) gradients: &'a Gradients,
     pub(super) assignment: &'a Assignment,
     pub(super) averages: &'a [Shared],
@@ -116,8 +116,8 @@ impl<'a> Pass<'a> {
         for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
             optimizer.begin(&self.updating(&state.shards, index));
         }
-        let mut moved = self.gradients.is_measured.then(|| Moved::new(self.fabric));
-        for unit in self.fabric.plan.reductions().iter().copied() {
+        let mut moved = self.gradients.is_measured.then(|| Moved::new(self.context));
+        for unit in self.context.plan.reductions().iter().copied() {
             let shard = (unit, &mut state.shards[unit.index()]);
             self.update_unit(shard, (optimizers, moved.as_mut()))?;
         }
@@ -132,7 +132,7 @@ impl<'a> Pass<'a> {
         (shards, mut lines): (&[Shard], String),
         optimizers: &mut [Selected<'_>],
     ) -> Result<String, Error> {
-        let waiting = waiting(self.fabric, optimizers);
+        let waiting = waiting(self.context, optimizers);
         let prepare = || {
             self.check_measured()?;
             self.check_clipped()?;
@@ -162,36 +162,36 @@ impl<'a> Pass<'a> {
             let is_same = |(other, _): &Selected<'_>| other.kind() == Some(kind);
             optimizers[..index].iter().any(is_same).then_some(kind)
         });
-        let Some(kind) = twice.filter(|_| self.fabric.is_saved()) else { return Ok(()) };
+        let Some(kind) = twice.filter(|_| self.context.is_saved()) else { return Ok(()) };
         let what = format!(
             "two optimizers of the update are {kind}, and checkpoints of the model are open: {ONE_OF_EACH_KIND}"
         );
-        Err(self.fabric.misuse("optimizer step", self.gradients.step, what))
+        Err(self.context.misuse("optimizer step", self.gradients.step, what))
     }
 
     fn check_measured(self) -> Result<(), Error> {
-        if !self.gradients.is_measured || !self.fabric.updates_on_device() {
+        if !self.gradients.is_measured || !self.context.updates_on_device() {
             return Ok(());
         }
         let what = "an update on a device is not measured: do not call `Gradients::measured`";
-        Err(self.fabric.misuse("optimizer step", self.gradients.step, what.to_owned()))
+        Err(self.context.misuse("optimizer step", self.gradients.step, what.to_owned()))
     }
 
     fn check_clipped(self) -> Result<(), Error> {
-        if !self.gradients.is_clipped_apart() || !self.fabric.updates_on_device() {
+        if !self.gradients.is_clipped_apart() || !self.context.updates_on_device() {
             return Ok(());
         }
         let what = "an update on a device clips all gradients by one factor: do not clip by value, nor groups of parameters, or place the \
                     model on the host";
-        Err(self.fabric.misuse("optimizer step", self.gradients.step, what.to_owned()))
+        Err(self.context.misuse("optimizer step", self.gradients.step, what.to_owned()))
     }
 
     fn updating<'b>(self, shards: &'b [Shard], index: usize) -> Updating<'b>
     where
         'a: 'b,
     {
-        let Self { fabric, gradients, assignment, .. } = self;
-        Updating { fabric, gradients, assignment, shards, index }
+        let Self { context, gradients, assignment, .. } = self;
+        Updating { context, gradients, assignment, shards, index }
     }
 
     /// Updates a unit where its shard is updated: on the host, from which it may go on to a device, or on the device.
@@ -207,12 +207,12 @@ impl<'a> Pass<'a> {
                 self.update_runs(unit, on_host, (optimizers, moved));
                 Ok(())
             }
-            (Shard::Device(shard), Sums::Device(_)) if self.fabric.updates_on_device() => {
+            (Shard::Device(shard), Sums::Device(_)) if self.context.updates_on_device() => {
                 device::update_unit(self, (unit, shard), optimizers)
             }
             (Shard::Device(shard), Sums::Device(sums)) => {
                 let sums = (sums, self.gradients.step);
-                shard.update_on_host(self.fabric, sums, |master, sums| {
+                shard.update_on_host(self.context, sums, |master, sums| {
                     let on_host = OnHost { master, gather_input: None, sums };
                     self.update_runs(unit, on_host, (optimizers, moved));
                 })
@@ -228,7 +228,7 @@ impl<'a> Pass<'a> {
         OnHost { master, mut gather_input, sums }: OnHost<'_>,
         (optimizers, mut moved): (&mut [Selected<'_>], Option<&mut Moved>),
     ) {
-        for piece in trained_pieces(self.fabric, unit) {
+        for piece in trained_pieces(self.context, unit) {
             let range = piece.shard_range();
             if !self.has_gradient(unit, &piece) {
                 self.average((unit, piece), &master[range]);
@@ -243,8 +243,8 @@ impl<'a> Pass<'a> {
             };
             let clip = self.gradients.clip_factor();
             let parameter = ParamId { unit, index: piece.param };
-            let number = self.fabric.number_of(parameter);
-            let clipped_apart = self.gradients.clip_of(self.fabric, parameter);
+            let number = self.context.number_of(parameter);
+            let clipped_apart = self.gradients.clip_of(self.context, parameter);
             update_in_blocks(fused, |block, parameters, gradient| {
                 let piece = part_of(piece, block);
                 let mut on_stack;
@@ -283,19 +283,19 @@ impl<'a> Pass<'a> {
 
     /// The index of the optimizer of a piece.
     pub(super) fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
-        self.assignment.of(self.fabric, ParamId { unit, index: piece.param })
+        self.assignment.of(self.context, ParamId { unit, index: piece.param })
     }
 
     /// The pieces of this rank's shard that are trained and got a gradient in this step.
     pub(super) fn pieces_with_gradient(self, unit: UnitId) -> impl Iterator<Item = Piece> {
-        trained_pieces(self.fabric, unit).filter(move |piece| self.has_gradient(unit, piece))
+        trained_pieces(self.context, unit).filter(move |piece| self.has_gradient(unit, piece))
     }
 }
 
 /// The pieces of this rank's shard that are trained.
-pub(super) fn trained_pieces(fabric: &Fabric, unit: UnitId) -> impl Iterator<Item = Piece> {
-    let layout = fabric.plan.layout(unit);
-    let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+pub(super) fn trained_pieces(context: &Context, unit: UnitId) -> impl Iterator<Item = Piece> {
+    let layout = context.plan.layout(unit);
+    let shard_index = context.plan.mesh().coordinate(context.rank()).shard_index;
     let is_trained = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
     layout.pieces(shard_index).filter(is_trained)
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use hsdp_sharding::{ALIGNMENT, ParamId, Piece, Role, UnitId};
 
-use crate::engine::fabric::Fabric;
 use crate::optimizer::pass::trained_pieces;
+use crate::state::context::Context;
 
 /// The places of the state of one kind, the same for all kinds of an optimizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,16 +50,16 @@ struct Place {
 
 impl Places {
     /// The places of the parameters that `has` selects.
-    pub(super) fn of(fabric: &Fabric, packing: Packing, has: impl Fn(ParamId) -> bool) -> Self {
+    pub(super) fn of(context: &Context, packing: Packing, has: impl Fn(ParamId) -> bool) -> Self {
         let of_unit = |unit: UnitId| {
-            let params = &fabric.plan.spec()[unit].params;
+            let params = &context.plan.spec()[unit].params;
             let is_ours = |index| has(ParamId { unit, index });
             let has = params.iter().enumerate();
             let has = has.map(|(index, it)| it.role == Role::Trainable && is_ours(index)).collect();
             let places = UnitPlaces { has, pieces: vec![None; params.len()], len: 0 };
-            trained_pieces(fabric, unit).fold(places, |places, piece| places.with(&piece, packing))
+            trained_pieces(context, unit).fold(places, |places, piece| places.with(&piece, packing))
         };
-        let units = fabric.plan.spec().unit_ids().map(of_unit).collect();
+        let units = context.plan.spec().unit_ids().map(of_unit).collect();
         Self { units, block: packing.block }
     }
 

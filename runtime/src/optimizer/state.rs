@@ -9,9 +9,9 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{DType, UnitId};
 
 use crate::checkpoint::copy_part;
-use crate::engine::device::ModelDevice;
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
+use crate::state::context::Context;
+use crate::state::device::ModelDevice;
 
 /// An operation and its step, for errors.
 pub(super) type Of = (&'static str, u64);
@@ -32,18 +32,18 @@ impl State {
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Device`](Error) if a device has no memory.
     pub(super) fn zeros(
-        fabric: &Fabric,
+        context: &Context,
         lens: impl Iterator<Item = usize>,
         of: Of,
     ) -> Result<Self, Error> {
         let units = lens.enumerate();
         let zeros = |(unit, len)| {
             let unit = UnitId::new(unit);
-            Ok(match fabric.device.as_ref().filter(|device| device.updates_there()) {
-                None => Buffer::Host(on_host(fabric, (unit, of), len)?),
+            Ok(match context.device.as_ref().filter(|device| device.updates_there()) {
+                None => Buffer::Host(on_host(context, (unit, of), len)?),
                 Some(device) => Buffer::Device(
                     on_device(device, len)
-                        .map_err(|error| fabric.device_error(of.0, of.1, error))?,
+                        .map_err(|error| context.device_error(of.0, of.1, error))?,
                 ),
             })
         };
@@ -86,14 +86,14 @@ impl State {
     /// Elements of a unit's buffer: borrowed, or a copy for which the call waits.
     pub(super) fn read(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         (unit, range): (UnitId, Range<usize>),
     ) -> Result<Cow<'_, [f32]>, Error> {
         match &self.0[unit.index()] {
             Buffer::Host(values) => Ok(Cow::Borrowed(&values[range])),
             Buffer::Device(_) => {
                 let mut copy = hsdp_kernels::zeros(range.len())?;
-                self.copy_to(fabric, (unit, range.start), &mut copy)?;
+                self.copy_to(context, (unit, range.start), &mut copy)?;
                 Ok(Cow::Owned(copy))
             }
         }
@@ -102,16 +102,16 @@ impl State {
     /// Copies elements of a unit's buffer, from the `from`-th on, to the host. Waits for the copy.
     pub(super) fn copy_to(
         &self,
-        fabric: &Fabric,
+        context: &Context,
         (unit, from): (UnitId, usize),
         into: &mut [f32],
     ) -> Result<(), Error> {
         match &self.0[unit.index()] {
             Buffer::Host(values) => copy_part(values, (from, into)),
             Buffer::Device(buffer) => {
-                let device = fabric.device.as_ref().expect("the state lies on a device");
+                let device = context.device.as_ref().expect("the state lies on a device");
                 let read = buffer.read_back_into((device.stream(), device.patience()), from, into);
-                read.map_err(|error| fabric.device_error("saving", 0, error))?;
+                read.map_err(|error| context.device_error("saving", 0, error))?;
             }
         }
         Ok(())
@@ -120,7 +120,7 @@ impl State {
     /// Fills a unit's buffer with what `fill` writes. Waits for nothing.
     pub(super) fn fill<E: From<Error>>(
         &mut self,
-        fabric: &Fabric,
+        context: &Context,
         unit: UnitId,
         fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -128,21 +128,21 @@ impl State {
             Buffer::Host(values) => return fill(values),
             Buffer::Device(buffer) => buffer,
         };
-        let device = fabric.device.as_ref().expect("the state lies on a device");
+        let device = context.device.as_ref().expect("the state lies on a device");
         let mut values = hsdp_kernels::zeros(buffer.len()).map_err(Error::from)?;
         fill(&mut values)?;
         let written = buffer.write(device.stream(), Values::F32(&values));
-        Ok(written.map_err(|error| fabric.device_error("loading", 0, error))?)
+        Ok(written.map_err(|error| context.device_error("loading", 0, error))?)
     }
 }
 
-fn on_host(fabric: &Fabric, (unit, of): (UnitId, Of), len: usize) -> Result<Vec<f32>, Error> {
+fn on_host(context: &Context, (unit, of): (UnitId, Of), len: usize) -> Result<Vec<f32>, Error> {
     // The text of an error is made outside of the scope, in which memory may be short.
     let zeros = {
         let _optimizer = memory::scope(Category::Optimizer);
         hsdp_kernels::zeros(len)
     };
-    zeros.map_err(|error| fabric.no_memory(error, of.0, (of.1, unit)))
+    zeros.map_err(|error| context.no_memory(error, of.0, (of.1, unit)))
 }
 
 fn on_device(

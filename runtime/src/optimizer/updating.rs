@@ -6,19 +6,19 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::{divide_in_place, scaled_copy};
 use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
 
-use crate::engine::fabric::Fabric;
-use crate::engine::shard::Shard;
-use crate::engine::sums::Sums;
 use crate::error::Error;
-use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
 use crate::optimizer::Assignment;
 use crate::optimizer::pass::trained_pieces;
+use crate::state::context::Context;
+use crate::state::shard::Shard;
+use crate::state::sums::Sums;
+use crate::step::gradients::{Gradients, Verdict};
 
 /// The update in which an optimizer takes part, before it changes anything.
 #[derive(Debug)]
 pub struct Updating<'a> {
-    pub(super) fabric: &'a Fabric,
+    pub(super) context: &'a Context,
     pub(super) gradients: &'a Gradients,
     pub(super) assignment: &'a Assignment,
     pub(super) shards: &'a [Shard],
@@ -30,13 +30,13 @@ impl Updating<'_> {
     /// The plan of the model.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.fabric.plan
+        &self.context.plan
     }
 
     /// Whether the model is updated on a device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
-        self.fabric.updates_on_device()
+        self.context.updates_on_device()
     }
 
     /// Whether this optimizer updates the parameter, in steps in which it has a gradient.
@@ -45,12 +45,12 @@ impl Updating<'_> {
     /// If the model has no such parameter.
     #[must_use]
     pub fn has(&self, parameter: ParamId) -> bool {
-        self.assignment.of(self.fabric, parameter) == self.index
+        self.assignment.of(self.context, parameter) == self.index
     }
 
     /// Describes the optimizer that updates a trainable parameter.
     pub(super) fn optimizer_of(&self, parameter: ParamId) -> String {
-        self.assignment.text_of(self.fabric, parameter)
+        self.assignment.text_of(self.context, parameter)
     }
 
     /// Whether the parameter is updated now: it has a gradient, and the ranks agreed to apply it.
@@ -93,14 +93,14 @@ impl Updating<'_> {
         match sums {
             Sums::Host(values) => scaled_copy(into, &values[range], divisor),
             Sums::Device(sums) => {
-                let device = self.fabric.device.as_ref().expect("the sums lie on a device");
+                let device = self.context.device.as_ref().expect("the sums lie on a device");
                 let by = (device.stream(), device.patience());
                 let read = sums.values().read_back_into(by, range.start, into);
                 read.map_err(|error| self.device_error(error))?;
                 divide_in_place(into, divisor);
             }
         }
-        if let Some(clip) = self.gradients.clip_of(self.fabric, parameter) {
+        if let Some(clip) = self.gradients.clip_of(self.context, parameter) {
             clip.apply(into);
         }
         Ok(())
@@ -119,12 +119,12 @@ impl Updating<'_> {
 
     /// The error of a buffer for parameters of a unit.
     pub(super) fn no_memory(&self, error: hsdp_kernels::Error, unit: UnitId) -> Error {
-        self.fabric.no_memory(error, "optimizer step", (self.gradients.step, unit))
+        self.context.no_memory(error, "optimizer step", (self.gradients.step, unit))
     }
 
     /// The error of a device in this update.
     pub(super) fn device_error(&self, error: CudaError) -> Error {
-        self.fabric.device_error("optimizer step", self.gradients.step, error)
+        self.context.device_error("optimizer step", self.gradients.step, error)
     }
 
     /// Elements of this rank's shard of a unit, in f32.
@@ -134,19 +134,19 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        self.shards[unit.index()].copy_to(self.fabric, range.start, into)
+        self.shards[unit.index()].copy_to(self.context, range.start, into)
     }
 
     /// The trained pieces of this rank's shards that this optimizer updates now, in the plan's order of units.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
-        let pieces = |unit| trained_pieces(self.fabric, unit).map(move |piece| (unit, piece));
-        let all = self.fabric.plan.reductions().iter().copied().flat_map(pieces);
+        let pieces = |unit| trained_pieces(self.context, unit).map(move |piece| (unit, piece));
+        let all = self.context.plan.reductions().iter().copied().flat_map(pieces);
         all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
     }
 
     /// The error of an update that cannot be made.
     #[must_use]
     pub fn misuse(&self, what: String) -> Error {
-        self.fabric.misuse("optimizer step", self.gradients.step, what)
+        self.context.misuse("optimizer step", self.gradients.step, what)
     }
 }

@@ -475,8 +475,8 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("runtime/src/checkpoint.rs", CHECKPOINTS);
     every_export_has_a_row("runtime/checkpoint/src/lib.rs", CHECKPOINT);
     every_export_has_a_row("runtime/simulator/src/lib.rs", SIMULATOR);
-    every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
-    every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
+    every_export_has_a_row("runtime/src/autograd/collective.rs", COLLECTIVE);
+    every_export_has_a_row("runtime/src/autograd/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
     every_export_has_a_row("runtime/models/src/gpt.rs", GPT);
 }

@@ -6,10 +6,10 @@ use hsdp_kernels::adafactor::{AdafactorStep, Factored, average_sums};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Param, ParamId, UnitId};
 
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::optimizer::Updating;
 use crate::optimizer::state::Of;
+use crate::state::context::Context;
 
 /// The sizes of a parameter as a stack of matrices, its last two dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +55,15 @@ impl Factors {
 
     /// Those of all parameters of at least two dims that `has` selects.
     pub(super) fn of_all(
-        fabric: &Fabric,
+        context: &Context,
         (operation, step): Of,
         has: impl Fn(ParamId) -> bool,
     ) -> Result<BTreeMap<ParamId, Self>, Error> {
-        let params = fabric.plan.spec().params().filter(|(id, _)| has(*id));
+        let params = context.plan.spec().params().filter(|(id, _)| has(*id));
         let matrices = params.filter_map(|(id, param)| Some((id, Sizes::of(param)?)));
         let zeros = |(id, sizes): (ParamId, Sizes)| match Self::zeros(Category::Optimizer, sizes) {
             Ok(zeros) => Ok((id, zeros)),
-            Err(error) => Err(fabric.no_memory(error, operation, (step, id.unit))),
+            Err(error) => Err(context.no_memory(error, operation, (step, id.unit))),
         };
         matrices.map(zeros).collect()
     }

@@ -10,13 +10,13 @@ use hsdp_sharding::{DType, WholeMatrix};
 
 use super::options::MuonOptions;
 use super::{Owned, iterations, piece_of, step_of};
-use crate::engine::device::ModelDevice;
 use crate::error::Error;
 use crate::optimizer::device::reborrow;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::Held;
 use crate::optimizer::whole::{Exchange, OnOwner};
 use crate::optimizer::{DeviceRun, Updating};
+use crate::state::device::ModelDevice;
 
 /// The buffers of a device that an update needs, which are kept from one to the next.
 #[derive(Debug)]
@@ -105,13 +105,13 @@ impl Owned {
         self.direct(groups, updating).map_err(failed)?;
         let Self { exchange, on_device, .. } = self;
         let OnDevice { directions, products } = on_device.as_mut().expect(THERE);
-        let device = updating.fabric.device.as_ref().expect(THERE);
+        let device = updating.context.device.as_ref().expect(THERE);
         let fill = |values: &mut [f32]| {
             directions
                 .read_back_into((device.stream(), device.patience()), 0, values)
                 .map_err(failed)
         };
-        let of = (updating.fabric, updating.gradients.step);
+        let of = (updating.context, updating.gradients.step);
         let values = exchange.run(
             of,
             fill,
@@ -135,7 +135,7 @@ impl Owned {
     ) -> Result<(), CudaError> {
         let Self { held: Held { covered, states, .. }, exchange, on_device, .. } = self;
         let OnDevice { directions, .. } = on_device.as_mut().expect(THERE);
-        let stream = updating.fabric.device.as_ref().expect(THERE).stream();
+        let stream = updating.context.device.as_ref().expect(THERE).stream();
         for (part, direction) in exchange.sent() {
             let state = covered.places.of_piece(part.unit, &piece_of(exchange, part)).start;
             let step = step_of(groups, exchange, (part, updating.clip()));

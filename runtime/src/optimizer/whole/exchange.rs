@@ -7,8 +7,8 @@ use hsdp_comm::Lent;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Owners, ParamId, Part, Piece, UnitId, WholeMatrix, Wholes};
 
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
+use crate::state::context::Context;
 
 /// The exchange of the matrices of one optimizer, the same in every step.
 #[derive(Clone, Debug)]
@@ -40,13 +40,13 @@ impl Exchange {
     /// # Errors
     /// [`Error::Plan`](Error) for a parameter that has no matrices.
     pub(in crate::optimizer) fn of(
-        fabric: &Fabric,
+        context: &Context,
         (wholes, copies): (Wholes, usize),
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
-        let plan = &fabric.plan;
+        let plan = &context.plan;
         let owners = Owners::of(plan, wholes, has)?;
-        let index = plan.mesh().coordinate(fabric.rank()).shard_index;
+        let index = plan.mesh().coordinate(context.rank()).shard_index;
         let from = |member| std::mem::take(&mut owners.sent_by(plan, member)[index]);
         let received = (0..plan.mesh().shard_size()).map(from).collect();
         let sent = owners.sent_by(plan, index);
@@ -114,7 +114,7 @@ impl Exchange {
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
     pub(in crate::optimizer) fn run(
         &self,
-        of: (&Fabric, u64),
+        of: (&Context, u64),
         fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
         workspace: impl Fn(&WholeMatrix) -> usize,
         mut compute: impl FnMut(OnOwner<'_>) -> Result<(), Error>,
@@ -163,16 +163,16 @@ impl Exchange {
 
     fn exchange(
         &self,
-        of: (&Fabric, u64),
+        of: (&Context, u64),
         copies: usize,
         (source, [send, receive]): (Vec<f32>, [&[Vec<Part>]; 2]),
     ) -> Result<Vec<f32>, Error> {
-        let (fabric, step) = of;
+        let (context, step) = of;
         let target = zeros(of, self.first_unit(), copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
-        let (tag, lent) = (fabric.tag_of_update(self.first(), step), Lent { source, target });
-        Ok(fabric.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
+        let (tag, lent) = (context.tag_of_update(self.first(), step), Lent { source, target });
+        Ok(context.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 
     fn first(&self) -> Option<ParamId> {
@@ -235,10 +235,10 @@ fn total(parts: &[Vec<Part>]) -> usize {
 }
 
 /// A buffer of an exchange, which counts as such. A matrix product may start a pool of threads, and keeps buffers that do not count.
-fn zeros((fabric, step): (&Fabric, u64), unit: UnitId, len: usize) -> Result<Vec<f32>, Error> {
+fn zeros((context, step): (&Context, u64), unit: UnitId, len: usize) -> Result<Vec<f32>, Error> {
     let zeros = {
         let _update = memory::scope(Category::Update);
         hsdp_kernels::zeros(len)
     };
-    zeros.map_err(|error| fabric.no_memory(error, "optimizer step", (step, unit)))
+    zeros.map_err(|error| context.no_memory(error, "optimizer step", (step, unit)))
 }

@@ -11,14 +11,14 @@ use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, Spread, StateTensor};
-use crate::engine::fabric::Fabric;
 use crate::error::Error;
-use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
 use crate::optimizer::covered::Covered;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
+use crate::state::context::Context;
+use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.
 #[derive(Debug)]
@@ -93,11 +93,11 @@ impl WholeParameters {
 
     fn zeros(
         &self,
-        (fabric, (operation, step)): (&Fabric, Of),
+        (context, (operation, step)): (&Context, Of),
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Held, Error> {
-        let exchange = Exchange::of(fabric, (Wholes::Parameters, COPIES), &has)?;
-        let len = |param: ParamId| (self.len)(&fabric.plan.spec()[param]);
+        let exchange = Exchange::of(context, (Wholes::Parameters, COPIES), &has)?;
+        let len = |param: ParamId| (self.len)(&context.plan.spec()[param]);
         let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
         let tensors = tensors.map(|(whole, owner)| {
             let spread = Spread::Owned { len: len(whole.param), owner };
@@ -109,12 +109,12 @@ impl WholeParameters {
                 let _optimizer = memory::scope(Category::Optimizer);
                 hsdp_kernels::zeros(len(param))
             };
-            let failed = |error| fabric.no_memory(error, operation, (step, param.unit));
+            let failed = |error| context.no_memory(error, operation, (step, param.unit));
             Ok((param, zeros.map_err(failed)?))
         };
         let states = exchange.owned().map(|whole| zeros(whole.param));
         let states = states.collect::<Result<_, Error>>()?;
-        let covered = Covered::of(fabric, has);
+        let covered = Covered::of(context, has);
         let (staged, staged_states) = (Staged::default(), BTreeMap::new());
         Ok(Held { covered, exchange, tensors, states, staged, staged_states })
     }
@@ -205,7 +205,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         lines.push_str(state.kind);
         lines.push('\n');
         let of = ("optimizer step", updating.gradients.step);
-        let zeros = || state.zeros((updating.fabric, of), |id| updating.has(id));
+        let zeros = || state.zeros((updating.context, of), |id| updating.has(id));
         let Some(held) = &state.held else {
             state.held = Some(zeros()?);
             return Ok(());
@@ -230,7 +230,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         let Self { state, update } = self;
         let held = state.held.as_mut().expect("`check` has made it");
         (held.staged, held.staged_states) = (Staged::default(), BTreeMap::new());
-        let of = (updating.fabric, updating.gradients.step);
+        let of = (updating.context, updating.gradients.step);
         let mut states = copies(of, &held.states)?;
         let fill = |part: &Part, into: &mut [f32]| {
             let (values, gradient) = into.split_at_mut(part.shard.len());
@@ -284,7 +284,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
 
 /// A copy of state, for an update that may not come about.
 fn copies(
-    (fabric, step): (&Fabric, u64),
+    (context, step): (&Context, u64),
     states: &BTreeMap<ParamId, Vec<f32>>,
 ) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
     let copy = |(id, state): (&ParamId, &Vec<f32>)| {
@@ -292,7 +292,7 @@ fn copies(
             let _update = memory::scope(Category::Update);
             hsdp_kernels::zeros(state.len())
         };
-        let failed = |error| fabric.no_memory(error, "optimizer step", (step, id.unit));
+        let failed = |error| context.no_memory(error, "optimizer step", (step, id.unit));
         let mut copy = zeros.map_err(failed)?;
         copy.copy_from_slice(state);
         Ok((*id, copy))
@@ -353,7 +353,7 @@ impl Checkpointed for WholeParameters {
             return Ok(restored);
         }
         let of = ("loading", model.committed_steps());
-        let mut held = self.zeros((&model.engine.fabric, of), |id| has.contains(&id))?;
+        let mut held = self.zeros((&model.engine.context, of), |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
             saved.read((self.kind, *parameter), 0, state)?;

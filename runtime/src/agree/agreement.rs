@@ -1,0 +1,267 @@
+//! The agreement at the end of a step: the statement of every rank, exchanged before any rank updates.
+//!
+//! One small all-gather over the world carries the statements. The verdict is a pure function of all
+//! statements, so all ranks reach the same one.
+
+use hsdp_sharding::step::Exchange;
+use hsdp_sharding::{Mesh, Rank};
+
+use crate::agree::non_finite::{self, Sighting};
+use crate::agree::presence::Presence;
+use crate::options::objective::Objective;
+
+/// The statement of one rank at the end of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Statement {
+    pub(crate) microbatches: u64,
+    /// Summed over this rank's microbatches.
+    pub(crate) weight: u64,
+    /// Summed over this rank's microbatches.
+    pub(crate) loss: f64,
+    /// The squared 2-norm of this rank's finished gradient shards, before the final division.
+    pub(crate) squared_norm: f64,
+    /// The first element of this rank's gradient shards that is not finite.
+    pub(crate) sighting: Option<Sighting>,
+    /// This rank's word for the [check of operations](crate::state::context::Context::check_operations).
+    pub(crate) operations: [u64; 2],
+    /// The parameters that got a gradient on this rank.
+    pub(crate) presence: Presence,
+}
+
+const FIXED_WORDS: usize = Exchange::STATEMENT;
+
+impl Statement {
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
+        let fixed =
+            [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
+        let sighting = Sighting::encode(self.sighting);
+        let fixed = fixed.into_iter().chain(self.operations).chain(sighting);
+        fixed.chain(self.presence.words().iter().copied())
+    }
+
+    fn decode(words: &[u64], parameters: usize) -> Self {
+        Self {
+            microbatches: words[0],
+            weight: words[1],
+            loss: f64::from_bits(words[2]),
+            squared_norm: f64::from_bits(words[3]),
+            operations: [words[4], words[5]],
+            sighting: Sighting::decode(&words[6..]),
+            presence: Presence::of(parameters, &words[FIXED_WORDS..]),
+        }
+    }
+}
+
+/// The statements of all ranks, in rank order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Agreement {
+    said: Vec<Statement>,
+    /// The parameters that got a gradient on any rank.
+    anywhere: Presence,
+}
+
+impl Agreement {
+    /// Decodes the statements of all ranks.
+    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+        let words = gathered.chunks_exact(gathered.len() / ranks);
+        let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
+        let mut anywhere = Presence::none(parameters);
+        said.iter().for_each(|said| anywhere.add(&said.presence));
+        Self { said, anywhere }
+    }
+
+    /// The sum of the words of all ranks about their operations.
+    pub(crate) fn operations(&self) -> u128 {
+        sum_of_words(self.said.iter().map(|said| said.operations))
+    }
+
+    /// The exact sum of all weights, if a u64 holds it.
+    pub(crate) fn total_weight(&self) -> Option<u64> {
+        self.said.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
+    }
+
+    /// The shortest prefix of the ranks whose weights overflow a u64 together; all ranks if none overflows.
+    pub(crate) fn too_heavy(&self) -> Vec<Rank> {
+        let mut sum = 0_u64;
+        let overflows = |said: &Statement| match sum.checked_add(said.weight) {
+            Some(more) => {
+                sum = more;
+                false
+            }
+            None => true,
+        };
+        let last = self.said.iter().position(overflows).unwrap_or(self.said.len() - 1);
+        (0..=last).map(Rank::new).collect()
+    }
+
+    /// The first of the ranks with the greatest weight, and that weight.
+    pub(crate) fn heaviest(&self) -> (Rank, u64) {
+        let weights = self.said.iter().map(|said| said.weight).enumerate();
+        let (rank, weight) = weights.rev().max_by_key(|(_, weight)| *weight).unwrap_or_default();
+        (Rank::new(rank), weight)
+    }
+
+    /// The sum of all losses, in rank order.
+    pub(crate) fn total_loss(&self) -> f64 {
+        self.said.iter().map(|statement| statement.loss).sum()
+    }
+
+    /// The first rank whose loss makes the running sum, in rank order, infinite or NaN.
+    pub(crate) fn first_loss_not_finite(&self) -> Option<Rank> {
+        let mut sum = 0.0;
+        let ends_it = |statement: &Statement| {
+            sum += statement.loss;
+            !f64::is_finite(sum)
+        };
+        self.said.iter().position(ends_it).map(Rank::new)
+    }
+
+    /// The number of microbatches of all ranks in total.
+    pub(crate) fn total_microbatches(&self) -> u64 {
+        self.said.iter().map(|statement| statement.microbatches).sum()
+    }
+
+    /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold the same.
+    pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
+        let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
+        row.map(|member| self.said[member.index()].squared_norm).sum()
+    }
+
+    /// The first sighting of all ranks, and the rank that made it.
+    pub(crate) fn first_non_finite(&self) -> Option<(Rank, Sighting)> {
+        non_finite::first(self.said.iter().map(|statement| statement.sighting))
+    }
+
+    /// The parameters that got a gradient on any rank.
+    pub(crate) fn present_anywhere(&self) -> &Presence {
+        &self.anywhere
+    }
+
+    /// Returns whether the step tells anything about parameters without a gradient: whether a rank had
+    /// items or, where weights do not enter, gradients.
+    pub(crate) fn had_data(&self, objective: Objective) -> bool {
+        let had_items = self.said.iter().any(|said| said.weight > 0);
+        had_items || (!objective.is_weighted() && !self.anywhere.is_empty())
+    }
+
+    /// The ranks that had items and on which `parameter` got no gradient. Where weights do not enter, every rank counts as having items.
+    pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
+        let without = |said: &Statement| {
+            let had_items = said.weight > 0 || !objective.is_weighted();
+            had_items && !said.presence.contains(parameter)
+        };
+        self.said
+            .iter()
+            .enumerate()
+            .filter(|(_, said)| without(said))
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+}
+
+/// The sum of numbers of 128 bits, which wraps around.
+pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
+    let number = |[low, high]: [u64; 2]| u128::from(low) | u128::from(high) << 64;
+    words.map(number).fold(0, u128::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agree::non_finite::When;
+
+    const FOUND: Sighting = Sighting { when: When::Microbatch(1), parameter: 1, from: Some(0) };
+
+    fn statement(rank: usize) -> Statement {
+        let mut presence = Presence::none(70);
+        presence.insert(rank);
+        presence.insert(69);
+        Statement {
+            microbatches: 2,
+            weight: 10 + rank as u64,
+            loss: 0.5,
+            squared_norm: 4.0_f64.powi(i32::try_from(rank).expect("small")),
+            sighting: (rank == 2).then_some(FOUND),
+            operations: [7, rank as u64],
+            presence,
+        }
+    }
+
+    fn agreement() -> Agreement {
+        let gathered = (0..4).flat_map(|rank| statement(rank).words().collect::<Vec<_>>());
+        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, 70)
+    }
+
+    #[test]
+    fn what_is_said_comes_back() {
+        assert_eq!(agreement().said, (0..4).map(statement).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn words_about_operations_add_up_and_wrap_around() {
+        assert_eq!(agreement().operations(), 28 + (6 << 64));
+        let most = [u64::MAX; 2];
+        assert_eq!(sum_of_words([most, [1, 0]].into_iter()), 0);
+        assert_eq!(sum_of_words([most, [3, 1]].into_iter()), 2 + (1 << 64));
+    }
+
+    #[test]
+    fn weights_add_over_all_ranks_and_norms_over_one_row() {
+        let mesh = Mesh::new(2, 2).expect("a mesh");
+        assert_eq!(agreement().total_weight(), Some(46));
+        assert_eq!(agreement().squared_norm(mesh, Rank::new(1)), 1.0 + 4.0);
+        assert_eq!(agreement().squared_norm(mesh, Rank::new(2)), 16.0 + 64.0);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_the_first_of_all_or_their_sum() {
+        let mut agreement = agreement();
+        assert_eq!(agreement.first_loss_not_finite(), None);
+        (agreement.said[1].loss, agreement.said[3].loss) = (f64::MAX, f64::MAX);
+        assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(3)));
+        (agreement.said[2].loss, agreement.said[3].loss) = (f64::NAN, f64::INFINITY);
+        assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(2)));
+    }
+
+    #[test]
+    fn weights_that_are_too_much_together_are_those_of_the_first_ranks() {
+        let mut agreement = agreement();
+        (agreement.said[1].weight, agreement.said[2].weight) = (u64::MAX - 10, 1);
+        assert_eq!(agreement.total_weight(), None);
+        assert_eq!(agreement.too_heavy(), [0, 1, 2].map(Rank::new));
+        assert_eq!(agreement.heaviest(), (Rank::new(1), u64::MAX - 10));
+    }
+
+    #[test]
+    fn the_first_sighting_is_everybodys() {
+        assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), FOUND)));
+    }
+
+    #[test]
+    fn presence_is_the_union_and_absence_names_ranks() {
+        let agreed = agreement();
+        let any = agreed.present_anywhere();
+        assert!(any.contains(3) && any.contains(69) && !any.contains(4));
+        assert_eq!(agreed.ranks_without(3, Objective::Sum), vec![0, 1, 2]);
+        assert_eq!(agreed.ranks_without(69, Objective::Sum), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn a_step_without_items_has_data_if_weights_do_not_enter_and_gradients_came() {
+        let mut agreement = agreement();
+        let objectives = [Objective::Sum, Objective::RankMean];
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [true, true]);
+        agreement.said.iter_mut().for_each(|said| said.weight = 0);
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, true]);
+        agreement.anywhere = Presence::none(70);
+        assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, false]);
+    }
+
+    #[test]
+    fn who_has_no_items_misses_no_gradient() {
+        let mut agreement = agreement();
+        agreement.said[1].weight = 0;
+        assert_eq!(agreement.ranks_without(3, Objective::WeightedMean), vec![0, 2]);
+        assert_eq!(agreement.ranks_without(3, Objective::RankMean), vec![0, 1, 2]);
+    }
+}

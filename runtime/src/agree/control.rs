@@ -1,0 +1,102 @@
+//! The exchanges on the control channel: a few words from each rank, in buffers that are reused for the next exchange.
+
+use std::mem;
+
+use hsdp_comm::{Channel, Error, Group, Lent, Tag, World};
+use hsdp_sharding::Rank;
+use parking_lot::Mutex;
+
+use crate::agree::joint;
+
+/// The control channel of one rank.
+#[derive(Debug)]
+pub(crate) struct Control {
+    world: World,
+    group: Group,
+    said: Mutex<Vec<u64>>,
+    heard: Mutex<Vec<u64>>,
+}
+
+impl Control {
+    pub(crate) fn new(world: &World) -> Self {
+        let group = world.world_group(Channel::Control);
+        Self { world: world.clone(), group, said: Mutex::default(), heard: Mutex::default() }
+    }
+
+    /// Sends `words`, as many as every rank sends, and calls `hear` with the words of all ranks, in rank order. A failure is
+    /// told to the other ranks: the exchange is between steps. Collective over the world.
+    ///
+    /// # Errors
+    /// Those of an all-gather.
+    pub(crate) fn exchange<R>(
+        &self,
+        tag: Tag,
+        words: impl IntoIterator<Item = u64>,
+        hear: impl FnOnce(&[u64]) -> R,
+    ) -> Result<R, Error> {
+        joint::run(&self.world, tag.step, || self.exchange_in_step(tag, words, hear))
+    }
+
+    /// As [`exchange`](Self::exchange), in a step: the step tells the other ranks of a failure when it is dropped.
+    ///
+    /// # Errors
+    /// Those of an all-gather.
+    pub(crate) fn exchange_in_step<R>(
+        &self,
+        tag: Tag,
+        words: impl IntoIterator<Item = u64>,
+        hear: impl FnOnce(&[u64]) -> R,
+    ) -> Result<R, Error> {
+        let [mut source, mut target] =
+            [&self.said, &self.heard].map(|buffer| mem::take(&mut *buffer.lock()));
+        source.clear();
+        source.extend(words);
+        target.resize(source.len() * self.group.size(), 0);
+        let lent = self.group.all_gather_into(tag, Lent { source, target })?.wait()?;
+        let heard = hear(&lent.target);
+        *self.said.lock() = lent.source;
+        *self.heard.lock() = lent.target;
+        Ok(heard)
+    }
+
+    /// The text of `rank`; the texts of other ranks are ignored. A failure is told to the other ranks, as by
+    /// [`exchange`](Self::exchange). Collective over the world.
+    ///
+    /// # Errors
+    /// Those of an all-gather and a broadcast.
+    pub(crate) fn text_of(&self, tag: Tag, rank: Rank, mine: &str) -> Result<String, Error> {
+        let mine = mine.as_bytes();
+        let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
+        let longest = self.exchange(tag, [mine.len() as u64], most)?;
+        let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
+        padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
+        let send = || self.group.broadcast(tag, rank.index(), padded)?.wait();
+        joint::run(&self.world, tag.step, send).map(|words| text_of(&words))
+    }
+}
+
+/// Up to eight bytes, the rest of them zeros.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; size_of::<u64>()];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+fn text_of(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_the_way_through_words() {
+        for text in ["", "mesh 2x2", "eight by", "prefetch 1\nobjective Sum"] {
+            let words: Vec<u64> = text.as_bytes().chunks(8).map(word).chain([0]).collect();
+            assert_eq!(text_of(&words), text);
+        }
+    }
+}

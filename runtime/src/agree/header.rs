@@ -1,0 +1,272 @@
+//! The step header: 72 bytes that ranks exchange before the first data collective of a step.
+//!
+//! It detects, before any data moves, a rank that is at another step (because it failed between `finish` and the optimizer,
+//! for example), has another plan or other options, or has updated the last step in another way.
+
+use hsdp_sharding::Rank;
+use hsdp_sharding::step::Exchange;
+
+use crate::agree::comparison;
+use crate::agree::samples::Samples;
+use crate::error::Error;
+use crate::options::uneven::{Input, Shutdown, Supply};
+
+/// The header of one rank at the beginning of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepHeader {
+    pub(crate) step: u64,
+    /// Steps that an optimizer has completed on this rank, with an update or a skip.
+    pub(crate) committed: u64,
+    pub(crate) microbatches: Option<usize>,
+    /// The digest of options and plan.
+    pub(crate) model: u64,
+    /// The digest of the order of units; 0 until the ranks have agreed on one.
+    pub(crate) order: u64,
+    /// The digest of the update of the step before.
+    pub(crate) update: u64,
+    pub(crate) loss_scale: u64,
+    /// The approximate weight of a microbatch; 0 means unknown. May differ between ranks.
+    pub(crate) weight_hint: u64,
+    /// The operation that the rank begins. May differ between ranks.
+    pub(crate) intent: Intent,
+    /// Whether the rank asks that this step be the last. May differ between ranks.
+    pub(crate) shutdown: Shutdown,
+    /// The digest of the rank's samples, if it names them. The header has a flag for it; the next exchange carries the digest. May
+    /// differ between ranks.
+    pub(crate) samples: Option<Samples>,
+}
+
+/// The operation that a rank begins where the next step would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// The step, with data or without.
+    Step(Input),
+    /// The end of its run: it makes no step.
+    End,
+}
+
+/// The result of the headers of all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub(crate) largest_hint: u64,
+    /// The ranks with and without data. A rank that ends its run has none.
+    pub(crate) supply: Supply,
+    /// Ranks that end their run.
+    pub(crate) ending: Vec<Rank>,
+    /// Whether any rank asks that this step be the last.
+    pub(crate) shutdown: Shutdown,
+    /// Whether ranks compare their samples, because a rank has named its own.
+    pub(crate) compares_samples: bool,
+}
+
+const WORDS: usize = Exchange::HEADER;
+/// The first word, except its lowest byte, which holds flags.
+const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst4\0");
+const FLAGS: u64 = 0xff;
+const EXHAUSTED: u64 = 1;
+const ENDS: u64 = 2;
+const SHUTDOWN: u64 = 4;
+const NAMES_SAMPLES: u64 = 8;
+const UNKNOWN: u64 = u64::MAX;
+const MICROBATCHES: usize = 3;
+const HINT: usize = WORDS - 1;
+
+impl StepHeader {
+    pub(crate) fn encode(&self) -> [u64; WORDS] {
+        [
+            MAGIC
+                | match self.intent {
+                    Intent::Step(Input::Ready) => 0,
+                    Intent::Step(Input::Exhausted) => EXHAUSTED,
+                    Intent::End => ENDS,
+                }
+                | match self.shutdown {
+                    Shutdown::NotAsked => 0,
+                    Shutdown::Asked => SHUTDOWN,
+                }
+                | self.samples.map_or(0, |_| NAMES_SAMPLES),
+            self.step,
+            self.committed,
+            self.microbatches.map_or(UNKNOWN, |count| count as u64),
+            self.model,
+            self.order,
+            self.update,
+            self.loss_scale,
+            self.weight_hint,
+        ]
+    }
+
+    /// Compares the headers of all ranks and combines them. Reuses the memory of `supply`.
+    ///
+    /// # Errors
+    /// `Disagreement` names the first field in which ranks differ, and the first rank that differs from the majority in this field;
+    /// without a majority, the first rank that differs from rank 0.
+    pub(crate) fn agree(gathered: &[u64], supply: Supply) -> Result<Agreed, Error> {
+        let headers = || gathered.chunks_exact(WORDS);
+        compare(gathered)?;
+        Ok(Agreed {
+            largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
+            supply: supply.renewed(headers().map(input)),
+            ending: (0..)
+                .zip(headers())
+                .filter(|(_, header)| ends(header))
+                .map(|(rank, _)| Rank::new(rank))
+                .collect(),
+            shutdown: headers().map(shutdown).max().unwrap_or_default(),
+            compares_samples: headers().any(|header| header[0] & NAMES_SAMPLES != 0),
+        })
+    }
+}
+
+fn input(header: &[u64]) -> Input {
+    if header[0] & (EXHAUSTED | ENDS) == 0 { Input::Ready } else { Input::Exhausted }
+}
+
+fn ends(header: &[u64]) -> bool {
+    header[0] & ENDS != 0
+}
+
+fn shutdown(header: &[u64]) -> Shutdown {
+    if header[0] & SHUTDOWN == 0 { Shutdown::NotAsked } else { Shutdown::Asked }
+}
+
+fn compare(gathered: &[u64]) -> Result<(), Error> {
+    const FIELDS: [&str; WORDS - 1] = [
+        "the protocol of the step header",
+        "the number of the step",
+        "the number of committed steps",
+        "the number of microbatches of the step",
+        comparison::MODEL,
+        "the order of units",
+        comparison::UPDATE,
+        "the loss scale",
+    ];
+    let headers = || gathered.chunks_exact(WORDS);
+    let one_ends = headers().any(ends);
+    for (field, what) in FIELDS.into_iter().enumerate() {
+        let value = |header: &[u64]| match field {
+            0 => header[0] & !FLAGS,
+            // A rank that makes no step has no number of microbatches either.
+            MICROBATCHES if one_ends => UNKNOWN,
+            field => header[field],
+        };
+        let first = headers().map(value).next();
+        if headers().map(value).all(|value| Some(value) == first) {
+            continue;
+        }
+        let values: Vec<u64> = headers().map(value).collect();
+        if let Some([rank, other]) = comparison::odd_one(&values) {
+            let said = |rank: usize| gathered[rank * WORDS + field];
+            let [got, want] = [rank, other].map(|rank| describe(field, said(rank)));
+            let [rank, other] = [rank, other].map(Rank::new);
+            return Err(Error::Disagreement { what: what.into(), rank, got, other, want });
+        }
+    }
+    Ok(())
+}
+
+fn describe(field: usize, value: u64) -> String {
+    match (field, value) {
+        (MICROBATCHES, UNKNOWN) => "as many as come".to_owned(),
+        (1..=3, value) => value.to_string(),
+        (7, value) => f64::from_bits(value).to_string(),
+        (_, value) => format!("{value:#018x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> StepHeader {
+        StepHeader {
+            step: 7,
+            committed: 7,
+            microbatches: Some(4),
+            model: 1,
+            order: 3,
+            update: 2,
+            loss_scale: 1.0_f64.to_bits(),
+            weight_hint: 0,
+            intent: Intent::Step(Input::Ready),
+            shutdown: Shutdown::NotAsked,
+            samples: None,
+        }
+    }
+
+    fn agree(headers: &[StepHeader]) -> Result<Agreed, Error> {
+        let said: Vec<u64> = headers.iter().flat_map(StepHeader::encode).collect();
+        StepHeader::agree(&said, Supply::default())
+    }
+
+    #[test]
+    fn a_header_is_72_bytes() {
+        assert_eq!(header().encode().len() * size_of::<u64>(), 72);
+    }
+
+    #[test]
+    fn equal_headers_agree_on_the_largest_hint() {
+        let hints = [3, 9, 0].map(|weight_hint| StepHeader { weight_hint, ..header() });
+        assert_eq!(agree(&hints).expect("they agree").largest_hint, 9);
+    }
+
+    #[test]
+    fn ranks_without_data_are_known() {
+        let out = StepHeader { intent: Intent::Step(Input::Exhausted), ..header() };
+        let supply = agree(&[header(), out, header()]).expect("they agree").supply;
+        assert_eq!(supply.exhausted, [Rank::new(1)]);
+        assert_eq!(supply.ready, [0, 2].map(Rank::new));
+    }
+
+    #[test]
+    fn one_rank_that_asks_for_the_end_is_heard_by_all_and_has_data() {
+        let asks = StepHeader { shutdown: Shutdown::Asked, ..header() };
+        let Agreed { supply, shutdown, ending, .. } = agree(&[header(), asks]).expect("they agree");
+        assert_eq!((shutdown, ending.len(), supply.ready.len()), (Shutdown::Asked, 0, 2));
+        assert_eq!(agree(&[header()]).expect("it agrees").shutdown, Shutdown::NotAsked);
+    }
+
+    #[test]
+    fn one_rank_that_names_its_samples_has_all_compare() {
+        let names = StepHeader { samples: Some(Samples::of([1])), ..header() };
+        assert!(agree(&[header(), names]).expect("they agree").compares_samples);
+        assert!(!agree(&[header()]).expect("it agrees").compares_samples);
+    }
+
+    #[test]
+    fn a_rank_that_ends_its_run_has_no_data_and_no_number_of_microbatches() {
+        let end = StepHeader { intent: Intent::End, microbatches: None, ..header() };
+        let Agreed { supply, ending, .. } = agree(&[header(), end]).expect("they agree");
+        assert_eq!((supply.exhausted, ending), (vec![Rank::new(1)], vec![Rank::new(1)]));
+        let behind = StepHeader { committed: 6, ..end };
+        let message = agree(&[header(), behind]).unwrap_err().to_string();
+        assert!(message.starts_with("the number of committed steps differs"), "{message}");
+    }
+
+    #[test]
+    fn a_rank_that_did_not_update_is_named() {
+        let behind = StepHeader { committed: 6, ..header() };
+        let message = agree(&[header(), header(), behind]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "the number of committed steps differs between ranks: rank 2 has 6, rank 0 has 7"
+        );
+    }
+
+    #[test]
+    fn the_odd_one_is_named_and_not_who_is_compared_with_it() {
+        let behind = StepHeader { committed: 6, ..header() };
+        let message = agree(&[behind, header(), header()]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "the number of committed steps differs between ranks: rank 0 has 6, rank 1 has 7"
+        );
+    }
+
+    #[test]
+    fn a_rank_with_another_number_of_microbatches_is_named() {
+        let other = StepHeader { microbatches: None, ..header() };
+        let message = agree(&[header(), other]).unwrap_err().to_string();
+        assert!(message.ends_with("rank 1 has as many as come, rank 0 has 4"), "{message}");
+    }
+}

@@ -1,0 +1,232 @@
+//! Exponential moving averages of the parameters.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_sharding::{ModelSpec, ParamId, Plan, Role, UnitId};
+use parking_lot::Mutex;
+use serde_json::json;
+
+use crate::agree::joint;
+use crate::checkpoint::{
+    Checkpointed, Expected, Problem, SavedOptions, SavedState, Spread, StateTensor,
+    check_between_steps,
+};
+use crate::error::Error;
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::{Average, Shared};
+use crate::state::shard::Shard;
+use crate::step::engine::Engine;
+
+/// An exponential moving average of this rank's trainable parameters, f32. It begins as a copy of them.
+///
+/// Each update of the model moves it on, whatever the optimizer, in the optimizer's pass over the parameters:
+///
+/// ```text
+/// average = average + (1 - decay) * (parameter - average)
+/// ```
+///
+/// in f32, where `1 - decay` is computed in f64 and rounded once, as `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that
+/// got no gradient takes part. A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each element of
+/// the trained part of this rank's shards; `ModelSpec::averaged` tells the plan.
+///
+/// [`ShardedModel::with_shards`] evaluates it. A pair with the optimizer goes into a checkpoint:
+/// `checkpoints.save(&model, &(adamw, ema), &user)`, from which `hsdp checkpoint export --average` makes a folder of the averages.
+///
+/// ```
+/// use hsdp::Ema;
+/// use hsdp::prelude::*;
+/// # fn evaluated(model: &mut ShardedModel) -> Result<(), hsdp::Error> {
+/// let ema = Ema::new(model, 0.999)?; // before the first step
+/// // ... steps ...
+/// let averages = model.with_shards(&ema, |model| model.full_parameters())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing moves a dropped average on"]
+pub struct Ema {
+    model: ModelId,
+    plan: Arc<Plan>,
+    average: Shared,
+    /// Number of the average among all of the model, which operations with it carry. A load keeps
+    /// it.
+    number: u32,
+}
+
+impl Ema {
+    /// An average of the parameters of this moment. `decay` is the fraction of the average that an update keeps; ranks compare it with the
+    /// options of optimizers. Not collective, and the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Options`] if `decay` is not from 0 to below 1, or if the model is updated on a device and a unit has both trainable and
+    /// frozen parameters; [`Error::Misuse`] inside [`ShardedModel::with_shards`]; [`Error::OutOfMemory`];
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
+    pub fn new(model: &ShardedModel, decay: f64) -> Result<Self, Error> {
+        let state = model.engine.state();
+        model.engine.check_own_shards(&state, "Ema::new")?;
+        drop(state);
+        // A copy that fails on one rank alone takes a number there too.
+        let number = model.engine.state().averages.next_number();
+        let average = {
+            let state = model.engine.state();
+            Average::copy_of(&model.engine.context, &state.shards, decay)?
+        };
+        Ok(Self::of(model, average, number))
+    }
+
+    /// Has the updates of this model move an average on.
+    fn of(model: &ShardedModel, average: Average, number: u32) -> Self {
+        let average = Arc::new(Mutex::new(average));
+        model.engine.state().averages.add(&average);
+        let plan = Arc::clone(&model.engine.context.plan);
+        Self { model: model.id().clone(), plan, average, number }
+    }
+
+    /// This rank's shards with the averages in place of the trainable parameters.
+    fn shards(&self, model: &ShardedModel) -> Result<Vec<Shard>, Error> {
+        let (context, state) = (&model.engine.context, model.engine.state());
+        let average = self.average.lock();
+        let shard = |(unit, shard): (usize, &Shard)| {
+            let unit = UnitId::new(unit);
+            if context.plan.layout(unit).trainable().shard_len == 0 {
+                return Ok(shard.clone());
+            }
+            let own = shard.in_f32(context)?;
+            // The text of an error is made outside of the scope, in which memory may be short.
+            let made = {
+                let _scope = context.scope_of_parameters(unit);
+                hsdp_kernels::zeros(own.len())
+            };
+            let mut parameters = made?;
+            parameters.copy_from_slice(&own);
+            average.copy_over(context, unit, &mut parameters)?;
+            Shard::new(context, (unit, parameters))
+        };
+        state.shards.iter().enumerate().map(shard).collect()
+    }
+}
+
+impl ShardedModel {
+    /// Runs `act` with the averages in place of the trainable parameters, for [`evaluation`](Self::evaluation) and
+    /// [`full_parameters`](Self::full_parameters). Frozen parameters are the model's. Afterwards the model has its own parameters again,
+    /// also after an error or a panic. Steps and checkpoints inside are refused.
+    ///
+    /// Meanwhile there is a second copy of this rank's shards of units with trainable parameters, in f32 and in the compute dtype.
+    ///
+    /// Not collective, but `act` may be: all ranks make the same call. A rank that is refused tells the others.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] within a step, while its gradients exist, inside another call, or if the average is of another model;
+    /// [`Error::Kernel`] without memory for the copy; [`Error::Device`](Error) if the parameters lie on a device that fails; those of `act`.
+    pub fn with_shards<T, E: From<Error>>(
+        &mut self,
+        ema: &Ema,
+        act: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let operation = "with_shards";
+        let shards = joint::run(self.world(), self.committed_steps(), || {
+            check_between_steps(self, operation)?;
+            if ema.model != *self.id() {
+                let what = "the average is of another model".to_owned();
+                return Err(self.engine.context.misuse(operation, self.committed_steps(), what));
+            }
+            ema.shards(self)
+        })?;
+        let _replaced = Replaced::by(&self.engine, shards, ema.number);
+        act(self)
+    }
+}
+
+/// Has other shards in place of a model's, until it is dropped.
+struct Replaced(Arc<Engine>);
+
+impl Replaced {
+    fn by(engine: &Arc<Engine>, shards: Vec<Shard>, number: u32) -> Self {
+        let mut state = engine.state();
+        engine.context.stand_in(number);
+        state.own_shards = Some(std::mem::replace(&mut state.shards, shards));
+        drop(state);
+        Self(Arc::clone(engine))
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        if let Some(own) = state.own_shards.take() {
+            self.0.context.restore();
+            state.shards = own;
+        }
+    }
+}
+
+/// Its state is of kind `ema`. Where a save is not in the background, it makes a copy of the averages for as long as it writes.
+impl Checkpointed for Ema {
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.model == *model
+    }
+
+    fn head(&self, _: &ModelSpec) -> OptimizerHead {
+        let options = json!({ "decay": self.average.lock().decay() });
+        let (kind, made_with) = (Average::KIND.to_owned(), Some(options.clone()));
+        OptimizerHead { kind, options, made_with, updates: BTreeMap::new(), is_open: false }
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![Average::KIND]
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        let params = self.plan.spec().params();
+        let trained = params.filter(|(_, param)| param.role == Role::Trainable);
+        let (kind, spread) = (Average::KIND, Spread::Elements);
+        trained.map(|(parameter, _)| StateTensor { kind, parameter, spread }).collect()
+    }
+
+    fn expected(&self, _: &SavedState<'_>) -> Expected {
+        Expected { tensors: self.tensors(), counted: Vec::new() }
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        of: (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        if of.0 != Average::KIND {
+            return Ok(None);
+        }
+        let mut copy = hsdp_kernels::zeros(range.len())?;
+        let copied = self.copy_state(model, of, (range.start, &mut copy))?;
+        Ok(copied.then_some(Cow::Owned(copy)))
+    }
+
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        (kind, parameter): (&str, ParamId),
+        (start, into): (usize, &mut [f32]),
+    ) -> Result<bool, Error> {
+        if kind != Average::KIND {
+            return Ok(false);
+        }
+        self.average.lock().copy_to(&model.engine.context, (parameter, start), into)
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        let mut decay = self.average.lock().decay();
+        if let SavedOptions::All { now, .. } = saved.options {
+            let saved = now["decay"].as_f64();
+            let lacking = || Problem::lasting(format!("ema decay is {} there", now["decay"]));
+            decay = saved.ok_or_else(lacking)?;
+        }
+        let of = (decay, model.committed_steps());
+        let shards = model.engine.state().shards.clone();
+        let average = Average::saved(&model.engine.context, of, saved, &shards)?;
+        Ok(Self::of(model, average, self.number))
+    }
+}

@@ -1,0 +1,12 @@
+//! The state of a rank's model, wherever it lies.
+
+pub(crate) mod context;
+pub(crate) mod device;
+pub(crate) mod events;
+pub(crate) mod full;
+pub(crate) mod full_pool;
+pub(crate) mod kept;
+pub(crate) mod lock;
+pub(crate) mod schedule;
+pub(crate) mod shard;
+pub(crate) mod sums;

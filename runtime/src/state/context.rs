@@ -1,0 +1,284 @@
+//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
+use hsdp_kernels::memory::{self, Category, Scope};
+use hsdp_sharding::{
+    Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
+};
+
+use crate::agree::control::Control;
+use crate::error::Error;
+use crate::options::ModelOptions;
+use crate::options::digest;
+use crate::options::precision::LossScaling;
+use crate::state::device::ModelDevice;
+use crate::state::events::Events;
+use crate::state::full_pool::FullPool;
+use crate::state::kept::Kept;
+use crate::state::schedule::Schedules;
+use crate::step::unused::UnusedReports;
+
+/// The plan, the options, and this rank's groups.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) world: World,
+    /// Number and name of the model, from the moment when all ranks have agreed on them. All its
+    /// operations carry them.
+    pub(crate) label: Option<ModelLabel>,
+    /// Number of the average that stands in for the parameters, or [`OWN_PARAMETERS`].
+    stand_in: AtomicU32,
+    /// The plan as declared. For the order of units in use see [`Self::schedules`].
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) schedules: Schedules,
+    pub(crate) options: ModelOptions,
+    /// The digest of the options.
+    pub(crate) options_digest: u64,
+    /// The digest of the options and the plan, which every header has.
+    pub(crate) digest: u64,
+    /// The shard group, or the world where ranks share their full copies. Gathers and reductions are two sequences, so
+    /// that neither waits for the other's turn.
+    pub(crate) gather: Group,
+    pub(crate) reduce: Group,
+    pub(crate) all_reduce: Group,
+    pub(crate) control: Control,
+    /// Gathers for export, outside any step.
+    pub(crate) export: Group,
+    pub(crate) events: Events,
+    pub(crate) unused: UnusedReports,
+    /// Checkpoints of this model that may save have a handle each.
+    pub(crate) checkpoint_writers: Arc<()>,
+    /// The source of the reductions' buffers.
+    pub(crate) kept: Arc<Kept>,
+    /// The source of the gathers' buffers.
+    pub(crate) full_pool: Arc<FullPool>,
+    /// Where this rank's part of the model lies, if not on the host.
+    pub(crate) device: Option<ModelDevice>,
+    /// The number in the model of each unit's first parameter, and the count of all parameters.
+    first_parameter: Vec<usize>,
+}
+
+/// No average stands in for the parameters. Averages are numbered from 1.
+const OWN_PARAMETERS: u32 = 0;
+
+impl Context {
+    pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
+        let (mesh, options_digest) = (plan.mesh(), options.digest());
+        let shard_group = mesh.group(Axis::Shard, world.rank());
+        let replicate_group = mesh.group(Axis::Replicate, world.rank());
+        let gather = match options.full_copies {
+            FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
+            FullCopies::PerProcess => world.world_group(Channel::Gather),
+        };
+        // Where others are processes, the host waits for their parts: the deadline of the world is to end that, with a name.
+        let factor = if world.shares_memory() { 1 } else { 2 };
+        let patience = world.deadline().saturating_mul(factor);
+        let device = ModelDevice::of(options.placement, patience, &plan)?;
+        let reduce = world.group(&shard_group, Channel::Reduce)?;
+        let all_reduce = world.group(&replicate_group, Channel::AllReduce)?;
+        if let Some(device) = &device {
+            device.connect(&world, &[&gather, &reduce, &all_reduce])?;
+        }
+        Ok(Self {
+            label: None,
+            stand_in: AtomicU32::new(OWN_PARAMETERS),
+            gather,
+            device,
+            reduce,
+            all_reduce,
+            control: Control::new(&world),
+            export: world.group(&shard_group, Channel::Control)?,
+            events: Events::default(),
+            unused: UnusedReports::default(),
+            checkpoint_writers: Arc::default(),
+            kept: Arc::default(),
+            full_pool: Arc::new(FullPool::new(plan.memory().full)),
+            first_parameter: first_parameters(&plan),
+            digest: digest::of_words([options_digest, plan.fingerprint()]),
+            schedules: Schedules::new(Arc::clone(&plan), options.order),
+            options_digest,
+            world,
+            plan,
+            options,
+        })
+    }
+
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers
+    /// and reductions are sequences of their own, so that steps of several models may be open at a
+    /// time: the moment at which an all-reduce is issued varies. Where NCCL carries operations, they
+    /// are issued in one order, and models share its communicators.
+    pub(crate) fn take_label(&mut self, label: ModelLabel) {
+        self.label = Some(label);
+        if !self.issues_in_one_order() {
+            for group in [&mut self.gather, &mut self.reduce, &mut self.all_reduce] {
+                *group = group.of_model(label.number);
+            }
+        }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.world.rank()
+    }
+
+    /// Whether the order in which a rank issues operations must follow from the plan alone, over all channels, and not from work that may
+    /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/NCCL.md`,
+    /// "One order").
+    pub(crate) fn issues_in_one_order(&self) -> bool {
+        self.device.is_some() && !self.world.shares_memory()
+    }
+
+    /// Whether there are replicas.
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.plan.mesh().replicate_size() > 1
+    }
+
+    /// Whether ranks ask each other for overflows before they all-reduce.
+    pub(crate) fn expects_overflow(&self) -> bool {
+        let dynamic = matches!(self.options.loss_scaling, LossScaling::Dynamic(_));
+        let accumulation = self.plan.options().accumulation;
+        dynamic && self.has_replicas() && accumulation != Accumulation::Every
+    }
+
+    /// Whether replicas reduce each microbatch when it ends.
+    pub(crate) fn reduces_every_microbatch(&self) -> bool {
+        self.has_replicas() && self.plan.options().accumulation == Accumulation::Every
+    }
+
+    /// This rank's word for [`check_operations`](Self::check_operations).
+    pub(crate) fn operations_word(&self) -> [u64; 2] {
+        self.world.operations_word(&self.groups())
+    }
+
+    /// Checks that all ranks have issued the same operations on devices: `total` is the sum of their words, each taken after
+    /// the same operations. If it is not 0, the ranks look for the first difference, and the world ends.
+    pub(crate) fn check_operations(&self, total: u128) -> Result<(), Error> {
+        match total {
+            0 => Ok(()),
+            _ => Ok(self.world.compare_operations(&self.groups())?),
+        }
+    }
+
+    fn groups(&self) -> [&Group; 3] {
+        [&self.gather, &self.reduce, &self.all_reduce]
+    }
+
+    /// Whether shards are updated on a device.
+    pub(crate) fn updates_on_device(&self) -> bool {
+        self.device.as_ref().is_some_and(ModelDevice::updates_there)
+    }
+
+    /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they stay there, or go on to a device, or
+    /// only their trained part stays.
+    pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
+        let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
+        let stay = stay && self.plan.layout(unit).stored().is_none();
+        memory::scope(if stay { Category::Shard } else { Category::Other })
+    }
+
+    /// Whether there are checkpoints of this model that may save.
+    pub(crate) fn is_saved(&self) -> bool {
+        Arc::strong_count(&self.checkpoint_writers) > 1
+    }
+
+    /// Whether gradients of a step still exist: each of them has a handle to `kept`, to which its buffers go back.
+    pub(crate) fn has_gradients_out(&self) -> bool {
+        Arc::strong_count(&self.kept) > 1
+    }
+
+    /// A unit with its layout.
+    pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
+        (unit, Arc::clone(self.plan.layout(unit)))
+    }
+
+    /// How many parameters the model has.
+    pub(crate) fn parameters(&self) -> usize {
+        self.first_parameter[self.first_parameter.len() - 1]
+    }
+
+    /// The number of a parameter in the model.
+    pub(crate) fn number_of(&self, parameter: ParamId) -> usize {
+        self.first_parameter[parameter.unit.index()] + parameter.index
+    }
+
+    /// The parameter with this number in the model.
+    pub(crate) fn parameter(&self, number: usize) -> ParamId {
+        let unit = self.first_parameter.partition_point(|first| *first <= number) - 1;
+        ParamId { unit: UnitId::new(unit), index: number - self.first_parameter[unit] }
+    }
+
+    /// The name of the parameter with this number in the model.
+    pub(crate) fn name_of(&self, number: usize) -> String {
+        let id = self.parameter(number);
+        self.plan.spec()[id.unit].params[id.index].name.clone()
+    }
+
+    /// The number in the model of the parameter that holds an element of this rank's shard; `None` in padding.
+    pub(crate) fn parameter_at(&self, unit: UnitId, at: usize) -> Option<usize> {
+        let holds = |piece: &Piece| piece.shard_range().contains(&at);
+        let shard_index = self.plan.mesh().coordinate(self.rank()).shard_index;
+        let index = self.plan.layout(unit).pieces(shard_index).find(holds)?.param;
+        Some(self.number_of(ParamId { unit, index }))
+    }
+
+    pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {
+        Error::Misuse { operation, rank: self.rank(), step, what }
+    }
+
+    /// An error of the kernels; if memory was missing, with the operation, the step and the unit.
+    pub(crate) fn no_memory(
+        &self,
+        error: hsdp_kernels::Error,
+        operation: &'static str,
+        (step, unit): (u64, UnitId),
+    ) -> Error {
+        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
+        let unit = self.plan.spec()[unit].name.clone();
+        Error::OutOfMemory { operation, unit, rank: self.rank(), step, bytes }
+    }
+
+    pub(crate) fn tag(
+        &self,
+        unit: Option<UnitId>,
+        stage: Stage,
+        step: u64,
+        microbatch: usize,
+    ) -> Tag {
+        let mut tag = Tag::new(stage).step(step).microbatch(microbatch);
+        tag.model = self.label;
+        tag.unit = unit;
+        match self.stand_in.load(Ordering::Relaxed) {
+            OWN_PARAMETERS => tag,
+            number => tag.part(Part { kind: PartKind::Average, number }),
+        }
+    }
+
+    /// Has operations carry the number of the average that stands in for the parameters, until
+    /// [`restore`](Self::restore) is called.
+    pub(crate) fn stand_in(&self, average: u32) {
+        self.stand_in.store(average, Ordering::Relaxed);
+    }
+
+    /// Has operations be of the model's own parameters again.
+    pub(crate) fn restore(&self) {
+        self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
+    }
+
+    /// Returns the tag of an exchange of the optimizer that updates `first` and later parameters. No
+    /// two optimizers of an update have the same first one. One without parameters has the number
+    /// after the last parameter.
+    pub(crate) fn tag_of_update(&self, first: Option<ParamId>, step: u64) -> Tag {
+        let number = first.map_or_else(|| self.parameters(), |first| self.number_of(first));
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })
+    }
+}
+
+fn first_parameters(plan: &Plan) -> Vec<usize> {
+    let mut first = vec![0];
+    for unit in plan.spec().units() {
+        first.push(first[first.len() - 1] + unit.params.len());
+    }
+    first
+}

@@ -1,0 +1,151 @@
+//! The buffers of a step, kept for the next one: fresh buffers would cost a pass of zeros.
+
+use std::mem;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread;
+
+use hsdp_kernels::memory::{self, Category};
+use parking_lot::Mutex;
+
+use crate::state::context::Context;
+use crate::state::sums::Sums;
+use crate::step::reductions::Reductions;
+
+/// The buffers of one model's steps, between the steps.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    /// With their sums of other ranks and of microbatches.
+    reductions: Option<Reductions>,
+    /// By unit: this rank's sums.
+    sums: Option<Vec<Sums>>,
+    /// How often all buffers were released.
+    generation: u64,
+    forgotten: Forgotten,
+}
+
+/// Whether gradients were dropped without the update for which they were made.
+#[derive(Clone, Copy, Debug, Default)]
+enum Forgotten {
+    #[default]
+    None,
+    /// Those of this step.
+    Step(u64),
+    /// The caller has been told, and is not told again.
+    Told,
+}
+
+impl Kept {
+    /// The reductions of a step, and its sums by unit, in the buffers of a step before.
+    pub(crate) fn take(&self, context: &Context) -> (Reductions, Vec<Sums>) {
+        let mut held = self.0.lock();
+        let (reductions, sums) = (held.reductions.take(), held.sums.take());
+        drop(held);
+        let none = || context.plan.spec().units().iter().map(|_| Sums::default()).collect();
+        let mut sums = sums.unwrap_or_else(none);
+        let mut reductions = reductions.unwrap_or_else(|| Reductions::new(&context.plan));
+        reductions.begin(context, &mut sums);
+        (reductions, sums)
+    }
+
+    /// The step whose gradients were dropped without an update: once, and the first such step.
+    pub(crate) fn take_forgotten(&self) -> Option<u64> {
+        let forgotten = &mut self.0.lock().forgotten;
+        let Forgotten::Step(step) = *forgotten else { return None };
+        *forgotten = Forgotten::Told;
+        Some(step)
+    }
+
+    /// Gradients that were dropped until now are not missed: their parameters have been replaced.
+    pub(crate) fn forgive(&self) {
+        let forgotten = &mut self.0.lock().forgotten;
+        if let Forgotten::Step(_) = *forgotten {
+            *forgotten = Forgotten::None;
+        }
+    }
+
+    pub(crate) fn keep(&self, reductions: Reductions) {
+        self.0.lock().reductions = Some(reductions);
+    }
+
+    /// Releases the kept buffers, and those of gradients that still exist as soon as they are dropped.
+    pub(crate) fn clear(&self) {
+        let mut held = self.0.lock();
+        held.generation += 1;
+        let former = (held.reductions.take(), held.sums.take());
+        drop(held);
+        drop(former);
+    }
+}
+
+/// A buffer of the step before, if it has that length; a new one otherwise.
+///
+/// # Errors
+/// If there is no memory for it.
+pub(crate) fn sized(
+    buffer: Vec<f32>,
+    len: usize,
+    category: Category,
+) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    if buffer.len() == len {
+        return Ok(buffer);
+    }
+    let _scope = memory::scope(category);
+    hsdp_kernels::zeros(len)
+}
+
+/// The finished gradients of a step, by unit: this rank's shards, empty for units without any. When they are dropped, their buffers
+/// serve another step.
+#[derive(Debug)]
+pub(crate) struct GradShards {
+    sums: Vec<Sums>,
+    /// By unit and parameter: whether it got a gradient on any rank in the step.
+    pub(crate) present: Vec<Vec<bool>>,
+    kept: Arc<Kept>,
+    generation: u64,
+    /// The step, until an optimizer has taken the gradients, if all ranks have agreed to apply them.
+    awaits_update: Option<u64>,
+}
+
+impl GradShards {
+    pub(crate) fn new(sums: Vec<Sums>, kept: &Arc<Kept>) -> Self {
+        let generation = kept.0.lock().generation;
+        Self { sums, present: Vec::new(), kept: Arc::clone(kept), generation, awaits_update: None }
+    }
+
+    /// Notes that an optimizer should take the gradients.
+    pub(crate) fn await_update(&mut self, step: u64) {
+        self.awaits_update = Some(step);
+    }
+
+    /// Notes that an optimizer has taken the gradients.
+    pub(crate) fn taken(&mut self) {
+        self.awaits_update = None;
+    }
+}
+
+impl Deref for GradShards {
+    type Target = [Sums];
+
+    fn deref(&self) -> &[Sums] {
+        &self.sums
+    }
+}
+
+impl Drop for GradShards {
+    fn drop(&mut self) {
+        let mut held = self.kept.0.lock();
+        // A panic ends more than the step, and is told of itself.
+        let forgotten = self.awaits_update.filter(|_| !thread::panicking());
+        if let (Some(step), Forgotten::None) = (forgotten, held.forgotten) {
+            held.forgotten = Forgotten::Step(step);
+        }
+        // If the gradients of another step are kept already, these are freed.
+        if held.sums.is_none() && held.generation == self.generation {
+            held.sums = Some(mem::take(&mut self.sums));
+        }
+    }
+}

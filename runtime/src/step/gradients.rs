@@ -1,0 +1,205 @@
+//! The finished gradients of a step: the only thing that drives an optimizer.
+
+use std::collections::BTreeMap;
+
+use hsdp_kernels::scaled_copy;
+use hsdp_sharding::{ParamId, UnitId};
+
+use crate::agree::joint;
+use crate::agree::non_finite::NonFiniteGradient;
+use crate::error::Error;
+use crate::model::clipping::Clipping;
+use crate::model::export;
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::is_held_in_f32;
+use crate::state::context::Context;
+use crate::state::kept::GradShards;
+
+/// The decision of all ranks about a step's gradients.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Update the parameters.
+    Apply,
+    /// Leave the parameters as they are, for this reason.
+    Skip(NonFiniteGradient),
+}
+
+/// This rank's shard of a step's gradient, reduced over both axes, and agreed on by all ranks.
+///
+/// The buffers hold sums. The one division of the step happens where they are read: in the optimizer's pass, and in the copies
+/// that [`shard`](Self::shard) and [`full`](Self::full) return. Clipping happens in the optimizer's pass only.
+///
+/// The next step uses this memory again. Drop this value before the next step, or that step allocates as much again. If it is
+/// dropped without an update, the next step warns, once.
+///
+/// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final all-reduce cannot reach an
+/// optimizer.
+#[derive(Debug)]
+#[must_use = "gradients that no optimizer takes change nothing"]
+pub struct Gradients {
+    pub(crate) model: ModelId,
+    pub(crate) step: u64,
+    /// The sums by unit, before the division; empty where a unit has no trainable parameter. Also the parameters that got a
+    /// gradient.
+    pub(crate) grad_shards: GradShards,
+    /// The divisor of the sums. It is known only when all ranks have agreed, after the norm of the sums was computed.
+    pub(crate) divisor: f64,
+    pub(crate) norm: f64,
+    pub(crate) loss: f64,
+    pub(crate) weight: u64,
+    pub(crate) clip: f32,
+    /// The norm to which the gradient was clipped, as given.
+    pub(crate) max_norm: Option<f64>,
+    pub(crate) verdict: Verdict,
+    /// How the gradients are clipped besides.
+    pub(crate) clipping: Clipping,
+    /// Whether the update is to be measured.
+    pub(crate) is_measured: bool,
+}
+
+/// Returns whether gradients can be clipped to `limit`: it is infinity, 0, or a number above 0 that
+/// is not 0 in f32.
+pub(crate) fn is_limit(limit: f64) -> bool {
+    limit > f64::from(f32::MAX) || is_held_in_f32(limit)
+}
+
+impl Gradients {
+    /// The number of the step.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The 2-norm of the whole gradient, over all shards, divided, before clipping.
+    #[must_use]
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// The loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of the losses over the sum of the weights, for
+    /// `RankMean` the mean of the mean losses, for `Sum` the sum of the losses, and for `Factor` that sum over the factor.
+    #[must_use]
+    pub fn loss(&self) -> f64 {
+        self.loss
+    }
+
+    /// The sum of the weights of all ranks and microbatches.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// Checks that these are the gradients of the last step of `model`. An optimizer calls this before it changes anything. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if the gradients belong to another model, or to an earlier step; the message has both numbers.
+    pub fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
+        let refuse = |what| Err(model.engine.context.misuse("optimizer step", self.step, what));
+        let finished = model.engine.state().next_step;
+        if self.model != *model.id() {
+            return refuse("these are the gradients of another model".to_owned());
+        }
+        if self.step + 1 != finished {
+            return refuse(format!(
+                "the gradients are those of step {}, the model has finished {finished} steps",
+                self.step
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the factor by which an optimizer multiplies the divided gradients first: that of
+    /// [`clip`](Self::clip) and of [`clip_norm`](Self::clip_norm) of all parameters, or 1. It is 1
+    /// also if parameters are clipped in different ways, or by value: then the optimizer gets
+    /// gradients that are clipped already.
+    #[must_use]
+    pub fn clip_factor(&self) -> f32 {
+        if self.is_clipped_apart() { 1.0 } else { self.clip }
+    }
+
+    /// The agreement of all ranks to apply or to skip these gradients.
+    #[must_use]
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Of several calls the
+    /// one with the least norm counts. Not collective.
+    ///
+    /// The optimizer applies the factor in its pass over the shard. This comes before
+    /// [`clip_norm`](Self::clip_norm), for other norms and groups of parameters, and
+    /// [`clip_value`](Self::clip_value).
+    ///
+    /// # Panics
+    /// If `max_norm` is NaN, below 0, or above 0 and 0 in f32; after `clip_norm` or `clip_value`,
+    /// since [`norm`](Self::norm) is that of the gradient before them: call this first, or
+    /// `clip_norm` with `Norm::P(2.0)`.
+    pub fn clip(mut self, max_norm: f64) -> Self {
+        assert!(
+            self.clipping.lines.is_empty(),
+            "`Gradients::clip` comes before `clip_norm` and `clip_value`: call it first, or \
+             `clip_norm` with `Norm::P(2.0)`"
+        );
+        assert!(is_limit(max_norm), "gradients cannot be clipped to a norm of {max_norm}");
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a factor of at most 1, applied in f32"
+        )]
+        let factor = (max_norm / (self.norm + 1e-6)).min(1.0) as f32;
+        self.clip = self.clip.min(factor);
+        self.max_norm = Some(self.max_norm.map_or(max_norm, |least| least.min(max_norm)));
+        self
+    }
+
+    /// Asks the optimizer's pass to [measure](ShardedModel::last_update) how far it moves each parameter: it copies a block of
+    /// parameters before it updates them, while they are in the cache. All ranks ask, or none. Not collective.
+    ///
+    /// A model that is updated on a device refuses such an update ([`Error::Misuse`]), before any parameter changes.
+    pub fn measured(self) -> Self {
+        Self { is_measured: true, ..self }
+    }
+
+    /// A copy of this rank's shard of a unit's gradient, in f32, in the layout's order, divided, before clipping; empty if the unit has
+    /// no trainable parameter. Not collective.
+    ///
+    /// If the ranks agreed to skip the step, it holds the sums of the reductions without the division.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on a device that fails.
+    ///
+    /// # Panics
+    /// If the model has no such unit.
+    pub fn shard(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
+        self.shard_in(&model.engine.context, unit)
+    }
+
+    pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
+        let grad_shard = self.grad_shards[unit.index()].to_host(context, self.step)?;
+        let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
+        scaled_copy(&mut divided, &grad_shard, self.divisor);
+        Ok(divided)
+    }
+
+    /// Whether the parameter got a gradient on any rank in any microbatch of the step.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn has_gradient(&self, parameter: ParamId) -> bool {
+        self.grad_shards.present[parameter.unit.index()][parameter.index]
+    }
+
+    /// The whole gradients of all trainable parameters, in f32, row-major, by name, divided, before clipping. For tests and small
+    /// models.
+    ///
+    /// Collective over the shard group, one gather for each unit, in the plan's order of reductions; every rank gets all gradients.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on
+    /// a device that fails.
+    pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+        let context = &model.engine.context;
+        joint::run(&context.world, self.step, || export::full_gradients(context, self))
+    }
+}

@@ -1,0 +1,128 @@
+//! Trainable parameters that got no gradient in a step.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hsdp_sharding::Role;
+
+use crate::agree::agreement::Agreement;
+use crate::error::{Error, Without};
+use crate::options::Unused;
+use crate::state::context::Context;
+
+/// The words and the state of the reports on parameters without a gradient.
+#[derive(Debug, Default)]
+pub(crate) struct UnusedReports {
+    /// Usual causes, from the adapter of an autograd.
+    causes: OnceLock<&'static str>,
+    /// Whether the check of the first step is over, which it is on all ranks or on none.
+    checked: AtomicBool,
+    /// Whether the model was loaded after updates.
+    trained: AtomicBool,
+    /// Whether zeros have stood for missing gradients on this rank.
+    has_cuts: AtomicBool,
+}
+
+impl UnusedReports {
+    pub(crate) fn set_causes(&self, causes: &'static str) {
+        self.causes.get_or_init(|| causes);
+    }
+
+    fn causes(&self) -> String {
+        self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
+    }
+
+    /// Notes a load of a checkpoint after this number of applied updates.
+    pub(crate) fn note_load(&self, applied: u64) {
+        self.trained.store(applied > 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the model was trained before it was loaded.
+    fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_cuts(&self) {
+        self.has_cuts.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seeks_cuts(&self, policy: Unused) -> bool {
+        policy == Unused::ErrorOnAnyRank
+            || !self.is_checked()
+            || self.has_cuts.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the first step was checked.
+    fn is_checked(&self) -> bool {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    fn set_checked(&self) {
+        self.checked.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Refuses a step with parameters that got no gradient on some rank, under
+/// [`Unused::ErrorOnAnyRank`]. All ranks come to the same end.
+///
+/// # Errors
+/// [`Error::UnusedParameters`].
+pub(super) fn check_each_rank(
+    context: &Context,
+    step: u64,
+    agreement: &Agreement,
+) -> Result<(), Error> {
+    if context.options.unused != Unused::ErrorOnAnyRank {
+        return Ok(());
+    }
+    let objective = context.options.objective;
+    let without = |number| (context.name_of(number), agreement.ranks_without(number, objective));
+    let unused = trainable(context).map(without).filter(|(_, ranks)| !ranks.is_empty());
+    let parameters: Vec<_> = unused.collect();
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    Err(Error::UnusedParameters { step, parameters, causes: context.unused.causes() })
+}
+
+/// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
+/// model that has made steps before, in another process, is not refused. A step that is refused, and
+/// one without data, is followed by another first step. All ranks come to the same end.
+///
+/// # Errors
+/// [`Error::WithoutGradient`].
+pub(super) fn check_first(
+    context: &Context,
+    step: u64,
+    agreement: &Agreement,
+) -> Result<(), Error> {
+    let policy = context.options.unused;
+    let is_over = policy == Unused::ErrorOnAnyRank || context.unused.is_checked();
+    if is_over || !agreement.had_data(context.options.objective) {
+        return Ok(());
+    }
+    let anywhere = agreement.present_anywhere();
+    let unused = trainable(context).filter(|number| !anywhere.contains(*number));
+    let parameters: Vec<String> = unused.map(|number| context.name_of(number)).collect();
+    if !parameters.is_empty() && policy != Unused::Zeros {
+        let (trainable, causes) = (trainable(context).count(), context.unused.causes());
+        if policy == Unused::ErrorInFirstStep && !context.unused.is_trained() {
+            return Err(Error::WithoutGradient { step, trainable, parameters, causes });
+        }
+        if context.rank().index() == 0 {
+            let without = Without::of(&parameters, trainable);
+            let (count, names) = (without.count(), without.names());
+            hsdp_warnings::warn!(step, "{count}, and are not updated{causes}: {names}");
+        }
+    }
+    context.unused.set_checked();
+    Ok(())
+}
+
+/// Returns the numbers of the trainable parameters.
+fn trainable(context: &Context) -> impl Iterator<Item = usize> {
+    (0..context.parameters()).filter(|number| {
+        let id = context.parameter(*number);
+        context.plan.spec()[id].role == Role::Trainable
+    })
+}
