@@ -85,11 +85,12 @@ pub use model::norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms
 pub use model::{ModelId, ShardedModel};
 pub use optimizer::ema::Ema;
 pub use optimizer::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Allowed, DeviceRun, Grouped, Lion,
-    LionOptions, Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run,
-    RunState, Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
+    Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run, RunState,
+    Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
     WholeParameters,
 };
+pub use options::allowed::Allowed;
 pub use options::divide;
 pub use options::learning_rate::LearningRate;
 pub use options::objective::{LossSum, Objective, Seed};

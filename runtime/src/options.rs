@@ -1,5 +1,6 @@
 //! The options of a model and of a step.
 
+pub(crate) mod allowed;
 pub(crate) mod description;
 pub(crate) mod digest;
 pub mod divide;

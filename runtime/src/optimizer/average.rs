@@ -10,9 +10,10 @@ use parking_lot::Mutex;
 
 use crate::checkpoint::{Problem, SavedState};
 use crate::error::Error;
-use crate::optimizer::options::{Allowed, check_number};
+use crate::optimizer::options::check_number;
 use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::state::{Of, State};
+use crate::options::allowed::Allowed;
 use crate::state::context::Context;
 use crate::state::shard::Shard;
 

@@ -5,10 +5,11 @@ use hsdp_kernels::{MomentumKind, SgdStep};
 use serde_json::Value;
 
 use crate::optimizer::options::{
-    Allowed, MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
+    MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
 };
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::{Grouped, Run};
+use crate::options::allowed::Allowed;
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.
 pub type Sgd = Grouped<SgdOptions>;

@@ -1,6 +1,6 @@
 //! Learning-rate schedules: pure functions of the number of updates so far.
 
-use crate::optimizer::Allowed;
+use crate::options::allowed::Allowed;
 
 /// A learning rate for each update.
 ///

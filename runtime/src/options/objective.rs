@@ -1,7 +1,7 @@
 //! The objective whose gradient a step computes, and the seed of a backward pass.
 
 use crate::error::Error;
-use crate::optimizer::is_positive_in_f32;
+use crate::options::allowed::is_positive_in_f32;
 
 /// The function whose gradient a step computes.
 ///

@@ -4,7 +4,7 @@ use hsdp_checkpoint::LossScaleHead;
 use hsdp_sharding::DType;
 
 use crate::error::Error;
-use crate::optimizer::is_positive_in_f32;
+use crate::options::allowed::is_positive_in_f32;
 
 /// The dtypes of a model. Master parameters, partials and optimizer state are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

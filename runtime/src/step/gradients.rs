@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::model::clipping::Clipping;
 use crate::model::export;
 use crate::model::{ModelId, ShardedModel};
-use crate::optimizer::is_held_in_f32;
+use crate::options::allowed::is_held_in_f32;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
 

@@ -3,7 +3,8 @@
 use hsdp_kernels::adafactor::AdafactorStep;
 use serde_json::Value;
 
-use crate::optimizer::options::{Allowed, OptimizerOptions, Setting, set_number};
+use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
+use crate::options::allowed::Allowed;
 
 /// The parameters of Adafactor. The defaults are those of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,9 @@ use hsdp_sharding::WholeMatrix;
 use serde_json::Value;
 
 use crate::optimizer::options::{
-    Allowed, MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
+    MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
 };
+use crate::options::allowed::Allowed;
 
 /// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
