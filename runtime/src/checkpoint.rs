@@ -87,7 +87,8 @@ use self::snapshot::Snapshot;
 
 use crate::agree::joint;
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
+use crate::state::model_id::ModelId;
 
 /// The checkpoints of one model, in one directory.
 ///

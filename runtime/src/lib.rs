@@ -79,10 +79,10 @@ pub use agree::non_finite::{NonFiniteGradient, Origin};
 pub use agree::samples::Samples;
 pub use autograd::{collective, dist};
 pub use error::Error;
+pub use model::ShardedModel;
 pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;
 pub use model::norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
-pub use model::{ModelId, ShardedModel};
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
@@ -100,6 +100,7 @@ pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use state::events::Event;
 pub use state::full::Full;
+pub use state::model_id::ModelId;
 pub use step::gradients::{Gradients, Verdict};
 pub use step::unit_gradients::UnitGradients;
 pub use step::{NextStep, Pass, PassHandle, Step};

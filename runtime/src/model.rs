@@ -19,27 +19,10 @@ use crate::options::uneven::EndOfRun;
 use crate::options::{ModelOptions, StepOptions};
 use crate::state::context::Context;
 use crate::state::events::Event;
+use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::{Begun, Engine};
 use crate::step::{NextStep, Step};
-
-/// The identity of a model in this process.
-#[derive(Clone, Debug)]
-pub struct ModelId(Arc<()>);
-
-impl ModelId {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(()))
-    }
-}
-
-impl PartialEq for ModelId {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for ModelId {}
 
 /// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
 #[derive(Debug)]

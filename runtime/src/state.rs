@@ -7,6 +7,7 @@ pub(crate) mod full;
 pub(crate) mod full_pool;
 pub(crate) mod kept;
 pub(crate) mod lock;
+pub(crate) mod model_id;
 pub(crate) mod schedule;
 pub(crate) mod shard;
 pub(crate) mod sums;

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use hsdp_sharding::{Plan, UnitId};
 
 use crate::error::Error;
-use crate::model::ShardedModel;
 use crate::options::objective::{LossSum, Seed};
 use crate::options::precision::Precision;
 use crate::options::uneven::{EndOfRun, Shutdown};
@@ -62,7 +61,7 @@ use crate::step::unit_gradients::UnitGradients;
 pub struct Step<'model> {
     engine: Arc<Engine>,
     opened: Opened,
-    model: PhantomData<&'model mut ShardedModel>,
+    model: PhantomData<&'model mut ()>,
 }
 
 impl<'model> Step<'model> {
@@ -140,7 +139,8 @@ impl Drop for Step<'_> {
     }
 }
 
-/// The result of [`ShardedModel::next_step`]: a step, or the end of the run. The same on all ranks.
+/// The result of [`ShardedModel::next_step`](crate::ShardedModel::next_step): a step, or the end of
+/// the run. The same on all ranks.
 #[derive(Debug)]
 #[must_use = "a step that is dropped is aborted on all ranks"]
 pub enum NextStep<'model> {

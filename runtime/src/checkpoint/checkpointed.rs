@@ -11,8 +11,9 @@ use super::fitting::{Fitting, Stateful};
 use super::options::SavedOptions;
 use super::together::Problem;
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
 use crate::state::context::Context;
+use crate::state::model_id::ModelId;
 
 /// An optimizer whose state goes into checkpoints.
 ///

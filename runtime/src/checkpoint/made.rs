@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::model::ModelId;
+use crate::state::model_id::ModelId;
 
 /// The identity of a save: the parameters after a number of steps and of loads, and digests of
 /// `user` and of the optimizer's options.

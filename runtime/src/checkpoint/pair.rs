@@ -10,7 +10,8 @@ use serde_json::json;
 use super::together::Problem;
 use super::{Checkpointed, Expected, SavedState, StateTensor};
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
+use crate::state::model_id::ModelId;
 
 /// Between the kinds of two optimizers.
 pub(super) const AND: &str = "+";

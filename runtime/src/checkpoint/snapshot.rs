@@ -8,7 +8,8 @@ use super::portions::{self, Source, Written};
 use super::together::{Kind, Problem};
 use super::{Checkpointed, Content, StateTensor};
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
+use crate::state::model_id::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
 #[derive(Debug, Default)]

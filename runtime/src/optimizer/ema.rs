@@ -16,8 +16,9 @@ use crate::checkpoint::{
     check_between_steps,
 };
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
 use crate::optimizer::{Average, Shared};
+use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;
 

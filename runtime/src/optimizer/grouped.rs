@@ -11,11 +11,12 @@ use hsdp_sharding::{ModelSpec, Param, ParamId};
 
 use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, StateTensor};
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::method::{Earlier, Method, Updates};
 use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
+use crate::state::model_id::ModelId;
 
 /// An optimizer for this rank's shards, whose parameters may have options by group.
 ///

@@ -8,12 +8,13 @@ use hsdp_sharding::{ParamId, UnitId};
 use crate::agree::joint;
 use crate::agree::non_finite::NonFiniteGradient;
 use crate::error::Error;
+use crate::model::ShardedModel;
 use crate::model::clipping::Clipping;
 use crate::model::export;
-use crate::model::{ModelId, ShardedModel};
 use crate::options::allowed::is_held_in_f32;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
+use crate::state::model_id::ModelId;
 
 /// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,9 +5,10 @@ use hsdp_kernels::{UPDATE_BLOCK, squared_distance, squared_norm};
 
 use crate::agree::joint;
 use crate::error::Error;
+use crate::model::ShardedModel;
 use crate::model::norms::{Norms, over_shards, trained};
-use crate::model::{ModelId, ShardedModel};
 use crate::state::context::Context;
+use crate::state::model_id::ModelId;
 
 /// The squares of this rank's elements before an update and of their changes, by parameter.
 #[derive(Clone, Debug)]

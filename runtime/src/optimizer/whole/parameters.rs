@@ -12,12 +12,13 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, Spread, StateTensor};
 use crate::error::Error;
-use crate::model::{ModelId, ShardedModel};
+use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
 use crate::state::context::Context;
+use crate::state::model_id::ModelId;
 use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.
