@@ -4,16 +4,19 @@ pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
 pub(crate) mod norms;
+pub(crate) mod updates;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
+use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
 use crate::agree::joint;
 use crate::error::Error;
+use crate::model::updates::Updates;
 use crate::options::placement::Placement;
 use crate::options::uneven::EndOfRun;
 use crate::options::{ModelOptions, StepOptions};
@@ -28,6 +31,8 @@ use crate::step::{NextStep, Step};
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
+    /// Locked for a moment only, also by those who hold the state of the engine.
+    pub(crate) updates: Mutex<Updates>,
 }
 
 impl ShardedModel {
@@ -109,7 +114,8 @@ impl ShardedModel {
     ) -> Result<Self, Error> {
         let label = comparison::of_models(&context, &shards, values)?;
         context.take_label(label);
-        Ok(Self { engine: Arc::new(Engine::new(context, shards)) })
+        let engine = Arc::new(Engine::new(context, shards));
+        Ok(Self { engine, updates: Mutex::default() })
     }
 
     /// The plan: layouts, order of collectives, memory and bytes. Until a first step is finished, its order of units is the declared

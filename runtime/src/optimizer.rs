@@ -36,8 +36,7 @@ use hsdp_sharding::{Param, Piece, UnitId};
 
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adamw::{AdamW, AdamWOptions};
-pub(crate) use assignment::Assignment;
-pub(crate) use average::{Average, Averages, Shared};
+pub(crate) use average::Average;
 pub use device::DeviceRun;
 pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};

@@ -411,7 +411,8 @@ pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
     let mut state = model.engine.state();
     parameters.put(&mut state.shards);
     state.loads += 1;
-    (state.half_updated, state.updated, state.moved) = (None, Updated::default(), None);
+    (state.half_updated, state.updated) = (None, Updated::default());
+    model.updates.lock().moved = None;
     model.engine.context.kept.forgive();
 }
 

@@ -20,7 +20,6 @@ use crate::step::gradients::Gradients;
 
 pub use self::histograms::{Histogram, Histograms};
 pub use self::moved::MeasuredUpdate;
-pub(crate) use self::moved::Moved;
 
 /// A value of each parameter, in the order of the model.
 #[derive(Clone, Debug, PartialEq)]

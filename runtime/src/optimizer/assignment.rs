@@ -9,9 +9,9 @@ use crate::optimizer::Selected;
 use crate::options::digest;
 use crate::state::context::Context;
 
-/// The optimizer of each parameter. The memory is used again.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Assignment {
+/// The optimizer of each parameter.
+#[derive(Debug)]
+pub(super) struct Assignment {
     /// Index of the optimizer of each parameter, by the parameter's number in the model, or
     /// [`NONE`].
     of: Vec<u16>,
@@ -27,23 +27,17 @@ impl Assignment {
     ///
     /// # Errors
     /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
-    pub(super) fn assign(
-        &mut self,
-        context: &Context,
-        optimizers: &[Selected<'_>],
-    ) -> Result<(), Error> {
-        self.kinds.clear();
-        self.kinds.extend(optimizers.iter().map(|(optimizer, _)| optimizer.kind()));
-        self.of.clear();
-        self.of.resize(context.parameters(), NONE);
+    pub(super) fn new(context: &Context, optimizers: &[Selected<'_>]) -> Result<Self, Error> {
+        let kinds = optimizers.iter().map(|(optimizer, _)| optimizer.kind()).collect();
+        let mut of = vec![NONE; context.parameters()];
         for (id, param) in context.plan.spec().params() {
             if param.role == Role::Trainable {
                 let mut selected = optimizers.iter().enumerate().filter(|(_, (_, has))| has(param));
                 let one = (selected.next().map(|it| it.0), selected.next().map(|it| it.0));
-                self.of[context.number_of(id)] = only(one, &param.name)?;
+                of[context.number_of(id)] = only(one, &param.name)?;
             }
         }
-        Ok(())
+        Ok(Self { of, kinds })
     }
 
     /// Writes a line for the comparison of ranks, if there are several optimizers.

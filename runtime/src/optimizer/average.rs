@@ -1,52 +1,20 @@
 //! Moving averages of this rank's trainable parameters, which an update moves on while it has the parameters in the cache.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, Weak};
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
 use hsdp_kernels::{MomentumKind, SgdStep, sgd};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
-use parking_lot::Mutex;
 
 use crate::checkpoint::{Problem, SavedState};
 use crate::error::Error;
+use crate::model::updates::MovingAverage;
 use crate::optimizer::options::check_number;
 use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::state::{Of, State};
 use crate::options::allowed::Allowed;
 use crate::state::context::Context;
 use crate::state::shard::Shard;
-
-/// An average that updates move on, and that its owner reads.
-pub(crate) type Shared = Arc<Mutex<Average>>;
-
-/// The averages of a model.
-#[derive(Debug, Default)]
-pub(crate) struct Averages {
-    /// Averages that an owner may still have, in the order in which they were made.
-    all: Vec<Weak<Mutex<Average>>>,
-    /// Number of the last average that a program has made.
-    last: u32,
-}
-
-impl Averages {
-    pub(crate) fn add(&mut self, average: &Shared) {
-        self.all.push(Arc::downgrade(average));
-    }
-
-    /// Returns the number of a new average, from 1 in the order of creation. It does not depend on
-    /// the averages that this rank has dropped, so it is equal on all ranks.
-    pub(crate) fn next_number(&mut self) -> u32 {
-        self.last = self.last.saturating_add(1);
-        self.last
-    }
-
-    /// Returns the averages that an owner still has.
-    pub(super) fn living(&mut self) -> Vec<Shared> {
-        self.all.retain(|average| average.strong_count() > 0);
-        self.all.iter().filter_map(Weak::upgrade).collect()
-    }
-}
 
 /// An exponential moving average, f32, in the layout of the trained part of each shard.
 #[derive(Debug)]
@@ -120,38 +88,6 @@ impl Average {
         self.decay
     }
 
-    /// Writes the line that ranks compare.
-    pub(super) fn write(&self, lines: &mut String) {
-        writeln!(lines, "{} decay {:?}", Self::KIND, self.decay).expect("a string takes any text");
-    }
-
-    /// Moves elements on, on the host.
-    pub(super) fn update(&mut self, (unit, piece): (UnitId, Piece), parameters: &[f32]) {
-        let step = self.step();
-        sgd(&step, self.values.host(unit, piece.shard_range()), parameters, None);
-    }
-
-    /// Moves pieces of a unit on, on a device. Waits for nothing.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub(super) fn update_on_device(
-        &mut self,
-        (unit, stream): (UnitId, &Stream),
-        pieces: &[Piece],
-        master: &DeviceBuffer,
-    ) -> Result<(), CudaError> {
-        let piece = |piece: &Piece| {
-            let range = piece.shard_range();
-            PieceOfStep { state: range.start, range, step: 1 }
-        };
-        let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
-        let step = self.step();
-        let parameters = self.values.device(unit);
-        let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
-        stream.sgd(update, &pieces, &step, None)
-    }
-
     /// `average += (1 - decay) * (parameter - average)` as a step of SGD on the average: its gradient is `average - parameter`. The
     /// kernel rounds the rate to f32 once.
     fn step(&self) -> SgdStep {
@@ -197,6 +133,34 @@ impl Average {
             let into = &mut shard[piece.shard_range()];
             self.values.copy_to(context, (unit, piece.shard_start), into)
         })
+    }
+}
+
+impl MovingAverage for Average {
+    fn write(&self, lines: &mut String) {
+        writeln!(lines, "{} decay {:?}", Self::KIND, self.decay).expect("a string takes any text");
+    }
+
+    fn update(&mut self, (unit, piece): (UnitId, Piece), parameters: &[f32]) {
+        let step = self.step();
+        sgd(&step, self.values.host(unit, piece.shard_range()), parameters, None);
+    }
+
+    fn update_on_device(
+        &mut self,
+        (unit, stream): (UnitId, &Stream),
+        pieces: &[Piece],
+        master: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let piece = |piece: &Piece| {
+            let range = piece.shard_range();
+            PieceOfStep { state: range.start, range, step: 1 }
+        };
+        let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
+        let step = self.step();
+        let parameters = self.values.device(unit);
+        let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
+        stream.sgd(update, &pieces, &step, None)
     }
 }
 

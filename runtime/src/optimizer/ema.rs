@@ -17,7 +17,8 @@ use crate::checkpoint::{
 };
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::{Average, Shared};
+use crate::model::updates::Shared;
+use crate::optimizer::average::Average;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;
@@ -52,7 +53,7 @@ use crate::step::engine::Engine;
 pub struct Ema {
     model: ModelId,
     plan: Arc<Plan>,
-    average: Shared,
+    average: Arc<Mutex<Average>>,
     /// Number of the average among all of the model, which operations with it carry. A load keeps
     /// it.
     number: u32,
@@ -71,7 +72,7 @@ impl Ema {
         model.engine.check_own_shards(&state, "Ema::new")?;
         drop(state);
         // A copy that fails on one rank alone takes a number there too.
-        let number = model.engine.state().averages.next_number();
+        let number = model.updates.lock().averages.next_number();
         let average = {
             let state = model.engine.state();
             Average::copy_of(&model.engine.context, &state.shards, decay)?
@@ -82,7 +83,8 @@ impl Ema {
     /// Has the updates of this model move an average on.
     fn of(model: &ShardedModel, average: Average, number: u32) -> Self {
         let average = Arc::new(Mutex::new(average));
-        model.engine.state().averages.add(&average);
+        let shared: Shared = Arc::<Mutex<Average>>::clone(&average);
+        model.updates.lock().averages.add(&shared);
         let plan = Arc::clone(&model.engine.context.plan);
         Self { model: model.id().clone(), plan, average, number }
     }

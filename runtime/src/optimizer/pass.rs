@@ -5,13 +5,15 @@ use std::ops::Range;
 use hsdp_comm::World;
 use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use parking_lot::Mutex;
 
 use crate::agree::joint;
 use crate::checkpoint::ONE_OF_EACH_KIND;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::model::norms::Moved;
-use crate::optimizer::{Assignment, Run, Selected, Shared, Update, Updating, device};
+use crate::model::updates::{Moved, Shared, Updates};
+use crate::optimizer::assignment::Assignment;
+use crate::optimizer::{Run, Selected, Update, Updating, device};
 use crate::state::context::Context;
 use crate::state::shard::Shard;
 use crate::state::sums::Sums;
@@ -58,19 +60,16 @@ impl ShardedModel {
         let context = &self.engine.context;
         let begin = || {
             gradients.check_model(self)?;
-            let mut state = self.engine.enter("optimizer step", gradients.step)?;
-            let mut assignment = std::mem::take(&mut state.assignment);
-            assignment.assign(context, optimizers)?;
-            Ok((state, assignment))
+            let state = self.engine.enter("optimizer step", gradients.step)?;
+            Ok((state, Assignment::new(context, optimizers)?))
         };
         let (mut state, assignment) =
             jointly((waiting(context, optimizers), gradients.step), begin)?;
-        let averages = state.averages.living();
+        let averages = self.updates.lock().averages.living();
         let pass =
             Pass { context, gradients: &gradients, assignment: &assignment, averages: &averages };
-        pass.run(&mut state, optimizers)?;
+        pass.run((&mut state, &self.updates), optimizers)?;
         state.commit(&gradients.verdict);
-        state.assignment = assignment;
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,
             Verdict::Skip(found) => Update::Skipped(found),
@@ -105,10 +104,14 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn run(self, state: &mut State, optimizers: &mut [Selected<'_>]) -> Result<(), Error> {
+    fn run(
+        self,
+        (state, updates): (&mut State, &Mutex<Updates>),
+        optimizers: &mut [Selected<'_>],
+    ) -> Result<(), Error> {
         let room = state.updated.room();
         let lines = self.prepare((&state.shards, room), optimizers)?;
-        state.moved = None;
+        updates.lock().moved = None;
         if self.gradients.verdict != Verdict::Apply {
             return Ok(());
         }
@@ -121,7 +124,7 @@ impl<'a> Pass<'a> {
             let shard = (unit, &mut state.shards[unit.index()]);
             self.update_unit(shard, (optimizers, moved.as_mut()))?;
         }
-        state.moved = moved;
+        updates.lock().moved = moved;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use hsdp_kernels::{divide_in_place, scaled_copy};
 use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
 
 use crate::error::Error;
-use crate::optimizer::Assignment;
+use crate::optimizer::assignment::Assignment;
 use crate::optimizer::pass::trained_pieces;
 use crate::state::context::Context;
 use crate::state::model_id::ModelId;

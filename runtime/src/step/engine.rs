@@ -29,8 +29,6 @@ use hsdp_sharding::UnitId;
 use crate::agree::joint::Failure;
 use crate::agree::updated::Updated;
 use crate::error::Error;
-use crate::model::norms::Moved;
-use crate::optimizer::{Assignment, Averages};
 use crate::options::objective::{LossSum, Seed};
 use crate::options::precision::LossScale;
 use crate::options::uneven::{EndOfRun, Shutdown, Supply};
@@ -98,12 +96,6 @@ pub(crate) struct State {
     pub(crate) opened: u32,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
-    /// The optimizers of the last update.
-    pub(crate) assignment: Assignment,
-    /// The averages that updates move on.
-    pub(crate) averages: Averages,
-    /// How far the last update has moved this rank's parameters, if it was measured.
-    pub(crate) moved: Option<Moved>,
     /// The step whose update has begun and has not ended.
     pub(crate) half_updated: Option<u64>,
     /// The largest weight that a microbatch of the last step had on this rank.
@@ -162,9 +154,6 @@ impl Engine {
             loads: 0,
             opened: 0,
             updated: Updated::default(),
-            assignment: Assignment::default(),
-            averages: Averages::default(),
-            moved: None,
             half_updated: None,
             last_weight: 0,
             attempts: 0,

@@ -1,42 +1,13 @@
 //! How far an update has moved the parameters, which the optimizer's pass measures where it is asked to.
 
 use hsdp_comm::{PartKind, Reduction};
-use hsdp_kernels::{UPDATE_BLOCK, squared_distance, squared_norm};
 
 use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::norms::{Norms, over_shards, trained};
-use crate::state::context::Context;
+use crate::model::updates::Moved;
 use crate::state::model_id::ModelId;
-
-/// The squares of this rank's elements before an update and of their changes, by parameter.
-#[derive(Clone, Debug)]
-pub(crate) struct Moved {
-    /// Two sums of squares for each parameter of the model: before the update, and of the changes.
-    squares: Vec<f64>,
-}
-
-impl Moved {
-    pub(crate) fn new(context: &Context) -> Self {
-        Self { squares: vec![0.0; 2 * context.parameters()] }
-    }
-
-    /// Updates elements of a parameter, at most a [block](UPDATE_BLOCK), and adds the squares of their changes.
-    pub(crate) fn measure(
-        &mut self,
-        parameter: usize,
-        elements: &mut [f32],
-        update: impl FnOnce(&mut [f32]),
-    ) {
-        let mut on_stack = [0.0; UPDATE_BLOCK];
-        let before = &mut on_stack[..elements.len()];
-        before.copy_from_slice(elements);
-        update(elements);
-        self.squares[2 * parameter] += squared_norm(before);
-        self.squares[2 * parameter + 1] += squared_distance(elements, before);
-    }
-}
 
 /// How far an update has moved the parameters of a model: this rank's part, until ranks add up theirs.
 #[derive(Clone, Debug)]
@@ -64,9 +35,9 @@ impl ShardedModel {
     /// ```
     #[must_use]
     pub fn last_update(&self) -> Option<MeasuredUpdate> {
-        let state = self.engine.state();
-        let moved = state.moved.clone()?;
-        Some(MeasuredUpdate { model: self.id().clone(), finished: state.next_step, moved })
+        let moved = self.updates.lock().moved.clone()?;
+        let finished = self.engine.state().next_step;
+        Some(MeasuredUpdate { model: self.id().clone(), finished, moved })
     }
 }
 
