@@ -3,6 +3,7 @@
 pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
+mod gradients;
 pub(crate) mod norms;
 pub(crate) mod updates;
 

@@ -1,6 +1,7 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
 mod check;
+pub(crate) mod clipping;
 pub(crate) mod engine;
 mod evaluation;
 mod exponent;
