@@ -75,10 +75,10 @@ mod state;
 mod step;
 pub mod testing;
 
-pub use agree::non_finite::{NonFiniteGradient, Origin};
 pub use agree::samples::Samples;
 pub use autograd::{collective, dist};
 pub use error::Error;
+pub use error::non_finite::{NonFiniteGradient, Origin};
 pub use model::ShardedModel;
 pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;

@@ -10,4 +10,5 @@ pub(crate) mod lock;
 pub(crate) mod model_id;
 pub(crate) mod schedule;
 pub(crate) mod shard;
+pub(crate) mod sighting;
 pub(crate) mod sums;

@@ -7,14 +7,15 @@ use hsdp_comm::Stage;
 use hsdp_sharding::{ParamId, Unit, UnitId};
 
 use crate::agree::agreement::{Agreement, Statement};
-use crate::agree::non_finite::{NonFiniteGradient, Origin, Sighting, When};
 use crate::error::Error;
+use crate::error::non_finite::{NonFiniteGradient, Origin};
 use crate::options::NonFinite;
 use crate::options::divide::final_divisor;
 use crate::options::objective::Objective;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;
+use crate::state::sighting::{Sighting, When};
 use crate::state::sums::{Seen, Sums};
 use crate::step::clipping::Clipping;
 use crate::step::engine::{Engine, NO_ATTEMPT, Opened, State};

@@ -3,8 +3,8 @@
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
-use crate::agree::non_finite::NonFiniteGradient;
 use crate::error::Error;
+use crate::error::non_finite::NonFiniteGradient;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;

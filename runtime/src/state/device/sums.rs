@@ -8,9 +8,9 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold};
 use hsdp_sharding::{DType, ParamId, UnitId, UnitLayout};
 
-use crate::agree::non_finite::{Sighting, When};
 use crate::error::Error;
 use crate::state::context::Context;
+use crate::state::sighting::{Sighting, When};
 use crate::state::sums::Seen;
 
 /// This rank's sums of one unit's gradients, f32, and the notes of non-finite elements that were made meanwhile.
