@@ -85,9 +85,9 @@ use self::background::InFlight;
 use self::optimizer::check_optimizer;
 use self::snapshot::Snapshot;
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 
 /// The checkpoints of one model, in one directory.

@@ -75,7 +75,6 @@ mod state;
 mod step;
 pub mod testing;
 
-pub use agree::samples::Samples;
 pub use autograd::{collective, dist};
 pub use error::Error;
 pub use error::non_finite::{NonFiniteGradient, Origin};
@@ -96,6 +95,7 @@ pub use options::learning_rate::LearningRate;
 pub use options::objective::{LossSum, Objective, Seed};
 pub use options::placement::Placement;
 pub use options::precision::{DynamicScale, LossScaling, Precision};
+pub use options::samples::Samples;
 pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use state::events::Event;

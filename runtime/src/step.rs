@@ -16,7 +16,7 @@ pub(crate) mod reductions;
 mod step_state;
 pub(crate) mod unit_gradients;
 pub(crate) mod unsharded;
-pub(crate) mod unused;
+mod unused;
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -7,9 +7,9 @@ use hsdp_checkpoint::Error as StoreError;
 
 use super::together::{Problem, Together};
 use super::{CheckpointOptions, Checkpoints, Resumed};
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::state::joint;
 
 /// Rights of an opening of checkpoints.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use super::fitting::Unmatched;
 use super::load::{parameters_of, take_parameters};
 use super::together::{Failed, Problem};
 use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Average;
+use crate::state::joint;
 
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as

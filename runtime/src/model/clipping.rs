@@ -5,12 +5,12 @@ use std::fmt::{self, Display, Write as _};
 use hsdp_comm::{PartKind, Reduction};
 use hsdp_sharding::{Param, Role};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::norms::{over_shards, pieces};
 use crate::options::digest;
 use crate::state::context::Context;
+use crate::state::joint;
 use crate::step::clipping::{Clip, is_limit};
 use crate::step::gradients::{Gradients, Verdict};
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use hsdp_sharding::UnitId;
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::{ShardedModel, export};
+use crate::state::joint;
 use crate::step::gradients::Gradients;
 
 impl Gradients {

@@ -12,10 +12,10 @@ use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_kernels::{Element, squared_norm};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::state::context::Context;
+use crate::state::joint;
 use crate::step::gradients::Gradients;
 
 pub use self::histograms::{Histogram, Histograms};

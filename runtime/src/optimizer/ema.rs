@@ -10,7 +10,6 @@ use hsdp_sharding::{ModelSpec, ParamId, Plan, Role, UnitId};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::agree::joint;
 use crate::checkpoint::{
     Checkpointed, Expected, Problem, SavedOptions, SavedState, Spread, StateTensor,
     check_between_steps,
@@ -19,6 +18,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::Shared;
 use crate::optimizer::average::Average;
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;

@@ -9,17 +9,17 @@ use hsdp_sharding::{
     Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
 };
 
-use crate::agree::control::Control;
 use crate::error::Error;
 use crate::options::ModelOptions;
 use crate::options::digest;
 use crate::options::precision::LossScaling;
+use crate::state::control::Control;
 use crate::state::device::ModelDevice;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
 use crate::state::kept::Kept;
 use crate::state::schedule::Schedules;
-use crate::step::unused::UnusedReports;
+use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
