@@ -81,7 +81,9 @@ pub use error::non_finite::{NonFiniteGradient, Origin};
 pub use model::ShardedModel;
 pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;
-pub use model::norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
+pub use model::norms::histograms::{Histogram, Histograms};
+pub use model::norms::moved::MeasuredUpdate;
+pub use model::norms::{ByParameter, Norms};
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,

@@ -120,11 +120,6 @@ impl ModelOptions {
     pub(crate) fn wire(&self) -> DType {
         self.precision.wire
     }
-
-    /// A digest of the options, which ranks compare.
-    pub(crate) fn digest(&self) -> u64 {
-        digest::of_lines(&description::of_options(self))
-    }
 }
 
 /// The policy for a trainable parameter that gets no gradient.
