@@ -127,7 +127,7 @@ impl ShardedModel {
     /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        self.engine.context.schedules.plan()
+        self.engine.context.settled_plan()
     }
 
     /// The world in which the model's collectives run.

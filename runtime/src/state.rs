@@ -15,7 +15,6 @@ pub(crate) mod kept;
 pub(crate) mod lock;
 pub(crate) mod model_device;
 pub(crate) mod model_id;
-pub(crate) mod schedule;
 mod scratch;
 pub(crate) mod shard;
 pub(crate) mod sighting;

@@ -1,25 +1,22 @@
 //! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
-use hsdp_sharding::{
-    Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
-};
+use hsdp_sharding::step::{Rules, Sequences};
+use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
 use crate::error::Error;
 use crate::options::ModelOptions;
 use crate::options::digest;
-use crate::options::precision::LossScaling;
 use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
 use crate::state::kept::Kept;
 use crate::state::model_device::ModelDevice;
-use crate::state::schedule::Schedules;
 use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
@@ -31,9 +28,10 @@ pub(crate) struct Context {
     pub(crate) label: Option<ModelLabel>,
     /// Number of the average that stands in for the parameters, or [`OWN_PARAMETERS`].
     stand_in: AtomicU32,
-    /// The plan as declared. For the order of units in use see [`Self::schedules`].
+    /// The plan as declared.
     pub(crate) plan: Arc<Plan>,
-    pub(crate) schedules: Schedules,
+    /// The plan in the order of units that all ranks have kept.
+    settled: OnceLock<Arc<Plan>>,
     pub(crate) options: ModelOptions,
     /// The digest of the options.
     pub(crate) options_digest: u64,
@@ -98,7 +96,7 @@ impl Context {
             full_pool: Arc::new(FullPool::new(plan.memory().full)),
             first_parameter: first_parameters(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
-            schedules: Schedules::new(Arc::clone(&plan), options.order),
+            settled: OnceLock::new(),
             options_digest,
             world,
             plan,
@@ -130,21 +128,22 @@ impl Context {
         self.device.is_some() && !self.world.shares_memory()
     }
 
-    /// Whether there are replicas.
-    pub(crate) fn has_replicas(&self) -> bool {
-        self.plan.mesh().replicate_size() > 1
+    /// Returns the rules of the order of steps.
+    pub(crate) fn rules(&self) -> Rules {
+        let is_one = self.issues_in_one_order();
+        self.options.rules(if is_one { Sequences::One } else { Sequences::OfEachChannel })
     }
 
-    /// Whether ranks ask each other for overflows before they all-reduce.
-    pub(crate) fn expects_overflow(&self) -> bool {
-        let dynamic = matches!(self.options.loss_scaling, LossScaling::Dynamic(_));
-        let accumulation = self.plan.options().accumulation;
-        dynamic && self.has_replicas() && accumulation != Accumulation::Every
+    /// Keeps the order of the units on which all ranks have agreed.
+    pub(crate) fn settle(&self, plan: &Arc<Plan>) {
+        if self.settled.get().is_none() {
+            self.settled.get_or_init(|| Arc::clone(plan));
+        }
     }
 
-    /// Whether replicas reduce each microbatch when it ends.
-    pub(crate) fn reduces_every_microbatch(&self) -> bool {
-        self.has_replicas() && self.plan.options().accumulation == Accumulation::Every
+    /// Returns the plan in the order that all ranks have kept; as declared before that.
+    pub(crate) fn settled_plan(&self) -> &Plan {
+        self.settled.get().unwrap_or(&self.plan)
     }
 
     /// This rank's word for [`check_operations`](Self::check_operations).
