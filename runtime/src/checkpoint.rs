@@ -334,13 +334,12 @@ pub(crate) fn check_between_steps(
     model: &ShardedModel,
     operation: &'static str,
 ) -> Result<(), Error> {
-    let context = &model.engine.context;
     let state = model.engine.state();
     model.engine.check_own_shards(&state, operation)?;
-    if !state.is_in_step() && !context.has_gradients_out() {
+    if !state.is_in_step() && !state.has_gradients_out() {
         return Ok(());
     }
     let what = "a step is under way, or its gradients still exist: first apply the gradients with \
                 an optimizer, or drop them";
-    Err(context.misuse(operation, state.next_step, what.to_owned()))
+    Err(model.engine.context.misuse(operation, state.next_step, what.to_owned()))
 }
