@@ -1,9 +1,10 @@
 //! A hybrid-sharded data-parallel (HSDP, FSDP) training runtime that a Rust training binary embeds.
 //!
 //! Parameters, gradients and optimizer state are split over a 2-D mesh, *replicate x shard*. Each
-//! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in f32; one
-//! all-reduce over the replicate axis ends the step. It knows no autograd: any code may compute
-//! gradients (`hsdp-candle` is the adapter for candle). It writes no files but [checkpoints](checkpoint).
+//! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in
+//! f32; one all-reduce over the replicate axis ends the step. It knows no autograd: any code may
+//! compute gradients (`hsdp-candle` is the adapter for candle). It writes no files but
+//! [checkpoints](checkpoint).
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
