@@ -30,18 +30,17 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (an optimizer's state), `pair` (that of two optimizers),
-//! `optimizer` (those that a checkpoint can keep), `portions` (the parts of each tensor that a rank
-//! owns), `together` (operations of all ranks, and the exchange of their results), `frozen` (a
-//! digest of the parameters that a checkpoint leaves out), `save`, `made` (a save that is called
-//! again), `options` (those of optimizers, at a load), `differences` (between a checkpoint and a
-//! model), `fitting` (loads in spite of them), `load`; `snapshot`, `background` (saves while
-//! training goes on); `import` (folders that other programs wrote); `access` (openings for reading
-//! alone, and the removal of later checkpoints), `weights` (loads of parameters alone).
+//! In reading order: `optimizer` (the optimizers that a checkpoint can keep), `portions` (the parts
+//! of each tensor that a rank owns), `together` (operations of all ranks, and the exchange of their
+//! results), `frozen` (a digest of the parameters that a checkpoint leaves out), `save`, `made` (a
+//! save that is called again), `options` (those of optimizers, at a load), `differences` (between a
+//! checkpoint and a model), `fitting` (loads in spite of them), `load`; `snapshot`, `background`
+//! (saves while training goes on); `import` (folders that other programs wrote); `access` (openings
+//! for reading alone, and the removal of later checkpoints), `weights` (loads of parameters
+//! alone).
 
 mod access;
 mod background;
-mod checkpointed;
 mod differences;
 mod fitting;
 mod frozen;
@@ -50,7 +49,6 @@ mod load;
 mod made;
 mod optimizer;
 mod options;
-mod pair;
 mod portions;
 mod save;
 mod snapshot;
@@ -61,9 +59,6 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use checkpointed::{Checkpointed, Expected, SavedState, Spread, StateTensor};
-pub(crate) use checkpointed::{Source, copy_part};
-use fitting::Fitting;
 pub use fitting::OtherParameters;
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
@@ -72,12 +67,9 @@ use hsdp_sharding::{ParamId, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
-pub(crate) use optimizer::ONE_OF_EACH_KIND;
 pub use options::OtherOptions;
-pub(crate) use options::{RATE, SavedOptions};
 use parking_lot::Mutex;
 pub use save::Saved;
-pub use together::Problem;
 use together::Together;
 
 use self::access::Access;
@@ -88,6 +80,10 @@ use self::snapshot::Snapshot;
 use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
+pub use crate::persist::checkpointed::Checkpointed;
+pub use crate::persist::problem::Problem;
+pub use crate::persist::saved::SavedState;
+pub use crate::persist::tensors::{Expected, Spread, StateTensor};
 use crate::state::model_id::ModelId;
 
 /// The checkpoints of one model, in one directory.
@@ -322,25 +318,7 @@ fn check<O: Checkpointed>(
     operation: &'static str,
 ) -> Result<(), Error> {
     joint::run(model.world(), model.committed_steps(), || {
-        check_between_steps(model, operation)?;
+        model.check_between_steps(operation)?;
         check_optimizer(model, optimizer, operation)
     })
-}
-
-/// # Errors
-/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values
-/// of the parameters; inside [`ShardedModel::with_shards`].
-pub(crate) fn check_between_steps(
-    model: &ShardedModel,
-    operation: &'static str,
-) -> Result<(), Error> {
-    let context = &model.engine.context;
-    let state = model.engine.state();
-    model.engine.check_own_shards(&state, operation)?;
-    if !state.is_in_step() && !context.has_gradients_out() {
-        return Ok(());
-    }
-    let what = "a step is under way, or its gradients still exist: first apply the gradients with \
-                an optimizer, or drop them";
-    Err(context.misuse(operation, state.next_step, what.to_owned()))
 }

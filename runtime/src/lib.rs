@@ -70,6 +70,7 @@ mod error;
 mod model;
 mod optimizer;
 mod options;
+mod persist;
 pub mod prelude;
 mod state;
 mod step;

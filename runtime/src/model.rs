@@ -1,5 +1,6 @@
 //! A model whose parameters are sharded over a mesh.
 
+mod between_steps;
 pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;

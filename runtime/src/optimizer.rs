@@ -36,7 +36,6 @@ use hsdp_sharding::{Param, Piece, UnitId};
 
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adamw::{AdamW, AdamWOptions};
-pub(crate) use average::Average;
 pub use device::DeviceRun;
 pub use grouped::Grouped;
 pub use lion::{Lion, LionOptions};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::Error as StoreError;
 
-use super::together::{Problem, Together};
+use super::together::Together;
 use super::{CheckpointOptions, Checkpoints, Resumed};
 use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::problem::Problem;
 
 /// Rights of an opening of checkpoints.
 #[derive(Debug)]

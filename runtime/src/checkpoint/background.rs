@@ -13,12 +13,14 @@ use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use super::Checkpoints;
 use super::save::{self, Saved, Saving};
 use super::snapshot::Snapshot;
-use super::together::{Failed, Problem, Together};
-use super::{Checkpointed, Checkpoints};
+use super::together::{Failed, Together};
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::Problem;
 
 impl Checkpoints {
     /// Begins a save like [`save`](Self::save), and returns as soon as the saved state is copied to
@@ -350,7 +352,7 @@ fn say(says: &Sender<End>, end: End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::together::Kind;
+    use crate::persist::problem::Kind;
 
     fn in_flight(begun: Result<Begun, Problem>) -> InFlight {
         InFlight::new(3, Head::of_step(3), begun)

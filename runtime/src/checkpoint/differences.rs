@@ -6,11 +6,13 @@ use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 use hsdp_warnings::cut;
 
-use super::together::Problem;
-use super::{
-    Checkpointed, Content, Expected, Fitting, OtherOptions, OtherParameters, SavedOptions,
-    SavedState, Spread, StateTensor, options,
-};
+use super::{Content, OtherOptions, OtherParameters, options};
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::fitting::Fitting;
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Maximum number of characters of a setting's name or value in an error.

@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
+use hsdp_checkpoint::{Manifest, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::{Expected, SavedState, StateTensor, differences};
-use crate::optimizer::Average;
+use super::differences;
+use crate::persist::fitting::{Fitting, Stateful, Unmatched};
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, StateTensor};
 
 /// Rule of a load where the checkpoint has other parameters than the model, or other parameters
 /// are frozen.
@@ -36,25 +38,6 @@ pub enum OtherParameters {
     ///
     /// [`Resumed`]: super::Resumed
     TakeFitting,
-}
-
-/// Parts of a checkpoint that fit a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fitting {
-    /// Parameters whose state is taken.
-    states: BTreeSet<ParamId>,
-    /// Parameters without a fitting value in the checkpoint.
-    lacking: BTreeSet<ParamId>,
-    pub(super) lists: Unmatched,
-}
-
-/// The names of parameters and tensors that do not fit, and the text of settings that differ.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unmatched {
-    pub(super) new_parameters: Vec<String>,
-    pub(super) new_states: Vec<String>,
-    pub(super) left_over: Vec<String>,
-    pub(super) other_settings: Vec<String>,
 }
 
 impl Fitting {
@@ -108,53 +91,12 @@ impl Fitting {
         fitting.lists.other_settings = differences::other_settings(saved.context, manifest);
         fitting
     }
-
-    /// Returns whether the state of a parameter is taken.
-    pub(super) fn takes_state(&self, parameter: ParamId) -> bool {
-        self.states.contains(&parameter)
-    }
-
-    /// Returns whether the checkpoint lacks values of a parameter.
-    pub(super) fn lacks(&self, parameter: ParamId) -> bool {
-        self.lacking.contains(&parameter)
-    }
 }
 
 /// Returns whether a checkpoint has values of a parameter, with its shape.
 fn has_value(manifest: &Manifest, param: &Param) -> bool {
     let shape = param.shape.iter().map(|size| *size as u64);
     manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
-}
-
-/// The parameters of a checkpoint that optimizers have updated, besides averages.
-pub(super) struct Stateful<'a> {
-    with_state: BTreeSet<&'a str>,
-    counted: BTreeSet<&'a str>,
-}
-
-impl<'a> Stateful<'a> {
-    pub(super) fn of(manifest: &'a Manifest) -> Self {
-        let states = manifest.tensors.keys();
-        let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
-        let with_state = states.filter(|(kind, _)| *kind != Average::KIND).map(|it| it.1).collect();
-        let updates = |head: &'a OptimizerHead| head.updates.keys().map(|name| &**name);
-        let counted = manifest.optimizer.iter().flat_map(updates).collect();
-        Self { with_state, counted }
-    }
-
-    fn any(&self) -> bool {
-        !self.with_state.is_empty() || !self.counted.is_empty()
-    }
-
-    /// Returns whether there is state of other parameters, and none of this one.
-    fn lacks(&self, name: &str) -> bool {
-        self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
-    }
-
-    /// Returns whether the updates of a parameter are counted, and there is no state of it.
-    pub(super) fn only_counts(&self, name: &str) -> bool {
-        self.counted.contains(name) && !self.with_state.contains(name)
-    }
 }
 
 impl Unmatched {

@@ -5,18 +5,19 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ParamId, Rank, Role, UnitId};
 use serde_json::Value;
 
-use super::checkpointed::Whose;
 use super::differences::Wanted;
-use super::fitting::{Fitting, Unmatched};
 use super::portions::{self, Portion};
-use super::together::{Failed, Kind, Opened, Problem, Together};
-use super::{
-    Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
-};
+use super::together::{Failed, Opened, Together};
+use super::{Checkpoints, Content, differences, frozen, options};
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::fitting::{Fitting, Unmatched};
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::{Kind, Problem};
+use crate::persist::saved::{SavedState, Whose};
 use crate::state::context::Context;
 use crate::state::shard::{HostShard, Shard};
 

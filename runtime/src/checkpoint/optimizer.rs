@@ -5,14 +5,10 @@ use std::collections::BTreeSet;
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::Checkpointed;
-use super::pair::AND;
 use crate::error::Error;
 use crate::model::ShardedModel;
-
-/// Why an update by two optimizers of one kind has no checkpoint.
-pub(crate) const ONE_OF_EACH_KIND: &str =
-    "a checkpoint keeps the state of one of each kind, which may have groups";
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::pair::{AND, ONE_OF_EACH_KIND};
 
 /// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all
 /// trainable parameters.

@@ -4,7 +4,8 @@ use hsdp_checkpoint::{Manifest, OptimizerHead};
 use serde_json::Value;
 
 use super::fitting::OtherParameters;
-use super::pair::AND;
+use crate::persist::options::{RATE, SavedOptions};
+use crate::persist::pair::AND;
 
 /// Rule of a load where the options with which the program made its optimizer are not those in
 /// the checkpoint.
@@ -27,30 +28,6 @@ pub enum OtherOptions {
     KeepOwn,
 }
 
-/// The options in a checkpoint that an optimizer takes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SavedOptions<'a> {
-    /// The optimizer's own options.
-    Own,
-    /// The learning rates. All other options are equal.
-    Rates { now: &'a Value },
-    /// All options.
-    All { now: &'a Value, made_with: &'a Value },
-}
-
-impl SavedOptions<'_> {
-    /// Returns those of one optimizer of a pair.
-    pub(super) fn part(self, index: usize) -> Self {
-        match self {
-            Self::Own => Self::Own,
-            Self::Rates { now } => Self::Rates { now: &now[index] },
-            Self::All { now, made_with } => {
-                Self::All { now: &now[index], made_with: &made_with[index] }
-            }
-        }
-    }
-}
-
 /// The options that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compared {
@@ -58,9 +35,6 @@ enum Compared {
     /// All but learning rates: an old checkpoint does not say with which the optimizer was made.
     ButRates,
 }
-
-/// Name of the learning rate in a checkpoint, whatever an optimizer calls it.
-pub(crate) const RATE: &str = "learning_rate";
 
 /// Compares the options of a checkpoint with those of the program, whose optimizers have the head
 /// `own`, of the same kind.

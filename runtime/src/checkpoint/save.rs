@@ -14,11 +14,13 @@ use serde_json::Value;
 
 use super::made::{Identity, Made};
 use super::portions::{self, Source, Written};
-use super::together::{Failed, Problem, Together};
-use super::{Checkpointed, Checkpoints, Content, frozen};
+use super::together::{Failed, Together};
+use super::{Checkpoints, Content, frozen};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::digest;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::Problem;
 use crate::state::shard::HostShard;
 
 /// A checkpoint that was saved.

@@ -17,7 +17,6 @@ use hsdp_sharding::{Param, ParamId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
-use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -27,6 +26,9 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
 use crate::optimizer::{Grouped, Run, Updating};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.

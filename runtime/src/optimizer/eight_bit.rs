@@ -7,7 +7,6 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{EIGHT_BIT_BLOCK, EightBit};
 use hsdp_sharding::{Granularity, Param, ParamId, UnitId};
 
-use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -18,6 +17,9 @@ use crate::optimizer::pass::trained_pieces;
 use crate::optimizer::places::{Packing, Places};
 use crate::optimizer::state::Of;
 use crate::optimizer::{AdamW, AdamWOptions, Run};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 impl AdamW {

@@ -3,7 +3,6 @@
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_sharding::{Param, ParamId, Piece, UnitId};
 
-use crate::checkpoint::StateTensor;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -14,6 +13,7 @@ use crate::optimizer::method::{Method, Traits, Updates};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::state::Of;
 use crate::optimizer::{DeviceRun, Grouped, Run};
+use crate::persist::tensors::StateTensor;
 use crate::state::context::Context;
 
 impl<O: Rule> Grouped<O> {

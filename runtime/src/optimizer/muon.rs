@@ -13,7 +13,6 @@ use hsdp_sharding::{Param, ParamId, Part, Piece, WholeMatrix, Wholes};
 use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 
-use crate::checkpoint::{Problem, Source, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -24,6 +23,9 @@ use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::StateTensor;
 use crate::state::context::Context;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.

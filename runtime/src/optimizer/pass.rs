@@ -8,12 +8,12 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::joint;
-use crate::checkpoint::ONE_OF_EACH_KIND;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Moved, Shared, Updates};
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::{Run, Selected, Update, Updating, device};
+use crate::persist::pair::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
 use crate::state::shard::Shard;
 use crate::state::sums::Sums;

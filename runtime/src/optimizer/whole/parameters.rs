@@ -10,13 +10,16 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, Spread, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::state::Of;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
 use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, Spread, StateTensor};
 use crate::state::context::Context;
 use crate::state::model_id::ModelId;
 use crate::step::gradients::Gradients;
