@@ -6,39 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use hsdp_checkpoint::{Manifest, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::differences;
+use super::stated;
 use crate::persist::fitting::{Fitting, Stateful, Unmatched};
 use crate::persist::saved::SavedState;
 use crate::persist::tensors::{Expected, StateTensor};
-
-/// Rule of a load where the checkpoint has other parameters than the model, or other parameters
-/// are frozen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtherParameters {
-    /// The load fails, and the error lists the differences: all settings, and of the parameters and
-    /// tensors the first few of each kind.
-    #[default]
-    Refuse,
-    /// The model takes each parameter that the checkpoint has under its name with its shape, and
-    /// keeps its own values of the others. The optimizer takes the state of parameters that are
-    /// trained there and here, and begins anew with the others. [`Resumed`] lists new parameters,
-    /// new states, and tensors of the checkpoint that are left over. This is for a new head, a head
-    /// that is gone, or parameters that are frozen or trained anew.
-    ///
-    /// The settings that the model [states](hsdp_sharding::ModelSpec::setting) may be others than
-    /// those of the checkpoint: those of the model count, and a warning lists the differences. So a
-    /// run begins with other position embeddings, say.
-    ///
-    /// Where several optimizers make an update, the next one decides which of them gets a parameter
-    /// without state. It is an error if a parameter whose state was taken goes to another
-    /// optimizer.
-    ///
-    /// Groups of parameters are compared by their number and options, and not by the parameters
-    /// that they have. The optimizer has the same kind as the one that was saved.
-    ///
-    /// [`Resumed`]: super::Resumed
-    TakeFitting,
-}
 
 impl Fitting {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
@@ -88,7 +59,7 @@ impl Fitting {
         }
         let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
         fitting.lists.left_over = left_over.cloned().collect();
-        fitting.lists.other_settings = differences::other_settings(saved.context, manifest);
+        fitting.lists.other_settings = stated::other_settings(saved.context, manifest);
         fitting
     }
 }

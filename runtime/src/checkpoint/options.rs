@@ -3,30 +3,9 @@
 use hsdp_checkpoint::{Manifest, OptimizerHead};
 use serde_json::Value;
 
-use super::fitting::OtherParameters;
+use super::settings::{OtherOptions, OtherParameters};
 use crate::persist::options::{RATE, SavedOptions};
 use crate::persist::pair::AND;
-
-/// Rule of a load where the options with which the program made its optimizer are not those in
-/// the checkpoint.
-///
-/// If they are equal, a load restores the learning rates that were set during training. So a
-/// program with a schedule, which sets the rate in each step, notices nothing, and one that lowered
-/// the rate once goes on with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtherOptions {
-    /// The load fails, and the error lists each difference: the optimizer, its group, the option,
-    /// and both values.
-    #[default]
-    Refuse,
-    /// The optimizer takes all options of the checkpoint, with the learning rates as they were,
-    /// like PyTorch's `Optimizer.load_state_dict`. Other groups of parameters are an error as with
-    /// [`Refuse`](Self::Refuse).
-    TakeSaved,
-    /// The optimizer keeps the options of the program, with the learning rates that the program has
-    /// set.
-    KeepOwn,
-}
 
 /// The options that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

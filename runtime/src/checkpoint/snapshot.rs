@@ -4,8 +4,8 @@ use hsdp_checkpoint::Slice;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::UnitId;
 
-use super::Content;
 use super::portions::{self, Source, Written};
+use super::settings::Content;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::Checkpointed;

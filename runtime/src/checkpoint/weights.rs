@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
+use super::checkpoints::Checkpoints;
+use super::differences;
 use super::load::{parameters_of, take_parameters};
+use super::results::Resumed;
 use super::together::Failed;
-use super::{Checkpoints, Resumed, differences};
 use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
