@@ -2,10 +2,8 @@
 
 pub(crate) mod agreement;
 pub(crate) mod comparison;
-pub(crate) mod control;
 pub(crate) mod header;
 pub(crate) mod interim;
-pub(crate) mod joint;
 pub(crate) mod microbatch_header;
 pub(crate) mod non_finite;
 pub(crate) mod presence;

@@ -1,13 +1,15 @@
 //! The errors of the runtime, each with the numbers that explain it.
 
+pub(crate) mod non_finite;
+
 use std::borrow::Cow;
 use std::fmt;
 
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::Rank;
+use hsdp_sharding::step::Supply;
 
-use crate::agree::non_finite::NonFiniteGradient;
-use crate::options::uneven::Supply;
+use crate::error::non_finite::NonFiniteGradient;
 
 /// An error of the runtime.
 ///

@@ -76,14 +76,15 @@ mod state;
 mod step;
 pub mod testing;
 
-pub use agree::non_finite::{NonFiniteGradient, Origin};
-pub use agree::samples::Samples;
 pub use autograd::{collective, dist};
 pub use error::Error;
+pub use error::non_finite::{NonFiniteGradient, Origin};
 pub use model::ShardedModel;
 pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;
-pub use model::norms::{ByParameter, Histogram, Histograms, MeasuredUpdate, Norms};
+pub use model::norms::histograms::{Histogram, Histograms};
+pub use model::norms::moved::MeasuredUpdate;
+pub use model::norms::{ByParameter, Norms};
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
@@ -97,6 +98,7 @@ pub use options::learning_rate::LearningRate;
 pub use options::objective::{LossSum, Objective, Seed};
 pub use options::placement::Placement;
 pub use options::precision::{DynamicScale, LossScaling, Precision};
+pub use options::samples::Samples;
 pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use state::events::Event;

@@ -4,6 +4,7 @@ mod between_steps;
 pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
+mod gradients;
 pub(crate) mod norms;
 pub(crate) mod updates;
 
@@ -15,7 +16,6 @@ use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::updates::Updates;
 use crate::options::placement::Placement;
@@ -23,6 +23,7 @@ use crate::options::uneven::EndOfRun;
 use crate::options::{ModelOptions, StepOptions};
 use crate::state::context::Context;
 use crate::state::events::Event;
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::{Begun, Engine};

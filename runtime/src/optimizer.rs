@@ -46,8 +46,8 @@ pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;
 pub use whole::{Whole, WholeParameters};
 
-use crate::agree::non_finite::NonFiniteGradient;
 use crate::error::Error;
+use crate::error::non_finite::NonFiniteGradient;
 use crate::model::ShardedModel;
 use crate::step::gradients::Gradients;
 

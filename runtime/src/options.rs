@@ -8,6 +8,7 @@ pub(crate) mod learning_rate;
 pub(crate) mod objective;
 pub(crate) mod placement;
 pub(crate) mod precision;
+pub(crate) mod samples;
 pub(crate) mod uneven;
 
 use std::num::NonZeroU64;
@@ -16,11 +17,11 @@ use hsdp_comm::ModelName;
 pub use hsdp_sharding::step::UnitOrder;
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
-use crate::agree::samples::Samples;
 use crate::error::Error;
 use crate::options::objective::Objective;
 use crate::options::placement::Placement;
 use crate::options::precision::{LossScaling, Precision};
+use crate::options::samples::Samples;
 use crate::options::uneven::{Input, Shutdown, Uneven};
 
 /// The options of a model. They must be the same on all ranks; the ranks compare them.
@@ -118,11 +119,6 @@ impl ModelOptions {
 
     pub(crate) fn wire(&self) -> DType {
         self.precision.wire
-    }
-
-    /// A digest of the options, which ranks compare.
-    pub(crate) fn digest(&self) -> u64 {
-        digest::of_lines(&description::of_options(self))
     }
 }
 

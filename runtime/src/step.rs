@@ -1,6 +1,7 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
 mod check;
+pub(crate) mod clipping;
 pub(crate) mod engine;
 mod evaluation;
 mod exponent;
@@ -15,7 +16,7 @@ pub(crate) mod reductions;
 mod step_state;
 pub(crate) mod unit_gradients;
 pub(crate) mod unsharded;
-pub(crate) mod unused;
+mod unused;
 
 use std::fmt;
 use std::marker::PhantomData;

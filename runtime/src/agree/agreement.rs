@@ -6,9 +6,10 @@
 use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
 
-use crate::agree::non_finite::{self, Sighting};
+use crate::agree::non_finite;
 use crate::agree::presence::Presence;
 use crate::options::objective::Objective;
+use crate::state::sighting::Sighting;
 
 /// The statement of one rank at the end of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,7 +169,7 @@ pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agree::non_finite::When;
+    use crate::state::sighting::When;
 
     const FOUND: Sighting = Sighting { when: When::Microbatch(1), parameter: 1, from: Some(0) };
 

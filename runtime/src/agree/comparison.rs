@@ -6,12 +6,12 @@ use hsdp_comm::{ModelLabel, ModelName, Stage};
 use hsdp_kernels::Wire;
 use hsdp_sharding::{Axis, Param, Rank};
 
-use crate::agree::joint;
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::description;
 use crate::options::digest;
 use crate::state::context::Context;
+use crate::state::joint;
 use crate::state::shard::Shard;
 
 /// A word that ranks compare: its name, and lists of ranks that must have the same word.

@@ -7,8 +7,8 @@ use hsdp_sharding::Rank;
 use hsdp_sharding::step::Exchange;
 
 use crate::agree::comparison;
-use crate::agree::samples::Samples;
 use crate::error::Error;
+use crate::options::samples::Samples;
 use crate::options::uneven::{Input, Shutdown, Supply};
 
 /// The header of one rank at the beginning of a step.

@@ -4,7 +4,8 @@
 use hsdp_sharding::Rank;
 use hsdp_sharding::step::Exchange;
 
-use crate::agree::non_finite::{self, Sighting};
+use crate::agree::non_finite;
+use crate::state::sighting::Sighting;
 
 const WORDS: usize = Exchange::INTERIM;
 
@@ -49,7 +50,7 @@ impl Interim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agree::non_finite::When;
+    use crate::state::sighting::When;
 
     #[test]
     fn an_overflow_on_one_rank_is_one_of_all() {

@@ -1,41 +1,13 @@
-//! A digest of a rank's samples in a step, which detects two ranks with the same samples. PROTOCOL.md, "A step".
+//! The comparison of samples, which finds two ranks with the same ones. PROTOCOL.md, "A step".
 
 use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::agree::header::{Agreed, Intent, StepHeader};
 use crate::error::Error;
+use crate::options::samples::{NONE, Samples};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
-
-/// The digest of a rank that has named no samples.
-const NONE: u64 = 0;
-
-/// A digest of the samples of one rank in a step.
-///
-/// ```
-/// use hsdp::Samples;
-///
-/// assert_eq!(Samples::of([3, 1, 2]), Samples::of(vec![3, 1, 2]));
-/// assert_ne!(Samples::of([3, 1, 2]), Samples::of([1, 2, 3]));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Samples(u64);
-
-impl Samples {
-    /// The digest of the samples' numbers in the data set, in the order in which the step uses them. A digest of no samples counts as
-    /// different from that of every other rank.
-    pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
-        let mut numbers = numbers.into_iter().peekable();
-        if numbers.peek().is_none() {
-            return Self(NONE);
-        }
-        let mut hasher = Xxh3::new();
-        numbers.for_each(|number| hasher.update(&number.to_le_bytes()));
-        Self(hasher.digest().max(NONE + 1))
-    }
-}
 
 /// Compares the digests of all ranks, if the headers say that a rank has named its samples. Collective over the world then.
 ///
@@ -51,7 +23,7 @@ pub(crate) fn compare(
     }
     let step = header.step;
     let mine = header.samples.filter(|_| header.intent == Intent::Step(Input::Ready));
-    let said = mine.map_or(NONE, |Samples(digest)| digest);
+    let said = mine.map_or(NONE, Samples::digest);
     match context.control.exchange(context.tag(None, Stage::Header, step, 0), [said], twins)? {
         None => Ok(()),
         Some([first, second]) => {

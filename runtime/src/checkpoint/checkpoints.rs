@@ -16,9 +16,9 @@ use super::results::Saved;
 use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters};
 use super::snapshot::Snapshot;
 use super::together::Together;
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 
 /// The checkpoints of one model, in one directory.

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_sharding::{Param, ParamId, Role};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::pair::{AND, ONE_OF_EACH_KIND};
+use crate::state::joint;
 
 /// Refuses a call that does not fit the model's state. The other ranks get the reason.
 ///

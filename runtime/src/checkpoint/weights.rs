@@ -9,7 +9,6 @@ use super::differences;
 use super::load::{parameters_of, take_parameters};
 use super::results::Resumed;
 use super::together::Failed;
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::fitting::Unmatched;
@@ -17,6 +16,7 @@ use crate::persist::options::SavedOptions;
 use crate::persist::problem::Problem;
 use crate::persist::saved::{SavedState, Whose};
 use crate::persist::tensors::AVERAGE;
+use crate::state::joint;
 
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as

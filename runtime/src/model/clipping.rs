@@ -1,20 +1,18 @@
 //! Clipping of gradients by any norm and by value, of all parameters or of some.
-//!
-//! A gradient that was clipped several times is `clamp(gradient * factor, -limit, limit)` again, so
-//! each parameter needs two numbers.
 
 use std::fmt::{self, Display, Write as _};
 
 use hsdp_comm::{PartKind, Reduction};
-use hsdp_sharding::{Param, ParamId, Role};
+use hsdp_sharding::{Param, Role};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::norms::{over_shards, pieces};
 use crate::options::digest;
 use crate::state::context::Context;
-use crate::step::gradients::{Gradients, Verdict, is_limit};
+use crate::state::joint;
+use crate::step::clipping::{Clip, is_limit};
+use crate::step::gradients::{Gradients, Verdict};
 
 /// A norm of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,46 +31,6 @@ impl Display for Norm {
             Self::P(power) => write!(f, "{power:?}"),
         }
     }
-}
-
-/// The way in which the divided gradient of a parameter is clipped: multiplied by the factor, and
-/// then limited in magnitude.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Clip {
-    factor: f32,
-    limit: f32,
-}
-
-impl Clip {
-    pub(crate) fn apply(self, elements: &mut [f32]) {
-        let Self { factor, limit } = self;
-        elements.iter_mut().for_each(|it| *it = (*it * factor).clamp(-limit, limit));
-    }
-
-    /// Returns the magnitude of a clipped element. `sum` is the element before the division.
-    fn magnitude(self, sum: f32, divisor: f64) -> f64 {
-        let clipped = f64::from(sum) / divisor * f64::from(self.factor);
-        clipped.abs().min(f64::from(self.limit))
-    }
-
-    fn scaled(self, by: f32) -> Self {
-        // No limit stays none, also where the factor is 0.
-        let limit = if self.limit.is_finite() { self.limit * by } else { self.limit };
-        Self { factor: self.factor * by, limit }
-    }
-
-    fn limited(self, to: f32) -> Self {
-        Self { limit: self.limit.min(to), ..self }
-    }
-}
-
-/// How gradients are clipped besides [`Gradients::clip`].
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Clipping {
-    /// By the number of a parameter in the model; empty as long as one factor counts for all.
-    of_parameters: Vec<Clip>,
-    /// A line for each call, which ranks compare.
-    pub(crate) lines: String,
 }
 
 /// The parameters of a call.
@@ -219,8 +177,7 @@ impl Gradients {
 
     fn change(&mut self, chosen: &Chosen, change: impl Fn(Clip) -> Clip) {
         if self.clipping.of_parameters.is_empty() {
-            let clip = Clip { factor: self.clip, limit: f32::INFINITY };
-            self.clipping.of_parameters = vec![clip; chosen.has.len()];
+            self.clipping.of_parameters = vec![Clip::by(self.clip); chosen.has.len()];
         }
         let all = self.clipping.of_parameters.iter_mut().zip(&chosen.has);
         all.filter(|(_, has)| **has).for_each(|(clip, _)| *clip = change(*clip));
@@ -278,20 +235,8 @@ impl Gradients {
     }
 
     fn clip_of_number(&self, number: usize) -> Clip {
-        let of_all = Clip { factor: self.clip, limit: f32::INFINITY };
-        self.clipping.of_parameters.get(number).copied().unwrap_or(of_all)
-    }
-
-    /// Returns the way in which a parameter's gradient is clipped before an optimizer gets it;
-    /// `None` if the optimizer multiplies by [`clip_factor`](Self::clip_factor), the same for all
-    /// parameters.
-    pub(crate) fn clip_of(&self, context: &Context, parameter: ParamId) -> Option<Clip> {
-        self.clipping.of_parameters.get(context.number_of(parameter)).copied()
-    }
-
-    /// Whether parameters are clipped in different ways, or by value.
-    pub(crate) fn is_clipped_apart(&self) -> bool {
-        !self.clipping.of_parameters.is_empty()
+        let clip = self.clipping.of_parameters.get(number).copied();
+        clip.unwrap_or(Clip::by(self.clip))
     }
 }
 

@@ -3,8 +3,8 @@
 //! Each rank sums the squares of its pieces in f64, and one small all-reduce over the shard group, on the control channel, adds them in
 //! the order of its members. So the bits are the same on all ranks: replicas hold the same pieces.
 
-mod histograms;
-mod moved;
+pub(crate) mod histograms;
+pub(crate) mod moved;
 
 use std::ops::Range;
 
@@ -12,14 +12,11 @@ use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_kernels::{Element, squared_norm};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::state::context::Context;
+use crate::state::joint;
 use crate::step::gradients::Gradients;
-
-pub use self::histograms::{Histogram, Histograms};
-pub use self::moved::MeasuredUpdate;
 
 /// A value of each parameter, in the order of the model.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::Selected;
 use crate::optimizer::pass::{Pass, trained_pieces};
-use crate::state::device::DeviceShard;
+use crate::state::shard::device::DeviceShard;
 use crate::state::sums::Sums;
 
 /// A unit of a model on a device, with its gradient, for one optimizer.

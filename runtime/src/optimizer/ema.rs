@@ -10,7 +10,6 @@ use hsdp_sharding::{ModelSpec, ParamId, Plan, Role, UnitId};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::Shared;
@@ -20,6 +19,7 @@ use crate::persist::options::SavedOptions;
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
 use crate::persist::tensors::{Expected, Spread, StateTensor};
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;

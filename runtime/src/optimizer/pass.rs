@@ -7,7 +7,6 @@ use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use parking_lot::Mutex;
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Moved, Shared, Updates};
@@ -15,6 +14,7 @@ use crate::optimizer::assignment::Assignment;
 use crate::optimizer::{Run, Selected, Update, Updating, device};
 use crate::persist::pair::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
+use crate::state::joint;
 use crate::state::shard::Shard;
 use crate::state::sums::Sums;
 use crate::step::engine::State;

@@ -11,7 +11,7 @@ use hsdp_sharding::{DType, UnitId};
 use crate::error::Error;
 use crate::persist::tensors::copy_part;
 use crate::state::context::Context;
-use crate::state::device::ModelDevice;
+use crate::state::model_device::ModelDevice;
 
 /// An operation and its step, for errors.
 pub(super) type Of = (&'static str, u64);

@@ -3,9 +3,17 @@
 use hsdp_sharding::{AfterForward, Granularity, ModelSpec, Param, Role};
 
 use crate::options::ModelOptions;
+use crate::options::digest;
 use crate::options::precision::Precision;
 
-/// The options, one line each. Every option that ranks must have in common has a line.
+impl ModelOptions {
+    /// Returns a digest of the options, which ranks compare.
+    pub(crate) fn digest(&self) -> u64 {
+        digest::of_lines(&of_options(self))
+    }
+}
+
+/// Returns the options, one line each. Every option that ranks must have in common has a line.
 pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     // The fields are named, so that an option that is added later is not forgotten here.
     let ModelOptions {

@@ -4,22 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
+use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{
     Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
 };
 
-use crate::agree::control::Control;
 use crate::error::Error;
 use crate::options::ModelOptions;
 use crate::options::digest;
 use crate::options::precision::LossScaling;
-use crate::state::device::ModelDevice;
+use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
 use crate::state::kept::Kept;
+use crate::state::model_device::ModelDevice;
 use crate::state::schedule::Schedules;
-use crate::step::unused::UnusedReports;
+use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -236,6 +237,25 @@ impl Context {
         let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
         let unit = self.plan.spec()[unit].name.clone();
         Error::OutOfMemory { operation, unit, rank: self.rank(), step, bytes }
+    }
+
+    /// The device, for parts of the model that lie on one.
+    pub(crate) fn model_device(&self) -> &ModelDevice {
+        self.device.as_ref().expect("a part on a device belongs to a model on that device")
+    }
+
+    /// An error of the device, with its operation and step. If it is fatal, the world ends.
+    pub(crate) fn device_error(
+        &self,
+        operation: &'static str,
+        step: u64,
+        error: CudaError,
+    ) -> Error {
+        let error = Error::Device { operation, rank: self.rank(), step, error };
+        if error.is_fatal() {
+            self.world.abort(&error.to_string());
+        }
+        error
     }
 
     pub(crate) fn tag(

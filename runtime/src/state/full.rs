@@ -1,12 +1,14 @@
 //! A unit's parameters, gathered.
 
+pub(crate) mod device;
+
 use std::mem;
 use std::sync::Arc;
 
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitId, UnitLayout};
 
-use crate::state::device::DeviceFull;
+use self::device::DeviceFull;
 use crate::state::full_pool::Pooled;
 
 /// A unit's gathered parameters, in its compute dtype: one host buffer for each parameter, with all

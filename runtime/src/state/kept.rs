@@ -5,7 +5,6 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::thread;
 
-use hsdp_kernels::memory::{self, Category};
 use parking_lot::Mutex;
 
 use crate::state::context::Context;
@@ -79,22 +78,6 @@ impl Kept {
         drop(held);
         drop(former);
     }
-}
-
-/// A buffer of the step before, if it has that length; a new one otherwise.
-///
-/// # Errors
-/// If there is no memory for it.
-pub(crate) fn sized(
-    buffer: Vec<f32>,
-    len: usize,
-    category: Category,
-) -> Result<Vec<f32>, hsdp_kernels::Error> {
-    if buffer.len() == len {
-        return Ok(buffer);
-    }
-    let _scope = memory::scope(category);
-    hsdp_kernels::zeros(len)
 }
 
 /// The finished gradients of a step, by unit: this rank's shards, empty for units without any. When they are dropped, their buffers

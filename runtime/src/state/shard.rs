@@ -1,5 +1,8 @@
 //! A unit's parameters on this rank: the f32 master copy, and the copy that gathers read.
 
+pub(crate) mod device;
+mod offload;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,9 +10,9 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{HostBuffer, SharedBuffer, Values, ValuesMut, cast, copy_past_caches, unpack};
 use hsdp_sharding::{DType, UnitId, UnitLayout};
 
+use self::device::DeviceShard;
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::DeviceShard;
 
 /// This rank's shard of one unit, where the model lies.
 #[derive(Clone, Debug)]

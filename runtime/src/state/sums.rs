@@ -1,17 +1,18 @@
 //! A rank's sums of one unit's gradients, wherever its part of the model lies, and their reductions.
 
+pub(crate) mod device;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Scaling, Tag};
-use hsdp_kernels::memory::Category;
+use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, Fold, first_non_finite, settle, squared_norm};
 use hsdp_sharding::{UnitId, UnitLayout};
 
+use self::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
-use crate::state::kept::sized;
 
 /// Sums in f32.
 #[derive(Debug)]
@@ -158,7 +159,11 @@ impl Sums {
         let (units, there): (Vec<usize>, Vec<&DeviceSums>) = there.unzip();
         if !there.is_empty() {
             let found = DeviceSums::survey(context, &there, step)?;
-            units.into_iter().zip(found).for_each(|(unit, found)| seen[unit] = found);
+            let index = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
+            for (unit, found) in units.into_iter().zip(found) {
+                let first_non_finite = found.first_non_finite.map(index);
+                seen[unit] = Seen { squared_norm: found.squared_norm, first_non_finite };
+            }
         }
         Ok(seen)
     }
@@ -174,6 +179,22 @@ impl Sums {
             Self::Device(_) => Seen { squared_norm: 0.0, first_non_finite: None },
         }
     }
+}
+
+/// Returns a buffer of the step before, if it has that length, or else a new one.
+///
+/// # Errors
+/// If there is no memory for it.
+pub(crate) fn sized(
+    buffer: Vec<f32>,
+    len: usize,
+    category: Category,
+) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    if buffer.len() == len {
+        return Ok(buffer);
+    }
+    let _scope = memory::scope(category);
+    hsdp_kernels::zeros(len)
 }
 
 /// A reduce-scatter that is under way.

@@ -26,7 +26,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hsdp_comm::{Mistake, StepFailure, in_work};
 use hsdp_sharding::UnitId;
 
-use crate::agree::joint::Failure;
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::objective::{LossSum, Seed};
@@ -34,6 +33,7 @@ use crate::options::precision::LossScale;
 use crate::options::uneven::{EndOfRun, Shutdown, Supply};
 use crate::state::context::Context;
 use crate::state::full::Full;
+use crate::state::joint::Failure;
 use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;

@@ -11,9 +11,9 @@ use hsdp_sharding::{AfterForward, FullCopies, Gather, Phase, UnitId};
 
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::DeviceArriving;
 use crate::state::events::Event;
 use crate::state::full::Full;
+use crate::state::full::device::DeviceArriving;
 use crate::state::full_pool::Pooled;
 use crate::state::schedule::Schedule;
 use crate::state::shard::Shard;

@@ -1,20 +1,14 @@
 //! The finished gradients of a step: the only thing that drives an optimizer.
 
-use std::collections::BTreeMap;
-
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
-use crate::agree::joint;
-use crate::agree::non_finite::NonFiniteGradient;
 use crate::error::Error;
-use crate::model::ShardedModel;
-use crate::model::clipping::Clipping;
-use crate::model::export;
-use crate::options::allowed::is_held_in_f32;
+use crate::error::non_finite::NonFiniteGradient;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;
+use crate::step::clipping::{Clip, Clipping, is_limit};
 
 /// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,12 +52,6 @@ pub struct Gradients {
     pub(crate) is_measured: bool,
 }
 
-/// Returns whether gradients can be clipped to `limit`: it is infinity, 0, or a number above 0 that
-/// is not 0 in f32.
-pub(crate) fn is_limit(limit: f64) -> bool {
-    limit > f64::from(f32::MAX) || is_held_in_f32(limit)
-}
-
 impl Gradients {
     /// The number of the step.
     #[must_use]
@@ -88,26 +76,6 @@ impl Gradients {
     #[must_use]
     pub fn weight(&self) -> u64 {
         self.weight
-    }
-
-    /// Checks that these are the gradients of the last step of `model`. An optimizer calls this before it changes anything. Not
-    /// collective.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] if the gradients belong to another model, or to an earlier step; the message has both numbers.
-    pub fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
-        let refuse = |what| Err(model.engine.context.misuse("optimizer step", self.step, what));
-        let finished = model.engine.state().next_step;
-        if self.model != *model.id() {
-            return refuse("these are the gradients of another model".to_owned());
-        }
-        if self.step + 1 != finished {
-            return refuse(format!(
-                "the gradients are those of step {}, the model has finished {finished} steps",
-                self.step
-            ));
-        }
-        Ok(())
     }
 
     /// Returns the factor by which an optimizer multiplies the divided gradients first: that of
@@ -153,26 +121,14 @@ impl Gradients {
         self
     }
 
-    /// Asks the optimizer's pass to [measure](ShardedModel::last_update) how far it moves each parameter: it copies a block of
-    /// parameters before it updates them, while they are in the cache. All ranks ask, or none. Not collective.
+    /// Asks the optimizer's pass to [measure](crate::ShardedModel::last_update) how far it moves
+    /// each parameter: it copies a block of parameters before it updates them, while they are in
+    /// the cache. All ranks ask, or none. Not collective.
     ///
-    /// A model that is updated on a device refuses such an update ([`Error::Misuse`]), before any parameter changes.
+    /// A model that is updated on a device refuses such an update ([`Error::Misuse`]), before any
+    /// parameter changes.
     pub fn measured(self) -> Self {
         Self { is_measured: true, ..self }
-    }
-
-    /// A copy of this rank's shard of a unit's gradient, in f32, in the layout's order, divided, before clipping; empty if the unit has
-    /// no trainable parameter. Not collective.
-    ///
-    /// If the ranks agreed to skip the step, it holds the sums of the reductions without the division.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on a device that fails.
-    ///
-    /// # Panics
-    /// If the model has no such unit.
-    pub fn shard(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
-        self.shard_in(&model.engine.context, unit)
     }
 
     pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
@@ -191,16 +147,15 @@ impl Gradients {
         self.grad_shards.present[parameter.unit.index()][parameter.index]
     }
 
-    /// The whole gradients of all trainable parameters, in f32, row-major, by name, divided, before clipping. For tests and small
-    /// models.
-    ///
-    /// Collective over the shard group, one gather for each unit, in the plan's order of reductions; every rank gets all gradients.
-    ///
-    /// # Errors
-    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on
-    /// a device that fails.
-    pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        let context = &model.engine.context;
-        joint::run(&context.world, self.step, || export::full_gradients(context, self))
+    /// Returns the way in which a parameter's gradient is clipped before an optimizer gets it;
+    /// `None` if the optimizer multiplies by [`clip_factor`](Self::clip_factor), the same for all
+    /// parameters.
+    pub(crate) fn clip_of(&self, context: &Context, parameter: ParamId) -> Option<Clip> {
+        self.clipping.of_parameters.get(context.number_of(parameter)).copied()
+    }
+
+    /// Whether parameters are clipped in different ways, or by value.
+    pub(crate) fn is_clipped_apart(&self) -> bool {
+        !self.clipping.of_parameters.is_empty()
     }
 }

@@ -8,11 +8,11 @@ use hsdp_sharding::step::Course;
 
 use crate::agree::comparison::{self, LastUpdate};
 use crate::agree::header::{Agreed, Intent, StepHeader};
-use crate::agree::joint;
 use crate::agree::samples;
 use crate::error::Error;
 use crate::options::StepOptions;
 use crate::options::uneven::{EndOfRun, Supply};
+use crate::state::joint;
 use crate::state::lock::Locked;
 use crate::step::engine::{Begun, Engine, Opened, State};
 use crate::step::exponent::exponent_known_early;

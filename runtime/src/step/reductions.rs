@@ -15,11 +15,11 @@ use hsdp_kernels::Fold;
 use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
 
 use crate::agree::interim::Interim;
-use crate::agree::non_finite::{Sighting, When};
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::DeviceSums;
 use crate::state::events::Event;
+use crate::state::sighting::{Sighting, When};
+use crate::state::sums::device::DeviceSums;
 use crate::state::sums::{AllReducing, Scattering, Sums};
 use crate::step::partial::{Offer, Partial, Settled};
 use crate::step::place::{Place, Turn};

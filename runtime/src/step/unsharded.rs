@@ -12,10 +12,10 @@ use hsdp_kernels::{
 use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
 use self::device::DeviceUnsharded;
-use crate::agree::non_finite::Sighting;
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::kept::sized;
+use crate::state::sighting::Sighting;
+use crate::state::sums::sized;
 use crate::step::place::Place;
 use crate::step::unit_gradients::UnitGradients;
 

@@ -2,11 +2,11 @@
 
 use hsdp_comm::{PartKind, Reduction};
 
-use crate::agree::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::norms::{Norms, over_shards, trained};
 use crate::model::updates::Moved;
+use crate::state::joint;
 use crate::state::model_id::ModelId;
 
 /// How far an update has moved the parameters of a model: this rank's part, until ranks add up theirs.

@@ -16,7 +16,7 @@ use crate::optimizer::groups::Groups;
 use crate::optimizer::held::Held;
 use crate::optimizer::whole::{Exchange, OnOwner};
 use crate::optimizer::{DeviceRun, Updating};
-use crate::state::device::ModelDevice;
+use crate::state::model_device::ModelDevice;
 
 /// The buffers of a device that an update needs, which are kept from one to the next.
 #[derive(Debug)]

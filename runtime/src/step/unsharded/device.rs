@@ -7,11 +7,11 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues};
 use hsdp_sharding::{DType, Plan, UnitId};
 
-use crate::agree::non_finite::Sighting;
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::ModelDevice;
-use crate::state::device::sums::{first_noted, sighting_in_unit};
+use crate::state::model_device::ModelDevice;
+use crate::state::sighting::Sighting;
+use crate::state::sums::device::{first_noted, sighting_in_unit};
 use crate::step::place::Place;
 use crate::step::unit_gradients::UnitGradients;
 

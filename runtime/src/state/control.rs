@@ -6,7 +6,7 @@ use hsdp_comm::{Channel, Error, Group, Lent, Tag, World};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
-use crate::agree::joint;
+use crate::state::joint;
 
 /// The control channel of one rank.
 #[derive(Debug)]

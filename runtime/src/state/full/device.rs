@@ -11,7 +11,7 @@ use hsdp_sharding::{DType, UnitLayout};
 
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::DeviceShard;
+use crate::state::shard::device::DeviceShard;
 
 /// A gather that is under way.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::options::placement::Placement;
-use crate::state::context::Context;
-use crate::state::device::offload::Scratch;
+use crate::state::scratch::Scratch;
 
 /// A rank's device.
 #[derive(Debug)]
@@ -109,25 +108,9 @@ impl ModelDevice {
         let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)
     }
-}
 
-impl Context {
-    /// The device, for parts of the model that lie on one.
-    pub(crate) fn model_device(&self) -> &ModelDevice {
-        self.device.as_ref().expect("a part on a device belongs to a model on that device")
-    }
-
-    /// An error of the device, with its operation and step. If it is fatal, the world ends.
-    pub(crate) fn device_error(
-        &self,
-        operation: &'static str,
-        step: u64,
-        error: CudaError,
-    ) -> Error {
-        let error = Error::Device { operation, rank: self.rank(), step, error };
-        if error.is_fatal() {
-            self.world.abort(&error.to_string());
-        }
-        error
+    /// Copies f32 values to the host. Waits for the copy.
+    pub(crate) fn read_f32(&self, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
+        Ok(values.read_back(&self.stream, self.patience)?.values().to_f32())
     }
 }

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::memory::Category;
-use hsdp_kernels::{Divisor, Values, copy_past_caches};
+use hsdp_kernels::{Divisor, HostBuffer, Values, cast, copy_past_caches};
 use hsdp_sharding::{DType, Offload};
 
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::device::ModelDevice;
-use crate::state::device::sums::read_f32;
+use crate::state::model_device::ModelDevice;
 
 /// This rank's shard of one unit. Both copies hold the same parameters.
 #[derive(Clone, Debug)]
@@ -50,6 +49,16 @@ impl DeviceShard {
         Ok(Self::There { master: Arc::new(there), gather_input })
     }
 
+    /// A shard whose master stays on the host.
+    fn offloaded(
+        device: &ModelDevice,
+        (master, compute): (Vec<f32>, DType),
+    ) -> Result<Self, CudaError> {
+        let mut gather_input = device.buffer(Category::GatherInput, compute, master.len())?;
+        upload(device, &master, &mut device.scratch.lock().rounded, &mut gather_input)?;
+        Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
+    }
+
     pub(crate) fn gather_input(&self) -> Arc<DeviceBuffer> {
         Arc::clone(match self {
             Self::There { master, gather_input } => gather_input.as_ref().unwrap_or(master),
@@ -60,7 +69,9 @@ impl DeviceShard {
     /// The f32 parameters on the host: a copy, for which the call waits, or the parameters that lie there.
     pub(crate) fn to_host(&self, context: &Context) -> Result<Arc<Vec<f32>>, Error> {
         match self {
-            Self::There { master, .. } => read_f32(context, master)
+            Self::There { master, .. } => context
+                .model_device()
+                .read_f32(master)
                 .map(Arc::new)
                 .map_err(|error| context.device_error("read", 0, error)),
             Self::Offloaded { master, .. } => Ok(Arc::clone(master)),
@@ -127,4 +138,22 @@ pub(super) fn make_mut<'a>(
         *buffer = Arc::new(copy);
     }
     Ok(Arc::get_mut(buffer).expect("there is no other holder"))
+}
+
+/// Copies a master to the device, in the dtype of the buffer there. It is rounded on the host, in
+/// the buffer of `rounded` with that dtype, so that fewer bytes are copied.
+pub(super) fn upload(
+    device: &ModelDevice,
+    master: &[f32],
+    rounded: &mut [HostBuffer],
+    gather_input: &mut DeviceBuffer,
+) -> Result<(), CudaError> {
+    if gather_input.dtype() == DType::F32 {
+        return gather_input.write(&device.stream, Values::F32(master));
+    }
+    let of_dtype = rounded.iter_mut().find(|rounded| rounded.dtype() == gather_input.dtype());
+    let rounded = of_dtype.expect("there is one for each dtype in which a unit computes");
+    let all = 0..master.len();
+    cast(rounded.values_mut().slice(all.clone()), master);
+    gather_input.write(&device.stream, rounded.values().slice(all))
 }

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use hsdp_comm::{Contribution, DeviceAccumulator, DeviceReduced, Pending, Scaling, Tag};
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer, FirstFound, Noted, WhatWasNoted};
+use hsdp_kernels::cuda::{DeviceBuffer, FirstFound, Noted, Seen, WhatWasNoted};
 use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold};
 use hsdp_sharding::{DType, ParamId, UnitId, UnitLayout};
 
-use crate::agree::non_finite::{Sighting, When};
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::sums::Seen;
+use crate::state::sighting::{Sighting, When};
 
 /// This rank's sums of one unit's gradients, f32, and the notes of non-finite elements that were made meanwhile.
 #[derive(Debug)]
@@ -92,7 +91,8 @@ impl DeviceSums {
 
     /// A copy on the host. Waits for the copy.
     pub(crate) fn to_host(&self, context: &Context, step: u64) -> Result<Vec<f32>, Error> {
-        read_f32(context, &self.values).map_err(|error| context.device_error("read", step, error))
+        let copied = context.model_device().read_f32(&self.values);
+        copied.map_err(|error| context.device_error("read", step, error))
     }
 
     /// The squared norm of each, and its first element that is not finite. Waits for all work that is under way.
@@ -100,13 +100,7 @@ impl DeviceSums {
         let device = context.model_device();
         let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();
         let seen = device.stream.inspect(&values, device.patience);
-        let seen = seen.map_err(|error| context.device_error("norm", step, error))?;
-        let index = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
-        let one = |seen: &hsdp_kernels::cuda::Seen| Seen {
-            squared_norm: seen.squared_norm,
-            first_non_finite: seen.first_non_finite.map(index),
-        };
-        Ok(seen.iter().map(one).collect())
+        seen.map_err(|error| context.device_error("norm", step, error))
     }
 
     /// The first sighting in the notes of these units. Waits for all work that is under way.
@@ -174,11 +168,6 @@ fn sighting_of_shard(
 ) -> Option<Sighting> {
     let parameter = context.parameter_at(unit, index)?;
     Some(Sighting { when: When::Microbatch(round), parameter, from: None })
-}
-
-pub(crate) fn read_f32(context: &Context, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
-    let device = context.model_device();
-    Ok(values.read_back(&device.stream, device.patience)?.values().to_f32())
 }
 
 /// A reduce-scatter that is under way.
