@@ -9,7 +9,7 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use crate::error::Error;
 use crate::model::updates::MovingAverage;
 use crate::optimizer::options::check_number;
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::state::{Of, State};
 use crate::options::allowed::Allowed;
 use crate::persist::problem::Problem;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use hsdp_sharding::{ModelSpec, ParamId};
 
 use crate::error::Error;
-use crate::optimizer::Updating;
 use crate::optimizer::places::{Packing, Places};
+use crate::optimizer::updating::Updating;
 use crate::persist::saved::SavedState;
 use crate::state::context::Context;
 

@@ -8,7 +8,7 @@ use hsdp_sharding::{ParamId, Piece, UnitId};
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::method::Kept;
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::state::{Of, State};
 use crate::persist::problem::Problem;
 use crate::persist::saved::Source;

@@ -7,8 +7,8 @@ use super::state::State;
 /// A value that has one state along `A`, and may get another.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no single state along `{A}`",
-    note = "`OnBoth` is for values that have the same state on both axes: go along `OnShard` and `OnReplicate`, one after the \
-            other"
+    note = "`OnBoth` is for values that have the same state on both axes: go along `OnShard` and \
+            `OnReplicate`, one after the other"
 )]
 pub trait Along<A: MeshAxis> {
     /// The autograd whose tensor the value carries.
