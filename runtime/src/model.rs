@@ -1,4 +1,8 @@
-//! A model whose parameters are sharded over a mesh.
+//! A model whose parameters are sharded over a mesh, and the calls that need it beside steps and
+//! updates: evaluation, export, norms, clipping.
+//!
+//! The engine of the step below does the work. This floor keeps the state that updates share, and
+//! knows no optimizer and no checkpoint.
 
 mod between_steps;
 pub(crate) mod clipping;
@@ -74,10 +78,10 @@ impl ShardedModel {
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        joint::run(&telling, 0, || Self::checked_fabric(world, spec, options))
+        joint::run(&telling, 0, || Self::checked_context(world, spec, options))
     }
 
-    fn checked_fabric(
+    fn checked_context(
         world: World,
         spec: ModelSpec,
         options: ModelOptions,
@@ -124,7 +128,7 @@ impl ShardedModel {
     /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        self.engine.context.schedules.plan()
+        self.engine.context.settled_plan()
     }
 
     /// The world in which the model's collectives run.

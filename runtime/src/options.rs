@@ -1,4 +1,7 @@
-//! The options of a model and of a step.
+//! The options of a model and of a step, and the pure functions that follow from them: checks,
+//! divisors, the text and the digest that ranks compare.
+//!
+//! An option is a value. This floor reads no file, calls no collective and knows no rank's state.
 
 pub(crate) mod allowed;
 pub(crate) mod description;
@@ -15,6 +18,7 @@ use std::num::NonZeroU64;
 
 use hsdp_comm::ModelName;
 pub use hsdp_sharding::step::UnitOrder;
+use hsdp_sharding::step::{self, ReductionTime, Rules, Sequences, Weights};
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
 use crate::error::Error;
@@ -114,6 +118,31 @@ impl ModelOptions {
             accumulation: self.accumulation,
             prefetch: self.prefetch,
             full_copies: self.full_copies,
+        }
+    }
+
+    /// Returns the rules of the order of steps, besides the plan, for operations in such sequences.
+    pub(crate) fn rules(&self, sequences: Sequences) -> Rules {
+        Rules {
+            sequences,
+            order: self.order,
+            uneven: self.uneven,
+            // Gradients of a unit that has unused parameters may come when the backward is over.
+            reductions: match self.unused {
+                Unused::Zeros => ReductionTime::AtTheEnd,
+                Unused::ErrorInFirstStep | Unused::Warn | Unused::ErrorOnAnyRank => {
+                    ReductionTime::InTurn
+                }
+            },
+            weights: match self.objective.is_weighted() {
+                true => Weights::Enter,
+                false => Weights::Ignored,
+            },
+            loss_scale: match self.loss_scaling {
+                LossScaling::Dynamic(_) => step::LossScale::Dynamic,
+                LossScaling::Off | LossScaling::Fixed(_) => step::LossScale::Fixed,
+            },
+            compare_replicas: self.compare_replicas,
         }
     }
 

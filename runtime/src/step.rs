@@ -1,18 +1,19 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
+pub(crate) mod attempt;
 mod check;
 pub(crate) mod clipping;
+mod drive;
 pub(crate) mod engine;
 mod evaluation;
 mod exponent;
 mod finish;
 mod gathers;
 pub(crate) mod gradients;
-mod microbatches;
 mod opening;
-mod partial;
 mod place;
 pub(crate) mod reductions;
+mod refused;
 mod step_state;
 pub(crate) mod unit_gradients;
 pub(crate) mod unsharded;
@@ -29,7 +30,8 @@ use crate::options::objective::{LossSum, Seed};
 use crate::options::precision::Precision;
 use crate::options::uneven::{EndOfRun, Shutdown};
 use crate::state::full::Full;
-use crate::step::engine::{Engine, NoMore, Opened, Token};
+use crate::step::attempt::{Opened, Token};
+use crate::step::engine::Engine;
 use crate::step::gradients::Gradients;
 use crate::step::unit_gradients::UnitGradients;
 
@@ -88,8 +90,8 @@ impl<'model> Step<'model> {
     /// model's [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
         match self.engine.begin_microbatch(self.opened)? {
-            Ok(token) => Ok(self.pass(token)),
-            Err(NoMore) => Err(self.engine.end_of_data(self.opened)),
+            Some(token) => Ok(self.pass(token)),
+            None => Err(self.engine.end_of_data(self.opened)),
         }
     }
 
@@ -98,7 +100,7 @@ impl<'model> Step<'model> {
     /// # Errors
     /// As [`microbatch`](Self::microbatch), except `EndOfData`.
     pub fn next_microbatch(&mut self) -> Result<Option<Pass<'_>>, Error> {
-        let token = self.engine.begin_microbatch(self.opened)?.ok();
+        let token = self.engine.begin_microbatch(self.opened)?;
         Ok(token.map(|token| self.pass(token)))
     }
 
@@ -300,7 +302,7 @@ impl PassHandle {
     /// The model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        self.engine.context.schedules.plan()
+        self.engine.context.settled_plan()
     }
 
     /// The dtypes of the model.

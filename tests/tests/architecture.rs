@@ -60,10 +60,10 @@ const BESIDE: &str = "autograd";
 const FRONTS: [&str; 2] = ["prelude", "testing"];
 
 /// Folders whose modules still import each other in circles.
-const IN_CIRCLES: [&str; 3] = ["runtime/src", "runtime/src/state", "runtime/src/step"];
+const IN_CIRCLES: [&str; 1] = ["runtime/src/step"];
 
-/// Imports that still go to a floor that is not below.
-const UPWARD: [&str; 1] = ["state/kept.rs imports step::reductions"];
+/// Imports that still go to a floor that is not below: each as `FILE imports MODULE`.
+const UPWARD: [&str; 0] = [];
 
 /// Lists of functions in docs/architecture.md, file by file.
 const WAYS: [&str; 2] = ["## A gradient's way", "## The partial's way back"];

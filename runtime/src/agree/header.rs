@@ -4,7 +4,7 @@
 //! for example), has another plan or other options, or has updated the last step in another way.
 
 use hsdp_sharding::Rank;
-use hsdp_sharding::step::Exchange;
+use hsdp_sharding::step::{Exchange, Headers, Intent};
 
 use crate::agree::comparison;
 use crate::error::Error;
@@ -17,7 +17,6 @@ pub(crate) struct StepHeader {
     pub(crate) step: u64,
     /// Steps that an optimizer has completed on this rank, with an update or a skip.
     pub(crate) committed: u64,
-    pub(crate) microbatches: Option<usize>,
     /// The digest of options and plan.
     pub(crate) model: u64,
     /// The digest of the order of units; 0 until the ranks have agreed on one.
@@ -27,7 +26,8 @@ pub(crate) struct StepHeader {
     pub(crate) loss_scale: u64,
     /// The approximate weight of a microbatch; 0 means unknown. May differ between ranks.
     pub(crate) weight_hint: u64,
-    /// The operation that the rank begins. May differ between ranks.
+    /// The step, with data or without, or the end of the run. May differ between ranks, except for the
+    /// number of microbatches.
     pub(crate) intent: Intent,
     /// Whether the rank asks that this step be the last. May differ between ranks.
     pub(crate) shutdown: Shutdown,
@@ -36,27 +36,13 @@ pub(crate) struct StepHeader {
     pub(crate) samples: Option<Samples>,
 }
 
-/// The operation that a rank begins where the next step would begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Intent {
-    /// The step, with data or without.
-    Step(Input),
-    /// The end of its run: it makes no step.
-    End,
-}
-
 /// The result of the headers of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    pub(crate) largest_hint: u64,
-    /// The ranks with and without data. A rank that ends its run has none.
-    pub(crate) supply: Supply,
-    /// Ranks that end their run.
-    pub(crate) ending: Vec<Rank>,
+    /// What the order of the step follows from.
+    pub(crate) headers: Headers,
     /// Whether any rank asks that this step be the last.
     pub(crate) shutdown: Shutdown,
-    /// Whether ranks compare their samples, because a rank has named its own.
-    pub(crate) compares_samples: bool,
 }
 
 const WORDS: usize = Exchange::HEADER;
@@ -73,13 +59,14 @@ const HINT: usize = WORDS - 1;
 
 impl StepHeader {
     pub(crate) fn encode(&self) -> [u64; WORDS] {
+        let (intent, microbatches) = match self.intent {
+            Intent::Step { microbatches, input: Input::Ready } => (0, microbatches),
+            Intent::Step { microbatches, input: Input::Exhausted } => (EXHAUSTED, microbatches),
+            Intent::End => (ENDS, None),
+        };
         [
             MAGIC
-                | match self.intent {
-                    Intent::Step(Input::Ready) => 0,
-                    Intent::Step(Input::Exhausted) => EXHAUSTED,
-                    Intent::End => ENDS,
-                }
+                | intent
                 | match self.shutdown {
                     Shutdown::NotAsked => 0,
                     Shutdown::Asked => SHUTDOWN,
@@ -87,7 +74,7 @@ impl StepHeader {
                 | self.samples.map_or(0, |_| NAMES_SAMPLES),
             self.step,
             self.committed,
-            self.microbatches.map_or(UNKNOWN, |count| count as u64),
+            microbatches.map_or(UNKNOWN, |count| count as u64),
             self.model,
             self.order,
             self.update,
@@ -96,25 +83,22 @@ impl StepHeader {
         ]
     }
 
-    /// Compares the headers of all ranks and combines them. Reuses the memory of `supply`.
+    /// Compares the headers of all ranks and combines them.
     ///
     /// # Errors
     /// `Disagreement` names the first field in which ranks differ, and the first rank that differs from the majority in this field;
     /// without a majority, the first rank that differs from rank 0.
-    pub(crate) fn agree(gathered: &[u64], supply: Supply) -> Result<Agreed, Error> {
-        let headers = || gathered.chunks_exact(WORDS);
+    pub(crate) fn agree(gathered: &[u64]) -> Result<Agreed, Error> {
+        let all = || gathered.chunks_exact(WORDS);
         compare(gathered)?;
-        Ok(Agreed {
-            largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
-            supply: supply.renewed(headers().map(input)),
-            ending: (0..)
-                .zip(headers())
-                .filter(|(_, header)| ends(header))
-                .map(|(rank, _)| Rank::new(rank))
-                .collect(),
-            shutdown: headers().map(shutdown).max().unwrap_or_default(),
-            compares_samples: headers().any(|header| header[0] & NAMES_SAMPLES != 0),
-        })
+        let ending = (0..).map(Rank::new).zip(all()).filter(|(_, header)| ends(header));
+        let headers = Headers {
+            supply: Supply::default().renewed(all().map(input)),
+            ending: ending.map(|(rank, _)| rank).collect(),
+            weight_hint: all().map(|header| header[HINT]).max().unwrap_or(0),
+            names_samples: all().any(|header| header[0] & NAMES_SAMPLES != 0),
+        };
+        Ok(Agreed { headers, shutdown: all().map(shutdown).max().unwrap_or_default() })
     }
 }
 
@@ -182,13 +166,12 @@ mod tests {
         StepHeader {
             step: 7,
             committed: 7,
-            microbatches: Some(4),
             model: 1,
             order: 3,
             update: 2,
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
-            intent: Intent::Step(Input::Ready),
+            intent: Intent::Step { microbatches: Some(4), input: Input::Ready },
             shutdown: Shutdown::NotAsked,
             samples: None,
         }
@@ -196,7 +179,7 @@ mod tests {
 
     fn agree(headers: &[StepHeader]) -> Result<Agreed, Error> {
         let said: Vec<u64> = headers.iter().flat_map(StepHeader::encode).collect();
-        StepHeader::agree(&said, Supply::default())
+        StepHeader::agree(&said)
     }
 
     #[test]
@@ -207,13 +190,16 @@ mod tests {
     #[test]
     fn equal_headers_agree_on_the_largest_hint() {
         let hints = [3, 9, 0].map(|weight_hint| StepHeader { weight_hint, ..header() });
-        assert_eq!(agree(&hints).expect("they agree").largest_hint, 9);
+        assert_eq!(agree(&hints).expect("they agree").headers.weight_hint, 9);
     }
 
     #[test]
     fn ranks_without_data_are_known() {
-        let out = StepHeader { intent: Intent::Step(Input::Exhausted), ..header() };
-        let supply = agree(&[header(), out, header()]).expect("they agree").supply;
+        let out = StepHeader {
+            intent: Intent::Step { microbatches: Some(4), input: Input::Exhausted },
+            ..header()
+        };
+        let supply = agree(&[header(), out, header()]).expect("they agree").headers.supply;
         assert_eq!(supply.exhausted, [Rank::new(1)]);
         assert_eq!(supply.ready, [0, 2].map(Rank::new));
     }
@@ -221,7 +207,8 @@ mod tests {
     #[test]
     fn one_rank_that_asks_for_the_end_is_heard_by_all_and_has_data() {
         let asks = StepHeader { shutdown: Shutdown::Asked, ..header() };
-        let Agreed { supply, shutdown, ending, .. } = agree(&[header(), asks]).expect("they agree");
+        let Agreed { headers: Headers { supply, ending, .. }, shutdown } =
+            agree(&[header(), asks]).expect("they agree");
         assert_eq!((shutdown, ending.len(), supply.ready.len()), (Shutdown::Asked, 0, 2));
         assert_eq!(agree(&[header()]).expect("it agrees").shutdown, Shutdown::NotAsked);
     }
@@ -229,14 +216,14 @@ mod tests {
     #[test]
     fn one_rank_that_names_its_samples_has_all_compare() {
         let names = StepHeader { samples: Some(Samples::of([1])), ..header() };
-        assert!(agree(&[header(), names]).expect("they agree").compares_samples);
-        assert!(!agree(&[header()]).expect("it agrees").compares_samples);
+        assert!(agree(&[header(), names]).expect("they agree").headers.names_samples);
+        assert!(!agree(&[header()]).expect("it agrees").headers.names_samples);
     }
 
     #[test]
     fn a_rank_that_ends_its_run_has_no_data_and_no_number_of_microbatches() {
-        let end = StepHeader { intent: Intent::End, microbatches: None, ..header() };
-        let Agreed { supply, ending, .. } = agree(&[header(), end]).expect("they agree");
+        let end = StepHeader { intent: Intent::End, ..header() };
+        let Headers { supply, ending, .. } = agree(&[header(), end]).expect("they agree").headers;
         assert_eq!((supply.exhausted, ending), (vec![Rank::new(1)], vec![Rank::new(1)]));
         let behind = StepHeader { committed: 6, ..end };
         let message = agree(&[header(), behind]).unwrap_err().to_string();
@@ -265,7 +252,10 @@ mod tests {
 
     #[test]
     fn a_rank_with_another_number_of_microbatches_is_named() {
-        let other = StepHeader { microbatches: None, ..header() };
+        let other = StepHeader {
+            intent: Intent::Step { microbatches: None, input: Input::Ready },
+            ..header()
+        };
         let message = agree(&[header(), other]).unwrap_err().to_string();
         assert!(message.ends_with("rank 1 has as many as come, rank 0 has 4"), "{message}");
     }

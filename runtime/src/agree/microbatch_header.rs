@@ -14,14 +14,14 @@ pub(crate) fn encode(input: Input) -> [u64; WORDS] {
     [MAGIC, u64::from(input == Input::Exhausted)]
 }
 
-/// Decodes the headers of all ranks. Reuses the memory of `before`.
+/// Decodes the headers of all ranks.
 ///
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
-pub(crate) fn decode(gathered: &[u64], own: Rank, before: Supply) -> Result<Supply, Error> {
+pub(crate) fn decode(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
     check_magic(gathered, (WORDS, MAGIC), ("the protocol of the microbatch header", own))?;
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
-    Ok(before.renewed(gathered.chunks_exact(WORDS).map(input)))
+    Ok(Supply::default().renewed(gathered.chunks_exact(WORDS).map(input)))
 }
 
 /// Compares the first words of the records of all ranks.
@@ -46,13 +46,13 @@ mod tests {
     #[test]
     fn what_is_said_comes_back_and_another_protocol_is_named() {
         let mut said = [Input::Ready, Input::Exhausted].map(encode).concat();
-        let supply = decode(&said, Rank::new(0), Supply::default()).expect("one protocol");
+        let supply = decode(&said, Rank::new(0)).expect("one protocol");
         assert_eq!(
             (&*supply.ready, &*supply.exhausted),
             (&[Rank::new(0)][..], &[Rank::new(1)][..])
         );
         said[WORDS] += 1;
-        let message = decode(&said, Rank::new(0), supply).unwrap_err().to_string();
+        let message = decode(&said, Rank::new(0)).unwrap_err().to_string();
         let expected = "the protocol of the microbatch header differs between ranks: rank 1 has 0x";
         assert!(message.starts_with(expected), "{message}");
     }

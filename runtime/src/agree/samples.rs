@@ -2,28 +2,22 @@
 
 use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
+use hsdp_sharding::step::Intent;
 
-use crate::agree::header::{Agreed, Intent, StepHeader};
+use crate::agree::header::StepHeader;
 use crate::error::Error;
 use crate::options::samples::{NONE, Samples};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
 
-/// Compares the digests of all ranks, if the headers say that a rank has named its samples. Collective over the world then.
+/// Compares the digests of all ranks. A rank without data has named none. Collective over the world.
 ///
 /// # Errors
 /// [`Error::SameSamples`] on all ranks; [`Error::Comm`].
-pub(crate) fn compare(
-    context: &Context,
-    header: &StepHeader,
-    agreed: &Agreed,
-) -> Result<(), Error> {
-    if !agreed.compares_samples {
-        return Ok(());
-    }
+pub(crate) fn compare(context: &Context, header: &StepHeader) -> Result<(), Error> {
     let step = header.step;
-    let mine = header.samples.filter(|_| header.intent == Intent::Step(Input::Ready));
-    let said = mine.map_or(NONE, Samples::digest);
+    let has_data = matches!(header.intent, Intent::Step { input: Input::Ready, .. });
+    let said = header.samples.filter(|_| has_data).map_or(NONE, Samples::digest);
     match context.control.exchange(context.tag(None, Stage::Header, step, 0), [said], twins)? {
         None => Ok(()),
         Some([first, second]) => {

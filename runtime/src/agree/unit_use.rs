@@ -35,8 +35,19 @@ fn decode(record: &[u64]) -> (UnitUse, usize) {
     (says, usize::try_from(record[2]).expect("a model has fewer units"))
 }
 
-/// Returns what a rank says, for a warning.
-pub(crate) fn in_words(says: UnitUse, spec: &ModelSpec) -> String {
+/// Warns that the declared order stays, because ranks use the units in different orders: two of them
+/// do what is said here.
+pub(crate) fn warn(step: u64, ranks: [(Rank, UnitUse); 2], spec: &ModelSpec) {
+    let [(one, first), (other, second)] = ranks;
+    let [first, second] = [first, second].map(|says| in_words(says, spec));
+    hsdp_warnings::warn!(
+        step,
+        "ranks use the units of the model in different orders: rank {one} {first}, rank {other} \
+         {second}; the gathers stay in the declared order, and may need more memory than planned"
+    );
+}
+
+fn in_words(says: UnitUse, spec: &ModelSpec) -> String {
     match says {
         UnitUse::Needs(unit) => format!("needs unit {}", spec[unit].name),
         UnitUse::Ends => "has ended its forward".to_owned(),

@@ -393,7 +393,7 @@ pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
     state.loads += 1;
     (state.half_updated, state.updated) = (None, Updated::default());
     model.updates.lock().moved = None;
-    model.engine.context.kept.forgive();
+    state.kept.forgive();
 }
 
 /// The state that was read.

@@ -10,14 +10,13 @@ impl ShardedModel {
     /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
     /// values of the parameters; inside [`with_shards`](Self::with_shards).
     pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
-        let context = &self.engine.context;
         let state = self.engine.state();
         self.engine.check_own_shards(&state, operation)?;
-        if !state.is_in_step() && !context.has_gradients_out() {
+        if !state.is_in_step() && !state.has_gradients_out() {
             return Ok(());
         }
         let what = "a step is under way, or its gradients still exist: first apply the gradients \
                     with an optimizer, or drop them";
-        Err(context.misuse(operation, state.next_step, what.to_owned()))
+        Err(self.engine.context.misuse(operation, state.next_step, what.to_owned()))
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::step::engine::{Engine, Opened};
+use crate::step::attempt::Opened;
+use crate::step::engine::Engine;
 use crate::step::{Pass, PassHandle};
 
 /// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is reduced, no parameter changes.

@@ -22,9 +22,9 @@ pub trait Checkpointed: Sized + Send + Sync {
     fn is_of(&self, model: &ModelId) -> bool;
 
     /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and
-    /// those with which it was made, which a load compares ([`OtherOptions`](crate::checkpoint::OtherOptions)).
-    /// The number of updates of each parameter that it updates, by name; none if it does not count
-    /// them.
+    /// those with which it was made, which a load compares
+    /// ([`OtherOptions`](crate::checkpoint::OtherOptions)). The number of updates of each parameter
+    /// that it updates, by name; none if it does not count them.
     fn head(&self, spec: &ModelSpec) -> OptimizerHead;
 
     /// Returns the kinds of state that it keeps, such as `exp_avg`: letters, digits and `_`. No

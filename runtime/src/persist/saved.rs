@@ -82,7 +82,8 @@ impl SavedState<'_> {
     }
 
     /// Returns whether the state of a parameter is taken. Otherwise it begins anew, where only what
-    /// fits is taken ([`OtherParameters::TakeFitting`](crate::checkpoint::OtherParameters::TakeFitting)).
+    /// fits is taken
+    /// ([`OtherParameters::TakeFitting`](crate::checkpoint::OtherParameters::TakeFitting)).
     #[must_use]
     pub fn takes_state(&self, parameter: ParamId) -> bool {
         self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))

@@ -1,25 +1,21 @@
 //! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
-use hsdp_sharding::{
-    Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
-};
+use hsdp_sharding::step::{Rules, Sequences};
+use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
 use crate::error::Error;
 use crate::options::ModelOptions;
 use crate::options::digest;
-use crate::options::precision::LossScaling;
 use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
-use crate::state::kept::Kept;
 use crate::state::model_device::ModelDevice;
-use crate::state::schedule::Schedules;
 use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
@@ -31,9 +27,10 @@ pub(crate) struct Context {
     pub(crate) label: Option<ModelLabel>,
     /// Number of the average that stands in for the parameters, or [`OWN_PARAMETERS`].
     stand_in: AtomicU32,
-    /// The plan as declared. For the order of units in use see [`Self::schedules`].
+    /// The plan as declared.
     pub(crate) plan: Arc<Plan>,
-    pub(crate) schedules: Schedules,
+    /// The plan in the order of units that all ranks have kept.
+    settled: OnceLock<Arc<Plan>>,
     pub(crate) options: ModelOptions,
     /// The digest of the options.
     pub(crate) options_digest: u64,
@@ -51,8 +48,6 @@ pub(crate) struct Context {
     pub(crate) unused: UnusedReports,
     /// Checkpoints of this model that may save have a handle each.
     pub(crate) checkpoint_writers: Arc<()>,
-    /// The source of the reductions' buffers.
-    pub(crate) kept: Arc<Kept>,
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
@@ -94,11 +89,10 @@ impl Context {
             events: Events::default(),
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
-            kept: Arc::default(),
             full_pool: Arc::new(FullPool::new(plan.memory().full)),
             first_parameter: first_parameters(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
-            schedules: Schedules::new(Arc::clone(&plan), options.order),
+            settled: OnceLock::new(),
             options_digest,
             world,
             plan,
@@ -130,21 +124,22 @@ impl Context {
         self.device.is_some() && !self.world.shares_memory()
     }
 
-    /// Whether there are replicas.
-    pub(crate) fn has_replicas(&self) -> bool {
-        self.plan.mesh().replicate_size() > 1
+    /// Returns the rules of the order of steps.
+    pub(crate) fn rules(&self) -> Rules {
+        let is_one = self.issues_in_one_order();
+        self.options.rules(if is_one { Sequences::One } else { Sequences::OfEachChannel })
     }
 
-    /// Whether ranks ask each other for overflows before they all-reduce.
-    pub(crate) fn expects_overflow(&self) -> bool {
-        let dynamic = matches!(self.options.loss_scaling, LossScaling::Dynamic(_));
-        let accumulation = self.plan.options().accumulation;
-        dynamic && self.has_replicas() && accumulation != Accumulation::Every
+    /// Keeps the order of the units on which all ranks have agreed.
+    pub(crate) fn settle(&self, plan: &Arc<Plan>) {
+        if self.settled.get().is_none() {
+            self.settled.get_or_init(|| Arc::clone(plan));
+        }
     }
 
-    /// Whether replicas reduce each microbatch when it ends.
-    pub(crate) fn reduces_every_microbatch(&self) -> bool {
-        self.has_replicas() && self.plan.options().accumulation == Accumulation::Every
+    /// Returns the plan in the order that all ranks have kept; as declared before that.
+    pub(crate) fn settled_plan(&self) -> &Plan {
+        self.settled.get().unwrap_or(&self.plan)
     }
 
     /// This rank's word for [`check_operations`](Self::check_operations).
@@ -181,11 +176,6 @@ impl Context {
     /// Whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
-    }
-
-    /// Whether gradients of a step still exist: each of them has a handle to `kept`, to which its buffers go back.
-    pub(crate) fn has_gradients_out(&self) -> bool {
-        Arc::strong_count(&self.kept) > 1
     }
 
     /// A unit with its layout.

@@ -5,11 +5,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::thread;
 
+use hsdp_sharding::Plan;
 use parking_lot::Mutex;
 
-use crate::state::context::Context;
 use crate::state::sums::Sums;
-use crate::step::reductions::Reductions;
 
 /// The buffers of one model's steps, between the steps.
 #[derive(Debug, Default)]
@@ -17,8 +16,6 @@ pub(crate) struct Kept(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// With their sums of other ranks and of microbatches.
-    reductions: Option<Reductions>,
     /// By unit: this rank's sums.
     sums: Option<Vec<Sums>>,
     /// How often all buffers were released.
@@ -38,16 +35,10 @@ enum Forgotten {
 }
 
 impl Kept {
-    /// The reductions of a step, and its sums by unit, in the buffers of a step before.
-    pub(crate) fn take(&self, context: &Context) -> (Reductions, Vec<Sums>) {
-        let mut held = self.0.lock();
-        let (reductions, sums) = (held.reductions.take(), held.sums.take());
-        drop(held);
-        let none = || context.plan.spec().units().iter().map(|_| Sums::default()).collect();
-        let mut sums = sums.unwrap_or_else(none);
-        let mut reductions = reductions.unwrap_or_else(|| Reductions::new(&context.plan));
-        reductions.begin(context, &mut sums);
-        (reductions, sums)
+    /// Returns the sums of a step before, by unit; empty ones if there are none.
+    pub(crate) fn take(&self, plan: &Plan) -> Vec<Sums> {
+        let none = || plan.spec().units().iter().map(|_| Sums::default()).collect();
+        self.0.lock().sums.take().unwrap_or_else(none)
     }
 
     /// The step whose gradients were dropped without an update: once, and the first such step.
@@ -66,15 +57,11 @@ impl Kept {
         }
     }
 
-    pub(crate) fn keep(&self, reductions: Reductions) {
-        self.0.lock().reductions = Some(reductions);
-    }
-
     /// Releases the kept buffers, and those of gradients that still exist as soon as they are dropped.
     pub(crate) fn clear(&self) {
         let mut held = self.0.lock();
         held.generation += 1;
-        let former = (held.reductions.take(), held.sums.take());
+        let former = held.sums.take();
         drop(held);
         drop(former);
     }

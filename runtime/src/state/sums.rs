@@ -241,13 +241,6 @@ pub(crate) enum AllReducing {
 }
 
 impl AllReducing {
-    pub(crate) fn is_complete(&self) -> bool {
-        match self {
-            Self::Host(pending) => pending.is_complete(),
-            Self::Device(pending) => pending.is_complete(),
-        }
-    }
-
     pub(crate) fn wait(self) -> Result<Sums, Error> {
         Ok(match self {
             Self::Host(pending) => Sums::Host(pending.wait()?),

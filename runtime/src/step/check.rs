@@ -1,34 +1,25 @@
-//! Checks of a caller's unit and gradients.
+//! Checks of a caller's gradients.
 
+use hsdp_sharding::step::Refused;
 use hsdp_sharding::{Role, UnitId};
 
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::step::unit_gradients::UnitGradients;
 
-/// Checks that the model has the unit.
-pub(crate) fn unit(
-    context: &Context,
-    step: u64,
-    unit: UnitId,
-    operation: &'static str,
-) -> Result<(), Error> {
-    let units = context.plan.spec().units().len();
-    if unit.index() < units {
-        return Ok(());
-    }
-    let what = format!("there is no unit {}, the model has {units}", unit.index());
-    Err(context.misuse(operation, step, what))
-}
-
-/// Checks that the gradients are those of the unit: at most one for each parameter, none for frozen ones, each of its
-/// size.
+/// Checks that the model has the unit, and that the gradients are those of the unit: at most one for
+/// each parameter, none for frozen ones, each of its size.
 pub(crate) fn gradients(
     context: &Context,
     step: u64,
     unit: UnitId,
     gradients: &UnitGradients,
 ) -> Result<(), Error> {
+    let units = context.plan.spec().units().len();
+    if unit.index() >= units {
+        let what = Refused::NoSuchUnit { unit, units }.to_string();
+        return Err(context.misuse("reduce", step, what));
+    }
     let entries = &gradients.entries;
     let slots = context.plan.layout(unit).params();
     let parameters = &context.plan.spec()[unit].params;

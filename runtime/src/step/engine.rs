@@ -2,29 +2,28 @@
 //!
 //! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The public
 //! types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make the wrong
-//! order of calls impossible to write. In the engine each kind of state is one documented enum, and a
-//! [`Token`] identifies the microbatch and the attempt that a caller means.
+//! order of calls impossible to write. A [`Token`] identifies the microbatch and the attempt that a
+//! caller means.
 //!
-//! | state | file |
+//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine tells
+//! it what the program does, carries out what it says, and keeps buffers and operations under way.
+//!
+//! | subject | file |
 //! |---|---|
-//! | constant state: plan, options, groups | `context` |
-//! | the parameters, which an optimizer changes | `shard` |
-//! | the order of the units | `schedule` |
-//! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `kept`, `place` |
-//! | the begin of a step | `opening`, `joint` |
-//! | the step itself | `step_state`, `microbatches`, `check` |
-//! | the exchange of small records between ranks | `control` |
-//! | the end of a step | `finish`, `unused` |
-//! | forwards without a backward | `evaluation` |
-//! | the state that lies on a device | `device` |
+//! | what a program calls | `engine`, `opening`, `finish`, `evaluation` |
+//! | what the machine says, carried out | `drive` |
+//! | buffers and operations under way | `gathers`, `reductions`, `unsharded` |
+//! | numbers of a step | `step_state`, `exponent`, `place` |
+//! | errors of calls | `attempt`, `refused`, `check`, `unused` |
 
 use std::fmt::Display;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::UnitId;
+use hsdp_sharding::step::{Refused, StepMachine};
+use hsdp_sharding::{ParamId, UnitId};
 
 use crate::agree::updated::Updated;
 use crate::error::Error;
@@ -34,15 +33,18 @@ use crate::options::uneven::{EndOfRun, Shutdown, Supply};
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::state::joint::Failure;
+use crate::state::kept::Kept;
 use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
+use crate::step::attempt::{Attempt, Opened, Stopped, Token};
 use crate::step::check;
 use crate::step::evaluation::EvaluationState;
+use crate::step::gathers::Gathers;
 use crate::step::gradients::{Gradients, Verdict};
-pub(crate) use crate::step::microbatches::NoMore;
+use crate::step::opening::Opening;
+use crate::step::reductions::Reductions;
 use crate::step::step_state::StepState;
-pub(crate) use crate::step::step_state::Token;
 use crate::step::unit_gradients::UnitGradients;
 
 /// The shared engine of one rank's model.
@@ -60,14 +62,6 @@ pub(super) const NO_ATTEMPT: u64 = 0;
 
 /// The call under way where a thread reads a gradient, which may be another rank's.
 const READING: &str = "the reading of a gradient";
-
-/// A step that was begun: its number, the number of the attempt, and the epoch of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Opened {
-    pub(crate) step: u64,
-    pub(crate) attempt: u64,
-    pub(crate) epoch: u64,
-}
 
 /// The result of the exchange of headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,11 +98,18 @@ pub(crate) struct State {
     pub(super) attempts: u64,
     /// The evaluations so far.
     pub(super) evaluations: u64,
-    /// The statements of all ranks at the end of the last step.
-    /// The ranks with and without data, when the last step began.
+    /// The ranks with and without data, as of the last exchange about data.
     pub(super) supply: Supply,
-    /// Whether a rank asked then that the step be the last.
+    /// Whether a rank asked, when the last step began, that it be the last.
     pub(crate) shutdown: Shutdown,
+    /// The order of steps and evaluations.
+    pub(super) machine: StepMachine,
+    pub(super) gathers: Gathers,
+    pub(super) reductions: Reductions,
+    /// The source of the sums of a step. Gradients return the sums to it.
+    pub(crate) kept: Arc<Kept>,
+    /// A step while it begins, or the end of the run.
+    pub(super) opening: Option<Opening>,
     pub(super) step: Option<StepState>,
     pub(super) evaluation: Option<EvaluationState>,
 }
@@ -118,9 +119,113 @@ impl State {
         self.step.is_some()
     }
 
-    /// The batch of an evaluation that `token` means, if it is open.
-    fn batch_at(&self, token: Token) -> Option<&EvaluationState> {
-        self.evaluation.as_ref().filter(|evaluation| evaluation.is_at(token))
+    /// Returns whether gradients of a step still exist: each has a handle to `kept`.
+    pub(crate) fn has_gradients_out(&self) -> bool {
+        Arc::strong_count(&self.kept) > 1
+    }
+
+    fn attempt_mut(&mut self) -> Option<&mut Attempt> {
+        let of_step = self.step.as_mut().map(|step| &mut step.attempt);
+        of_step.or_else(|| self.evaluation.as_mut().map(|evaluation| &mut evaluation.attempt))
+    }
+
+    fn attempt_ref(&self) -> Option<&Attempt> {
+        let of_step = self.step.as_ref().map(|step| &step.attempt);
+        of_step.or_else(|| self.evaluation.as_ref().map(|evaluation| &evaluation.attempt))
+    }
+
+    /// Returns whether `token` means the microbatch or the batch that is open.
+    fn is_at(&self, token: Token) -> bool {
+        let is_same = self.attempt_ref().is_some_and(|attempt| attempt.opened == token.opened);
+        let (is_open, number) = (self.machine.has_microbatch(), self.machine.microbatches());
+        is_same && is_open && number == token.microbatch
+    }
+
+    /// Checks that `token` means the microbatch or the batch that is open.
+    ///
+    /// # Errors
+    /// [`Error::StalePass`].
+    fn check_at(
+        &self,
+        context: &Context,
+        token: Token,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        if self.is_at(token) {
+            return Ok(());
+        }
+        let number = self.machine.microbatches();
+        let current = match &self.step {
+            None => "no step is under way".to_owned(),
+            Some(step) if self.machine.has_microbatch() => {
+                format!("the model is in microbatch {number} of step {}", step.number())
+            }
+            Some(step) => format!("the model is between microbatches of step {}", step.number()),
+        };
+        let held = format!("microbatch {} of step {}", token.microbatch, token.opened.step);
+        Err(Error::StalePass { operation, rank: context.rank(), held, current })
+    }
+
+    /// Runs a call of the step or the evaluation that is under way, and notes how it ends.
+    ///
+    /// # Errors
+    /// Those of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in the
+    /// middle of its work.
+    pub(super) fn attempt<T>(
+        &mut self,
+        context: &Context,
+        operation: &'static str,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let is_step = self.step.is_some();
+        let attempt = self.attempt_mut().expect("a step or an evaluation is under way");
+        let step = attempt.opened.step;
+        attempt.enter().map_err(|stopped| match stopped {
+            Stopped::Discarded(error) => Error::Comm(error),
+            Stopped::Broken(failure) if is_step => {
+                let what = format!("an earlier call of the step failed ({failure}): drop the step");
+                context.misuse(operation, step, what)
+            }
+            Stopped::Broken(failure) => {
+                context.misuse(operation, step, format!("{failure}: drop the evaluation"))
+            }
+        })?;
+        let result = call(self);
+        if let Some(attempt) = self.attempt_mut() {
+            attempt.leave(&result);
+        }
+        result
+    }
+
+    pub(super) fn step_mut(&mut self) -> &mut StepState {
+        self.step.as_mut().expect("a step is under way")
+    }
+
+    /// Takes a unit's gradients of the open microbatch.
+    fn reduce(
+        &mut self,
+        context: &Context,
+        unit: UnitId,
+        gradients: UnitGradients,
+    ) -> Result<(), Error> {
+        let scale = self.loss_scale.value();
+        let step = self.step_mut();
+        step.check_seeded(context, scale)?;
+        check::gradients(context, step.number(), unit, &gradients)?;
+        let gradients = step.of_items(context, gradients);
+        match self.machine.offer(unit) {
+            // The unit has no gradient, as was checked.
+            Err(Refused::Frozen { .. }) => return Ok(()),
+            offered => offered.map_err(|refused| self.refused(context, "reduce", refused))?,
+        }
+        for (index, gradient) in gradients.entries.iter().enumerate() {
+            if gradient.is_some() {
+                self.step_mut().presence.insert(context.number_of(ParamId { unit, index }));
+            }
+        }
+        self.reductions.offer(unit, gradients);
+        self.note_scattered(context)?;
+        self.drive(context, "reduce").map(drop)
     }
 
     /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
@@ -160,6 +265,11 @@ impl Engine {
             evaluations: 0,
             supply: Supply::default(),
             shutdown: Shutdown::default(),
+            machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
+            gathers: Gathers::default(),
+            reductions: Reductions::new(&context.plan),
+            kept: Arc::default(),
+            opening: None,
             step: None,
             evaluation: None,
         };
@@ -191,49 +301,68 @@ impl Engine {
         })
     }
 
-    /// Begins a microbatch. Returns `Err` inside `Ok` where the step has no next microbatch, because ranks have no more data.
-    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Result<Token, NoMore>, Error> {
-        let mut state = self.enter("microbatch", opened.step)?;
-        match state.step.as_mut().filter(|step| step.opened == opened) {
-            Some(step) => step.note(|step| step.begin_microbatch(&self.context)),
-            None => {
-                Err(self.context.misuse("microbatch", opened.step, "the step is over".to_owned()))
+    /// Begins a microbatch; `None` where the step has no next one, because ranks have no more data.
+    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Option<Token>, Error> {
+        let operation = "microbatch";
+        let mut state = self.in_step(opened, operation)?;
+        state.attempt(&self.context, operation, |state| {
+            let begun = state.machine.begin_microbatch();
+            begun.map_err(|refused| state.refused(&self.context, operation, refused))?;
+            state.drive(&self.context, operation)?;
+            if !state.machine.has_microbatch() {
+                return Ok(None);
             }
+            state.step_mut().loss = None;
+            Ok(Some(Token { opened, microbatch: state.machine.microbatches() }))
+        })
+    }
+
+    /// Returns the error of a step that has no next microbatch.
+    pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
+        match self.in_step(opened, "microbatch") {
+            Ok(state) => Error::EndOfData {
+                step: opened.step,
+                microbatch: Some(state.machine.microbatches()),
+                supply: state.supply.clone(),
+            },
+            Err(error) => error,
         }
     }
 
-    /// The error of a step that has no next microbatch.
-    pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
-        let state = self.state();
-        match state.step.as_ref().filter(|step| step.opened == opened) {
-            Some(step) => step.end_of_data(),
-            None => self.context.misuse("microbatch", opened.step, "the step is over".to_owned()),
+    /// The state, if the step that was opened is under way.
+    pub(super) fn in_step(
+        &self,
+        opened: Opened,
+        operation: &'static str,
+    ) -> Result<Locked<'_, State>, Error> {
+        let state = self.enter(operation, opened.step)?;
+        if state.step.as_ref().is_some_and(|step| step.attempt.opened == opened) {
+            return Ok(state);
         }
+        Err(self.context.misuse(operation, opened.step, "the step is over".to_owned()))
     }
 
     /// Waits for the next gather of `unit` in the plan's order.
     pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
         let mut state = self.enter("unshard", token.opened.step)?;
-        if state.batch_at(token).is_some() {
-            return self.unshard_in_batch(&mut state, (token, unit));
-        }
-        let State { step, shards, .. } = &mut *state;
-        let step = StepState::at(step, &self.context, token, "unshard")?;
-        step.note(|step| {
-            check::unit(&self.context, step.number(), unit, "unshard")?;
-            step.unshard(&self.context, shards, unit)
-        })
+        state.check_at(&self.context, token, "unshard")?;
+        state.attempt(&self.context, "unshard", |state| state.need(&self.context, unit))
     }
 
     /// Takes the loss of a microbatch and returns the seed of its backward.
     pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
         let mut state = self.enter("loss", token.opened.step)?;
         self.check_has_backward(&state, token, "loss")?;
+        state.check_at(&self.context, token, "loss")?;
+        let exponent = state.attempt(&self.context, "loss", |state| {
+            let weight = state.step_mut().weight_with(&self.context, loss.weight())?;
+            let taken = state.machine.loss();
+            taken.map_err(|refused| state.refused(&self.context, "loss", refused))?;
+            state.step_mut().take_loss(&self.context, loss, weight);
+            state.drive(&self.context, "loss")?;
+            Ok(state.step_mut().exponent.unwrap_or(0))
+        })?;
         let scale = state.loss_scale.value();
-        let State { step, shards, .. } = &mut *state;
-        let step = StepState::at(step, &self.context, token, "loss")?;
-        step.note(|step| step.take_loss(&self.context, shards, loss))?;
-        let exponent = step.exponent.unwrap_or(0);
         let sensitivity = loss.sensitivity(self.context.options.objective);
         let value = sensitivity * f64::powi(2.0, -exponent) * scale;
         Ok(Seed { value, loss_scale: scale })
@@ -248,28 +377,31 @@ impl Engine {
     ) -> Result<(), Error> {
         let mut state = self.enter("reduce", token.opened.step)?;
         self.check_has_backward(&state, token, "reduce")?;
-        let scale = state.loss_scale.value();
-        let State { step, shards, .. } = &mut *state;
-        let step = StepState::at(step, &self.context, token, "reduce")?;
-        step.note(|step| {
-            check::unit(&self.context, step.number(), unit, "reduce")?;
-            step.reduce((&self.context, shards), scale, (unit, gradients))
+        state.check_at(&self.context, token, "reduce")?;
+        let microbatch = token.microbatch;
+        let span = tracing::trace_span!("reduce", unit = unit.index(), microbatch);
+        state.attempt(&self.context, "reduce", |state| {
+            span.in_scope(|| state.reduce(&self.context, unit, gradients))
         })
     }
 
+    /// Ends a microbatch, or a batch of an evaluation.
     pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
-        let mut state = self.enter("finish of a microbatch", token.opened.step)?;
-        if state.batch_at(token).is_some() {
-            return self.finish_batch(&mut state);
-        }
-        let State { step, shards, .. } = &mut *state;
-        let step = StepState::at(step, &self.context, token, "finish of a microbatch")?;
-        step.note(|step| step.finish_microbatch(&self.context, shards))
+        let operation = "finish of a microbatch";
+        let mut state = self.enter(operation, token.opened.step)?;
+        state.check_at(&self.context, token, operation)?;
+        state.attempt(&self.context, operation, |state| {
+            state.note_scattered(&self.context)?;
+            let ended = state.machine.end_microbatch();
+            ended.map_err(|refused| state.refused(&self.context, operation, refused))?;
+            state.drive(&self.context, operation).map(drop)
+        })
     }
 
     /// Whether `token` means a batch of an evaluation.
     pub(crate) fn is_in_batch(&self, token: Token) -> bool {
-        self.state.enter("has_backward").is_ok_and(|state| state.batch_at(token).is_some())
+        let state = self.state.enter("has_backward");
+        state.is_ok_and(|state| state.evaluation.is_some() && state.is_at(token))
     }
 
     fn check_has_backward(
@@ -278,7 +410,7 @@ impl Engine {
         token: Token,
         operation: &'static str,
     ) -> Result<(), Error> {
-        if state.batch_at(token).is_none() {
+        if state.evaluation.is_none() || !state.is_at(token) {
             return Ok(());
         }
         let what = "a batch of an evaluation has no backward: finish it".to_owned();
@@ -288,11 +420,10 @@ impl Engine {
     /// Notes the error of a caller, if the step or the evaluation has none so far.
     pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
         let Ok(mut state) = self.state.enter("note_failure") else { return };
-        if let Some(evaluation) = state.evaluation.as_mut().filter(|it| it.is_at(token)) {
-            evaluation.failure.get_or_insert_with(|| reason.to_string());
-        }
-        if let Ok(step) = StepState::at(&mut state.step, &self.context, token, "note_failure") {
-            step.note_failure(reason);
+        if state.is_at(token)
+            && let Some(attempt) = state.attempt_mut()
+        {
+            attempt.note_failure(|| reason.to_string());
         }
     }
 
@@ -350,9 +481,11 @@ impl Engine {
         if state.evaluation.take().is_some() {
             self.context.world.set_absent(&[]);
         }
-        self.context.kept.clear();
+        state.machine.abort();
+        state.gathers = Gathers::default();
+        state.reductions = Reductions::new(&self.context.plan);
+        state.kept.clear();
         self.context.full_pool.let_go();
-        self.context.schedules.forget();
         // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
         if self.context.world.epoch() == epoch {
             self.context.world.next_epoch();
@@ -363,10 +496,8 @@ impl Engine {
     /// state. Never blocks: the step may be aborted while another thread waits in it.
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
-        let step = state.as_ref().and_then(|state| state.step.as_ref());
-        let failure = step.and_then(StepState::failure).map(str::to_owned);
-        let evaluation = state.as_ref().and_then(|state| state.evaluation.as_ref());
-        let failure = failure.or_else(|| evaluation?.failure.clone());
+        let attempt = state.as_ref().and_then(|state| state.attempt_ref());
+        let failure = attempt.and_then(Attempt::failure).map(str::to_owned);
         failure.or(given).unwrap_or_else(|| {
             let seen = match state {
                 None => "the step was dropped while another thread was in it",

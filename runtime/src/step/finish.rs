@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
+use hsdp_sharding::step::Conclusion;
 use hsdp_sharding::{ParamId, Unit, UnitId};
 
 use crate::agree::agreement::{Agreement, Statement};
@@ -17,9 +18,11 @@ use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;
 use crate::state::sighting::{Sighting, When};
 use crate::state::sums::{Seen, Sums};
+use crate::step::attempt::Opened;
 use crate::step::clipping::Clipping;
-use crate::step::engine::{Engine, NO_ATTEMPT, Opened, State};
+use crate::step::engine::{Engine, NO_ATTEMPT, State};
 use crate::step::gradients::{Gradients, Verdict};
+use crate::step::place::Place;
 use crate::step::step_state::StepState;
 use crate::step::unused;
 
@@ -29,58 +32,55 @@ impl Engine {
     /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
     /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
-        let mut state = self.enter("finish", opened.step)?;
-        let State { step, shards, .. } = &mut *state;
-        let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
-            return Err(self.context.misuse("finish", opened.step, "the step is over".to_owned()));
-        };
-        step.check_whole(&self.context)?;
-        let (grad_shards, agreement) = step.note(|step| {
-            step.check_closed(&self.context)?;
-            step.run_out(&self.context, shards)?;
-            reduce_and_agree(&self.context, step)
+        let mut state = self.in_step(opened, "finish")?;
+        state.attempt(&self.context, "finish", |state| {
+            let asked = state.machine.finish();
+            asked.map_err(|refused| state.refused(&self.context, "finish", refused))?;
+            state.drive(&self.context, "finish").map(drop)
         })?;
-        let step = state.step.take().expect("it was there a moment ago");
+        let mut step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
-        self.context.schedules.settle();
+        if state.machine.is_settled() {
+            self.context.settle(state.machine.plan());
+        }
         state.next_step += 1;
         state.last_weight = step.largest_weight;
+        let (grad_shards, agreement) = step.ended.take().expect("all ranks have agreed");
         let ended =
             Ended { id: &self.id, context: &self.context, step: &step, agreement: &agreement };
-        let gradients = ended.gradients(&mut state, grad_shards);
-        self.context.kept.keep(step.reductions);
-        gradients
+        ended.gradients(&mut state, grad_shards)
     }
 }
 
-fn reduce_and_agree(
-    context: &Context,
-    step: &mut StepState,
-) -> Result<(GradShards, Agreement), Error> {
-    step.check_complete(context)?;
-    let (place, number) = (step.place(), step.number());
-    let mut sums = mem::take(&mut step.sums);
-    step.reductions.finish_step(context, place, &mut sums)?;
-    let grad_shards = GradShards::new(sums, &context.kept);
-    let seen = Sums::survey(context, (&grad_shards, number))?;
-    let statement = Statement {
-        microbatches: step.finished as u64,
-        weight: step.weight,
-        loss: step.loss,
-        squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
-        sighting: None,
-        operations: context.operations_word(),
-        presence: mem::take(&mut step.presence),
-    };
-    let found = step.reductions.sighting(context, (number, &grad_shards))?;
-    let sighting = found.or_else(|| first_after_all_reduce(context, &statement, &seen));
-    let statement = Statement { sighting, ..statement };
-    let tag = context.tag(None, Stage::Agreement, number, place.microbatch);
-    let ranks = context.plan.mesh().world_size();
-    let decode = |said: &[u64]| Agreement::decode(said, ranks, context.parameters());
-    let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
-    context.check_operations(agreement.operations())?;
-    Ok((grad_shards, agreement))
+impl State {
+    /// States the end of the step, whose reductions are complete, and hears the statements of all
+    /// ranks.
+    pub(super) fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
+        let Place { step: number, microbatch } = self.place();
+        let microbatches = self.machine.microbatches() as u64;
+        let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
+        let seen = Sums::survey(context, (&grad_shards, number))?;
+        let step = self.step.as_mut().expect("a step is under way");
+        let statement = Statement {
+            microbatches,
+            weight: step.weight,
+            loss: step.total_loss,
+            squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
+            sighting: None,
+            operations: context.operations_word(),
+            presence: mem::take(&mut step.presence),
+        };
+        let found = self.reductions.sighting_of_step(context, number, &grad_shards)?;
+        let sighting = found.or_else(|| first_after_all_reduce(context, &statement, &seen));
+        let statement = Statement { sighting, ..statement };
+        let tag = context.tag(None, Stage::Agreement, number, microbatch);
+        let ranks = context.plan.mesh().world_size();
+        let decode = |said: &[u64]| Agreement::decode(said, ranks, context.parameters());
+        let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
+        context.check_operations(agreement.operations())?;
+        step.ended = Some((grad_shards, agreement));
+        Ok(Conclusion::Agreed)
+    }
 }
 
 /// The first element that is not finite though this rank's partials were, in the plan's order.

@@ -1,54 +1,63 @@
 //! Where a step begins, or a rank ends its run: the ranks exchange headers. PROTOCOL.md, "A step".
 
-use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::step::Course;
+use hsdp_sharding::step::{Begin, Conclusion, Intent};
 
 use crate::agree::comparison::{self, LastUpdate};
-use crate::agree::header::{Agreed, Intent, StepHeader};
+use crate::agree::header::{Agreed, StepHeader};
 use crate::agree::samples;
 use crate::error::Error;
 use crate::options::StepOptions;
-use crate::options::uneven::{EndOfRun, Supply};
+use crate::options::uneven::EndOfRun;
+use crate::state::context::Context;
 use crate::state::joint;
 use crate::state::lock::Locked;
-use crate::step::engine::{Begun, Engine, Opened, State};
+use crate::step::attempt::Opened;
+use crate::step::engine::{Begun, Engine, State};
 use crate::step::exponent::exponent_known_early;
 use crate::step::step_state::StepState;
+
+/// A step while it begins, or the end of the run in its place.
+#[derive(Debug)]
+pub(super) struct Opening {
+    header: StepHeader,
+    /// Agreement of the ranks, once they have exchanged headers.
+    agreed: Option<Agreed>,
+}
 
 impl Engine {
     /// Exchanges headers, and opens the step if it takes place.
     pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Begun, Error> {
         let mut state = self.state_between_steps("begin_step")?;
         let step = state.next_step;
+        let StepOptions { microbatches, input, .. } = options;
         joint::run(&self.context.world, step, || {
             self.check_own_shards(&state, "begin_step")?;
-            self.check_microbatches(step, options)
+            let begun =
+                state.machine.begin(Begin { step, intent: Intent::Step { microbatches, input } });
+            begun.map_err(|refused| state.refused(&self.context, "begin_step", refused))
         })?;
-        let said = Intent::Step(options.input);
         let epoch = self.context.world.epoch();
-        let (Agreed { largest_hint, supply, shutdown, .. }, course) =
-            self.meet(&mut state, said, options)?;
-        match course {
-            Course::Goes => self.context.world.set_absent(&supply.exhausted),
-            Course::Ends => {
-                self.context.world.set_absent(&[]);
-                return Ok(Begun::End(EndOfRun { step, supply }));
-            }
+        let Agreed { headers, shutdown } =
+            state.open(&self.context, Intent::Step { microbatches, input }, options)?;
+        let supply = headers.supply;
+        if !state.machine.is_in_step() {
+            self.context.world.set_absent(&[]);
+            return Ok(Begun::End(EndOfRun { step, supply }));
         }
-        if self.is_compared_before(step) {
-            comparison::of_replicas(&self.context, &state.shards, step)?;
-        }
-        self.warn_of_forgotten(step);
+        self.context.world.set_absent(&supply.exhausted);
+        self.warn_of_forgotten(&state, step);
         state.attempts += 1;
         let attempt = state.attempts;
         let opened = Opened { step, attempt, epoch };
         let mut begun = StepState::new(&self.context, opened, options);
-        begun.absent = supply.exhausted.clone();
+        begun.absent.clone_from(&supply.exhausted);
+        begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
         (state.supply, state.shutdown) = (supply, shutdown);
-        begun.exponent = exponent_known_early(self.context.options.objective, largest_hint);
+        let sums = state.kept.take(&self.context.plan);
+        state.reductions.begin(&self.context, sums);
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
         Ok(Begun::Step(opened))
@@ -57,7 +66,10 @@ impl Engine {
     /// Tells all ranks that this one makes no more steps, and learns whether another rank does.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
         let mut state = self.state_between_steps("end_run")?;
-        self.meet(&mut state, Intent::End, StepOptions::default())?;
+        let begin = Begin { step: state.next_step, intent: Intent::End };
+        let begun = state.machine.begin(begin);
+        begun.expect("no step is under way");
+        state.open(&self.context, Intent::End, StepOptions::default())?;
         self.context.world.set_absent(&[]);
         Ok(())
     }
@@ -97,8 +109,8 @@ impl Engine {
             return Err(self.end_half_updated(half));
         }
         let (opened, leaked) = match (&state.step, &state.evaluation) {
-            (Some(step), _) => (step.opened, format!("step {}", step.number())),
-            (None, Some(evaluation)) => (evaluation.opened, "an evaluation".to_owned()),
+            (Some(step), _) => (step.attempt.opened, format!("step {}", step.number())),
+            (None, Some(evaluation)) => (evaluation.attempt.opened, "an evaluation".to_owned()),
             (None, None) => return Ok(state),
         };
         let what = format!("{leaked} was neither finished nor dropped");
@@ -131,79 +143,9 @@ impl Engine {
         Err(self.context.misuse(operation, state.next_step, what.to_owned()))
     }
 
-    fn check_microbatches(&self, step: u64, options: StepOptions) -> Result<(), Error> {
-        if options.microbatches != Some(0) {
-            return Ok(());
-        }
-        let what = "a step of 0 microbatches has nothing to reduce".to_owned();
-        Err(self.context.misuse("begin_step", step, what))
-    }
-
-    /// Exchanges headers where the next step would begin. Returns the agreement of the ranks and the course that follows.
-    fn meet(
-        &self,
-        state: &mut State,
-        intent: Intent,
-        options: StepOptions,
-    ) -> Result<(Agreed, Course), Error> {
-        let step = state.next_step;
-        self.context.world.set_step(step);
-        let before = mem::take(&mut state.supply);
-        let header = StepHeader {
-            step,
-            committed: state.committed,
-            microbatches: options.microbatches,
-            model: self.context.digest,
-            order: self.context.schedules.digest(),
-            update: state.updated.digest(step),
-            loss_scale: state.loss_scale.value().to_bits(),
-            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
-            intent,
-            shutdown: options.shutdown,
-            samples: options.samples,
-        };
-        let agreed = self.exchange(&header, before, state)?;
-        let Agreed { supply, ending, .. } = &agreed;
-        match supply.course(self.context.options.uneven) {
-            Some(Course::Ends) => Ok((agreed, Course::Ends)),
-            // A rank that ends its run takes no part in steps of other ranks, not even without data.
-            _ if !ending.is_empty() => Err(Error::UnevenEnds {
-                step,
-                committed: state.committed,
-                ending: ending.clone(),
-                ready: supply.ready.clone(),
-            }),
-            Some(Course::Goes) => Ok((agreed, Course::Goes)),
-            None => {
-                let supply = Supply::clone(supply);
-                Err(Error::UnevenInputs { step, microbatch: None, supply })
-            }
-        }
-    }
-
-    fn exchange(
-        &self,
-        header: &StepHeader,
-        before: Supply,
-        state: &State,
-    ) -> Result<Agreed, Error> {
-        let tag = self.context.tag(None, Stage::Header, header.step, 0);
-        let agree = |said: &[u64]| StepHeader::agree(said, before);
-        let last = LastUpdate { updated: &state.updated, finished: header.step };
-        let agreed = self.context.control.exchange(tag, header.encode(), agree)?;
-        let agreed = agreed.map_err(|error| comparison::in_detail(&self.context, last, error))?;
-        samples::compare(&self.context, header, &agreed).map(|()| agreed)
-    }
-
-    /// Whether replicas compare their shards before this step.
-    fn is_compared_before(&self, step: u64) -> bool {
-        let every = self.context.options.compare_replicas;
-        step > 0 && every.is_some_and(|every| step.is_multiple_of(every.get()))
-    }
-
     /// Warns, once, of gradients that an optimizer should have taken.
-    fn warn_of_forgotten(&self, next: u64) {
-        let Some(step) = self.context.kept.take_forgotten() else { return };
+    fn warn_of_forgotten(&self, state: &State, next: u64) {
+        let Some(step) = state.kept.take_forgotten() else { return };
         let rank = self.context.rank().index();
         hsdp_warnings::warn!(
             rank,
@@ -211,5 +153,59 @@ impl Engine {
             next,
             "the gradients of a step were dropped, and no optimizer has updated the parameters with them: pass them to an optimizer"
         );
+    }
+}
+
+impl State {
+    /// Exchanges headers where the next step would begin, and what follows from them. Returns the
+    /// agreement of the ranks.
+    fn open(
+        &mut self,
+        context: &Context,
+        intent: Intent,
+        options: StepOptions,
+    ) -> Result<Agreed, Error> {
+        let step = self.next_step;
+        context.world.set_step(step);
+        let header = StepHeader {
+            step,
+            committed: self.committed,
+            model: context.digest,
+            order: if self.machine.is_settled() { self.machine.plan().order_digest() } else { 0 },
+            update: self.updated.digest(step),
+            loss_scale: self.loss_scale.value().to_bits(),
+            weight_hint: options.weight_hint.unwrap_or(self.last_weight),
+            intent,
+            shutdown: options.shutdown,
+            samples: options.samples,
+        };
+        self.opening = Some(Opening { header, agreed: None });
+        let driven = self.drive(context, "begin_step");
+        let agreed = self.opening.take().and_then(|opening| opening.agreed);
+        if let Err(error) = driven {
+            self.machine.abort();
+            return Err(error);
+        }
+        Ok(agreed.expect("the ranks have exchanged headers"))
+    }
+
+    /// Exchanges step headers.
+    pub(super) fn exchange_headers(&mut self, context: &Context) -> Result<Conclusion, Error> {
+        let opening = self.opening.as_mut().expect("a step begins");
+        let header = &opening.header;
+        let tag = context.tag(None, Stage::Header, header.step, 0);
+        let last = LastUpdate { updated: &self.updated, finished: header.step };
+        let agreed = context.control.exchange(tag, header.encode(), StepHeader::agree)?;
+        let agreed = agreed.map_err(|error| comparison::in_detail(context, last, error))?;
+        let headers = agreed.headers.clone();
+        opening.agreed = Some(agreed);
+        Ok(Conclusion::Headers(headers))
+    }
+
+    /// Compares the samples of all ranks.
+    pub(super) fn compare_samples(&self, context: &Context) -> Result<Conclusion, Error> {
+        let opening = self.opening.as_ref().expect("a step begins");
+        samples::compare(context, &opening.header)?;
+        Ok(Conclusion::Agreed)
     }
 }

@@ -1,57 +1,52 @@
-//! Where in a step a reduction takes place, and its divide plan there, in the types of comm.
+//! Where in a step an operation takes place, and how reductions divide there, in the types of comm.
 
 use hsdp_comm::Scaling;
 use hsdp_kernels::{Divisor, Wire};
-use hsdp_sharding::Accumulation;
 
 use crate::error::Error;
 use crate::options::divide::{DividePlan, Divides, Parties};
 use crate::state::context::Context;
 
-/// Where in a step a reduction takes place.
+/// The place of an operation in the run: a step, and a microbatch of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) step: u64,
     pub(crate) microbatch: usize,
-    pub(crate) turn: Turn,
-}
-
-/// Whether another microbatch follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Yes, or it is not known.
-    MayFollow,
-    /// No: all-reduces may start.
-    Last,
 }
 
 impl Place {
-    /// How the reduce-scatter of a microbatch scales.
-    pub(crate) fn scaling_of_reduce_scatter(self, context: &Context) -> Result<Scaling, Error> {
-        scaling(context, self.divide_plan(context).reduce_scatter)
+    /// Returns the number of microbatches so far, with this one.
+    pub(crate) fn microbatches(self) -> usize {
+        self.microbatch + 1
     }
+}
 
-    /// How the all-reduce over the replicas scales; without replicas, by 1.
-    pub(crate) fn scaling_of_all_reduce(self, context: &Context) -> Result<Scaling, Error> {
-        scaling(context, self.divide_plan(context).all_reduce.unwrap_or(Divides::NONE))
-    }
+/// Returns how a reduce-scatter scales whose contributions are sums of this many microbatches.
+pub(crate) fn scaling_of_reduce_scatter(
+    context: &Context,
+    microbatches: usize,
+) -> Result<Scaling, Error> {
+    scaling(context, divide_plan(context, microbatches).reduce_scatter)
+}
 
-    fn divide_plan(self, context: &Context) -> DividePlan {
-        let accumulation = context.plan.options().accumulation;
-        let so_far = self.microbatch + 1;
-        DividePlan::of(Parties {
-            wire: context.options.wire(),
-            shard_members: context.plan.mesh().shard_size(),
-            replicate_members: Some(context.plan.mesh().replicate_size()),
-            microbatches_in_contribution: if accumulation == Accumulation::Local {
-                so_far
-            } else {
-                1
-            },
-            microbatches_in_partial: if accumulation == Accumulation::Every { 1 } else { so_far },
-            objective: context.options.objective,
-        })
-    }
+/// Returns how an all-reduce of sums of this many microbatches scales; without replicas, by 1.
+pub(crate) fn scaling_of_all_reduce(
+    context: &Context,
+    microbatches: usize,
+) -> Result<Scaling, Error> {
+    let divides = divide_plan(context, microbatches).all_reduce;
+    scaling(context, divides.unwrap_or(Divides::NONE))
+}
+
+fn divide_plan(context: &Context, microbatches: usize) -> DividePlan {
+    DividePlan::of(Parties {
+        wire: context.options.wire(),
+        shard_members: context.plan.mesh().shard_size(),
+        replicate_members: Some(context.plan.mesh().replicate_size()),
+        microbatches_in_contribution: microbatches,
+        microbatches_in_partial: microbatches,
+        objective: context.options.objective,
+    })
 }
 
 fn scaling(context: &Context, divides: Divides) -> Result<Scaling, Error> {

@@ -1,250 +1,274 @@
-//! The reductions of one step: one reduce-scatter for each microbatch into the partial, one all-reduce at the end.
-//!
-//! Gradients may be offered in any order. They are issued in the plan's order, which is the same on
-//! all ranks. A unit that a rank does not offer is issued with zeros when its microbatch ends. Where processes compute on devices, gathers
-//! and reductions are one sequence: then it is issued with zeros at its place there.
-
-mod in_one_order;
-mod transients;
+//! The sums of one step's gradients, by unit, and the reductions that are under way on them.
 
 use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::{Contribution, NonFiniteAt, Stage};
 use hsdp_kernels::Fold;
-use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::step::{Source, Target};
+use hsdp_sharding::{ParamId, Plan, Rank, UnitId};
 
-use crate::agree::interim::Interim;
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::events::Event;
 use crate::state::sighting::{Sighting, When};
 use crate::state::sums::device::DeviceSums;
-use crate::state::sums::{AllReducing, Scattering, Sums};
-use crate::step::partial::{Offer, Partial, Settled};
-use crate::step::place::{Place, Turn};
+use crate::state::sums::{AllReducing, Scattered, Scattering, Sums};
+use crate::step::place::{Place, scaling_of_all_reduce, scaling_of_reduce_scatter};
 use crate::step::unit_gradients::UnitGradients;
 use crate::step::unsharded::Unsharded;
 
-/// Whether to wait for a collective that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
-    /// No: a collective that is not complete is left for later.
-    IfComplete,
-    /// Yes, until this many all-reduces are issued.
-    Wait { limit: usize },
-}
-
-/// The reductions of one step.
+/// The sums of a model's units, which the steps use one after the other. The machine of the step
+/// says what is reduced, and in which order.
 #[derive(Debug)]
 pub(crate) struct Reductions {
     /// By unit; units without a trainable parameter stay empty.
-    partials: Vec<Partial>,
-    /// The gradients that were offered in this microbatch, by unit.
-    offers: Vec<Offer>,
-    /// How many entries of the plan's order have been scattered in this microbatch.
-    scattered: usize,
-    /// How many gathers of this microbatch were issued, where gathers and reductions are one sequence.
-    gathered: usize,
-    /// How many entries of the plan's order have their all-reduce issued in this step.
-    all_reduced: usize,
-    /// Mode `Local`: the sums that wait for the last microbatch.
+    units: Vec<UnitSums>,
+    /// The sums of microbatches before they are reduced.
     unsharded: Unsharded,
-    /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
-    scattering: Vec<(UnitId, Scattering)>,
-    /// The same mode and order: the all-reduces that follow, while the microbatch ends.
-    reducing: Vec<(UnitId, AllReducing)>,
-    /// The same mode, by unit: the buffers of the microbatch before.
-    transients: Vec<Sums>,
-    /// The first element of this rank's partials that was found not to be finite.
+    /// The first element of this rank's sums that was found not to be finite in the step.
     sighting: Option<Sighting>,
 }
 
+/// The sums of one unit.
+#[derive(Debug, Default)]
+struct UnitSums {
+    /// The gradients of the microbatch, until their turn.
+    offered: Option<UnitGradients>,
+    /// The partial: the sum over microbatches.
+    partial: Buffer,
+    /// The sums of the microbatch alone, from their reduce-scatter until they are added to the
+    /// partial.
+    microbatch: Option<Buffer>,
+    /// The buffer of the sums of the microbatch before.
+    spare: Sums,
+}
+
+/// A buffer of sums, and the reduction that is under way on it.
+#[derive(Debug)]
+enum Buffer {
+    /// Nothing has been added to it in the step. A buffer of the step before may lie here.
+    Empty(Sums),
+    /// Nothing is under way.
+    Held(Sums),
+    /// A reduce-scatter adds to it.
+    Scattering { pending: Scattering, microbatch: usize },
+    /// An all-reduce is under way.
+    AllReducing(AllReducing),
+}
+
+/// Nothing, and no buffer.
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::Empty(Sums::default())
+    }
+}
+
+impl Buffer {
+    /// Takes the sums, on which nothing is under way, and the fold of what comes to them next.
+    fn take(&mut self) -> (Sums, Fold) {
+        match mem::take(self) {
+            Self::Empty(sums) => (sums, Fold::Replace),
+            Self::Held(sums) => (sums, Fold::Add),
+            Self::Scattering { .. } | Self::AllReducing(_) => {
+                unreachable!("the machine waits for an operation before the next one on a buffer")
+            }
+        }
+    }
+
+    /// Returns the sums, if nothing is under way and something was added to them.
+    fn held(&self) -> Option<&Sums> {
+        match self {
+            Self::Held(sums) => Some(sums),
+            Self::Empty(_) | Self::Scattering { .. } | Self::AllReducing(_) => None,
+        }
+    }
+}
+
+impl UnitSums {
+    /// Returns the buffer that is reduced now.
+    fn reduced(&mut self) -> &mut Buffer {
+        self.microbatch.as_mut().unwrap_or(&mut self.partial)
+    }
+}
+
 impl Reductions {
-    /// Reductions that belong to no step yet.
+    /// Makes the sums of a model, of no step yet.
     pub(crate) fn new(plan: &Plan) -> Self {
-        let units = plan.spec().units().len();
         Self {
-            partials: (0..units).map(|_| Partial::default()).collect(),
-            offers: (0..units).map(|_| Offer::default()).collect(),
-            scattered: 0,
-            gathered: 0,
-            all_reduced: 0,
+            units: plan.spec().units().iter().map(|_| UnitSums::default()).collect(),
             unsharded: Unsharded::new(plan),
-            scattering: Vec::new(),
-            reducing: Vec::new(),
-            transients: (0..units).map(|_| Sums::default()).collect(),
             sighting: None,
         }
     }
 
-    /// Begins a step, into the sums of a step before, which are taken.
-    pub(crate) fn begin(&mut self, context: &Context, sums: &mut [Sums]) {
-        for (partial, sums) in self.partials.iter_mut().zip(sums) {
-            *partial = Partial::Empty(mem::take(sums));
+    /// Begins a step, whose partials use the buffers `sums` of a step before.
+    pub(crate) fn begin(&mut self, context: &Context, sums: Vec<Sums>) {
+        for (unit, sums) in self.units.iter_mut().zip(sums) {
+            unit.partial = Buffer::Empty(sums);
         }
-        self.begin_microbatch();
-        (self.all_reduced, self.sighting) = (0, None);
+        self.sighting = None;
         self.unsharded.begin(context);
     }
 
-    pub(crate) fn begin_microbatch(&mut self) {
-        self.scattered = 0;
-        self.offers.fill_with(Offer::default);
+    /// Takes a unit's gradients of the microbatch, to be accumulated or reduced.
+    pub(crate) fn offer(&mut self, unit: UnitId, gradients: UnitGradients) {
+        self.units[unit.index()].offered = Some(gradients);
     }
 
-    /// Refuses a unit whose gradients were offered in this microbatch already.
-    pub(crate) fn check_offer(
-        &self,
+    /// Adds the offered gradients of a unit to the unsharded sums.
+    pub(crate) fn accumulate(
+        &mut self,
         context: &Context,
-        place: Place,
+        at: Place,
         unit: UnitId,
     ) -> Result<(), Error> {
-        let (name, microbatch) = (&context.plan.spec()[unit].name, place.microbatch);
-        let what = match self.offers[unit.index()] {
-            Offer::Nothing => return Ok(()),
-            Offer::Missed => format!(
-                "the gradients of unit {name} come too late in microbatch {microbatch}: a unit that follows in the backward was \
-                 unsharded before, and zeros were reduced in their place. Where processes compute on devices, a unit is reduced before \
-                 the next one is unsharded; with Unused::Zeros, units are reduced at the end of the microbatch"
-            ),
-            _ => format!(
-                "unit {name} was reduced in microbatch {microbatch} before: add its gradients up, and reduce their sum once"
-            ),
-        };
-        Err(context.misuse("reduce", place.step, what))
-    }
-
-    /// Takes a unit's gradients of this microbatch, which [`check_offer`](Self::check_offer) has let pass, and issues the
-    /// reductions that are next in the plan's order.
-    pub(crate) fn offer(
-        &mut self,
-        context: &Context,
-        place: Place,
-        (unit, gradients): (UnitId, UnitGradients),
-    ) -> Result<(), Error> {
-        self.offers[unit.index()] = match context.plan.options().accumulation {
-            Accumulation::Local => self.accumulate(context, place, (unit, gradients))?,
-            _ => Offer::Waiting(gradients),
-        };
-        self.advance(context, place)
-    }
-
-    /// Mode `Local`: adds a unit's gradients to those of the microbatches before; the last one offers the sum.
-    fn accumulate(
-        &mut self,
-        context: &Context,
-        place: Place,
-        (unit, gradients): (UnitId, UnitGradients),
-    ) -> Result<Offer, Error> {
-        if let Some(non_finite) = self.unsharded.add(context, place, (unit, &gradients))? {
-            self.note(context, unit, (place.microbatch, non_finite));
-        }
-        Ok(match place.turn {
-            Turn::MayFollow => Offer::Taken,
-            Turn::Last => Offer::Waiting(self.unsharded.take(&context.plan, unit)),
-        })
-    }
-
-    /// Ends a microbatch: units that were not offered are issued with zeros.
-    pub(crate) fn finish_microbatch(
-        &mut self,
-        context: &Context,
-        place: Place,
-    ) -> Result<(), Error> {
-        if context.plan.options().accumulation == Accumulation::Local
-            && place.turn == Turn::MayFollow
-        {
-            return Ok(());
-        }
-        self.offer_rest(context);
-        self.advance(context, place)?;
-        self.settle_transients(context, place)
-    }
-
-    /// Ends the step: puts the gradients of all units, reduced over both axes, into `sums`; empty for units without
-    /// any.
-    pub(crate) fn finish_step(
-        &mut self,
-        context: &Context,
-        place: Place,
-        sums: &mut [Sums],
-    ) -> Result<(), Error> {
-        if context.plan.options().accumulation == Accumulation::Local
-            && place.turn == Turn::MayFollow
-        {
-            self.begin_microbatch();
-            self.offer_rest(context);
-        }
-        let last = Place { turn: Turn::Last, ..place };
-        // Where ranks ask each other for overflows first, no all-reduce starts before that.
-        self.advance(context, if context.expects_overflow() { place } else { last })?;
-        let limit =
-            if context.expects_overflow() { self.ask_for_overflow(context, place)? } else { None };
-        self.all_reduce(context, last, Patience::Wait { limit: limit.unwrap_or(usize::MAX) })?;
-        for (unit, sums) in sums.iter_mut().enumerate() {
-            *sums = self.settle(context, UnitId::new(unit))?.partial;
+        let gradients = self.take_offered(unit);
+        if let Some(non_finite) = self.unsharded.add(context, at, (unit, &gradients))? {
+            self.note(context, unit, (at.microbatch, non_finite));
         }
         Ok(())
     }
 
-    /// The first element of this rank's partials that was not finite, if there is one. `grad_shards` were made of these
-    /// partials. Waits for the notes of a device.
-    pub(crate) fn sighting(
-        &self,
+    /// Issues the reduce-scatter of a unit.
+    pub(crate) fn reduce_scatter(
+        &mut self,
         context: &Context,
-        (step, grad_shards): (u64, &[Sums]),
-    ) -> Result<Option<Sighting>, Error> {
-        let every = context.reduces_every_microbatch();
-        let noting = if every { self.transients.as_slice() } else { grad_shards };
-        let noting = noting.iter().enumerate().map(|(unit, sums)| (UnitId::new(unit), sums));
+        at: Place,
+        unit: UnitId,
+        from: Source,
+        into: Target,
+    ) -> Result<(), Error> {
+        let (gradients, summed) = match from {
+            Source::Offered => (self.take_offered(unit), 1),
+            Source::Zeros => (context.plan.layout(unit).params().iter().map(|_| None).collect(), 1),
+            Source::Accumulated => (self.unsharded.take(&context.plan, unit), at.microbatches()),
+        };
+        let of_unit = &mut self.units[unit.index()];
+        let ((sums, fold), is_first) = match into {
+            Target::NewPartial => (of_unit.partial.take(), true),
+            Target::Partial => (of_unit.partial.take(), false),
+            Target::Microbatch => {
+                let is_first = matches!(of_unit.partial, Buffer::Empty(_));
+                ((mem::take(&mut of_unit.spare), Fold::Replace), is_first)
+            }
+        };
+        let len = context.plan.layout(unit).trainable().shard_len;
+        let mut sums = sums.sized(context, len, (at.step, unit))?;
+        if is_first {
+            sums.begin(context, at.step)?;
+        }
+        context.events.push(Event::ReduceScatter { unit, microbatch: at.microbatch });
+        let contribution = Contribution {
+            gradients: gradients.entries,
+            scaling: scaling_of_reduce_scatter(context, summed)?,
+        };
+        let tag = context.tag(Some(unit), Stage::Reduce, at.step, at.microbatch);
+        let layout = Arc::clone(context.plan.layout(unit));
+        let pending = sums.scatter(context, (tag, layout), contribution, fold)?;
+        let scattering = Buffer::Scattering { pending, microbatch: at.microbatch };
+        match into {
+            Target::NewPartial | Target::Partial => of_unit.partial = scattering,
+            Target::Microbatch => of_unit.microbatch = Some(scattering),
+        }
+        Ok(())
+    }
+
+    /// Issues the all-reduce of a unit's sums: of those of the microbatch, if they are apart.
+    pub(crate) fn all_reduce(
+        &mut self,
+        context: &Context,
+        at: Place,
+        unit: UnitId,
+    ) -> Result<(), Error> {
+        let of_unit = &mut self.units[unit.index()];
+        let summed = if of_unit.microbatch.is_some() { 1 } else { at.microbatches() };
+        let (sums, _) = of_unit.reduced().take();
+        context.events.push(Event::AllReduce { unit, microbatch: at.microbatch });
+        let tag = context.tag(Some(unit), Stage::AllReduce, at.step, at.microbatch);
+        let pending = sums.all_reduce(context, tag, scaling_of_all_reduce(context, summed)?)?;
+        *of_unit.reduced() = Buffer::AllReducing(pending);
+        Ok(())
+    }
+
+    /// Adds the sums of a unit's microbatch to its partial.
+    pub(crate) fn fold(&mut self, context: &Context, at: Place, unit: UnitId) -> Result<(), Error> {
+        let of_unit = &mut self.units[unit.index()];
+        let (reduced, _) = of_unit.microbatch.take().unwrap_or_default().take();
+        let (partial, fold) = of_unit.partial.take();
+        let mut partial = partial.sized(context, reduced.len(), (at.step, unit))?;
+        partial.fold_in(context, (&reduced, fold), at.step)?;
+        of_unit.partial = Buffer::Held(partial);
+        of_unit.spare = reduced;
+        Ok(())
+    }
+
+    /// Returns whether the reduce-scatter that is under way on a unit's sums is complete.
+    pub(crate) fn is_scattered(&mut self, unit: UnitId) -> bool {
+        match self.units[unit.index()].reduced() {
+            Buffer::Scattering { pending, .. } => pending.is_complete(),
+            Buffer::Empty(_) | Buffer::Held(_) | Buffer::AllReducing(_) => false,
+        }
+    }
+
+    /// Waits for the reduction that is under way on a unit's sums.
+    pub(crate) fn wait(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
+        let buffer = self.units[unit.index()].reduced();
+        match mem::take(buffer) {
+            Buffer::Scattering { pending, microbatch } => {
+                let Scattered { sums, non_finite } = pending.wait()?;
+                *buffer = Buffer::Held(sums);
+                if let Some(non_finite) = non_finite {
+                    self.note(context, unit, (microbatch, non_finite));
+                }
+            }
+            Buffer::AllReducing(pending) => *buffer = Buffer::Held(pending.wait()?),
+            other @ (Buffer::Empty(_) | Buffer::Held(_)) => *buffer = other,
+        }
+        Ok(())
+    }
+
+    /// Takes the sums of the step, by unit, when nothing is under way: empty for units without any.
+    pub(crate) fn take_sums(&mut self) -> Vec<Sums> {
+        self.units.iter_mut().map(|unit| unit.partial.take().0).collect()
+    }
+
+    /// Returns the first element of this rank's sums so far that is not finite. Waits for the notes of
+    /// a device.
+    pub(crate) fn sighting(&self, context: &Context, step: u64) -> Result<Option<Sighting>, Error> {
+        let noting = self.units.iter().map(|unit| unit.partial.held());
         self.with_noted(context, step, noting)
     }
 
-    /// The first of the sighting that is known here and those that a device has noted in `noting`.
-    fn with_noted<'a>(
+    /// Returns the same at the end of the step, whose sums were taken.
+    pub(crate) fn sighting_of_step(
         &self,
         context: &Context,
         step: u64,
-        noting: impl Iterator<Item = (UnitId, &'a Sums)>,
+        sums: &[Sums],
     ) -> Result<Option<Sighting>, Error> {
-        let on_device = noting.filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
+        self.with_noted(context, step, sums.iter().map(Some))
+    }
+
+    /// Returns the first of the sighting that is known here and of those that a device has noted: in
+    /// `sums`, by unit, in the buffers of microbatches, and in unsharded sums.
+    fn with_noted<'a>(
+        &'a self,
+        context: &Context,
+        step: u64,
+        sums: impl Iterator<Item = Option<&'a Sums>>,
+    ) -> Result<Option<Sighting>, Error> {
+        let spares = self.units.iter().map(|unit| Some(&unit.spare)).enumerate();
+        let on_device = sums.enumerate().chain(spares);
+        let on_device =
+            on_device.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?.on_device()?)));
         let noted = DeviceSums::sighting(context, &on_device.collect::<Vec<_>>(), step)?;
         let unsharded = self.unsharded.sighting(context, step)?;
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 
-    /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, each rank issues as many
-    /// all-reduces as the rank that is furthest, so that those under way complete. Returns that number.
-    fn ask_for_overflow(
-        &mut self,
-        context: &Context,
-        place: Place,
-    ) -> Result<Option<usize>, Error> {
-        for unit in 0..self.partials.len() {
-            if matches!(self.partials[unit], Partial::Scattering { .. }) {
-                let Settled { partial, .. } = self.settle(context, UnitId::new(unit))?;
-                self.partials[unit] = Partial::Held(partial);
-            }
-        }
-        let held = self.partials.iter().enumerate().filter_map(|(unit, partial)| match partial {
-            Partial::Held(sums) => Some((UnitId::new(unit), sums)),
-            _ => None,
-        });
-        let sighting = self.with_noted(context, place.step, held)?;
-        let said = Interim { all_reduces: self.all_reduced, sighting }.encode();
-        let tag = context.tag(None, Stage::Agreement, place.step, place.microbatch);
-        let overflow = context.control.exchange_in_step(tag, said, Interim::overflow)?;
-        Ok(overflow.map(|overflow| overflow.all_reduces))
-    }
-
-    /// Waits for the collective that is under way on a unit's partial, and takes the partial.
-    fn settle(&mut self, context: &Context, unit: UnitId) -> Result<Settled, Error> {
-        let settled = self.partials[unit.index()].take().settle()?;
-        if let Some((microbatch, non_finite)) = settled.non_finite {
-            self.note(context, unit, (microbatch, non_finite));
-        }
-        Ok(settled)
+    fn take_offered(&mut self, unit: UnitId) -> UnitGradients {
+        self.units[unit.index()].offered.take().expect("the machine takes what was offered")
     }
 
     /// Keeps a sighting if it is the first.
@@ -254,111 +278,4 @@ impl Reductions {
         let sighting = Sighting { when, parameter, from };
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
-
-    /// Offers the unsharded sums of every unit that was not offered; without sums, entries without a gradient.
-    fn offer_rest(&mut self, context: &Context) {
-        let plan = &context.schedules.current().plan;
-        for unit in plan.reductions()[self.scattered..].iter().copied() {
-            if matches!(self.offers[unit.index()], Offer::Nothing) {
-                let rest = self.unsharded.take(&context.plan, unit);
-                self.offers[unit.index()] = Offer::Waiting(rest);
-            }
-        }
-    }
-
-    /// Issues the reductions that are next in the plan's order, as far as their gradients were offered.
-    fn advance(&mut self, context: &Context, place: Place) -> Result<(), Error> {
-        let schedule = context.schedules.current();
-        let (plan, in_one_order) = (&schedule.plan, context.issues_in_one_order());
-        while let Some(unit) = plan.reductions().get(self.scattered).copied() {
-            if self.gathers_before_next(context, place) > Some(self.gathered) {
-                break;
-            }
-            let Some(gradients) = self.offers[unit.index()].take() else { break };
-            self.scattered += 1;
-            self.scatter(context, place, (unit, gradients))?;
-            if place.turn == Turn::Last && in_one_order {
-                let limit = self.scattered - 1;
-                self.all_reduce(context, place, Patience::Wait { limit })?;
-            }
-        }
-        match place.turn {
-            Turn::Last if !in_one_order => self.all_reduce(context, place, Patience::IfComplete),
-            _ => Ok(()),
-        }
-    }
-
-    fn scatter(
-        &mut self,
-        context: &Context,
-        place: Place,
-        (unit, gradients): (UnitId, UnitGradients),
-    ) -> Result<(), Error> {
-        let every = context.reduces_every_microbatch();
-        let (partial, fold) = if every {
-            (mem::take(&mut self.transients[unit.index()]), Fold::Replace)
-        } else {
-            let Settled { partial, fold, .. } = self.settle(context, unit)?;
-            (partial, fold)
-        };
-        let len = context.plan.layout(unit).trainable().shard_len;
-        let mut partial = partial.sized(context, len, (place.step, unit))?;
-        if fold == Fold::Replace && (!every || place.microbatch == 0) {
-            partial.begin(context, place.step)?;
-        }
-        context.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
-        let contribution = Contribution {
-            gradients: gradients.entries,
-            scaling: place.scaling_of_reduce_scatter(context)?,
-        };
-        let tag = context.tag(Some(unit), Stage::Reduce, place.step, place.microbatch);
-        let layout = Arc::clone(context.plan.layout(unit));
-        let pending = partial.scatter(context, (tag, layout), contribution, fold)?;
-        if every {
-            self.scattering.push((unit, pending));
-        } else {
-            let microbatch = place.microbatch;
-            self.partials[unit.index()] = Partial::Scattering { pending, microbatch };
-        }
-        Ok(())
-    }
-
-    /// Issues the step's all-reduces in the plan's order, as far as their reduce-scatters are done.
-    fn all_reduce(
-        &mut self,
-        context: &Context,
-        place: Place,
-        patience: Patience,
-    ) -> Result<(), Error> {
-        if !context.has_replicas() || context.plan.options().accumulation == Accumulation::Every {
-            return Ok(());
-        }
-        let plan = &context.schedules.current().plan;
-        while let Some(unit) = plan.reductions().get(self.all_reduced).copied() {
-            let issued = self.all_reduced < self.scattered;
-            let ready = match patience {
-                Patience::IfComplete => self.partials[unit.index()].is_complete(),
-                Patience::Wait { limit } => self.all_reduced < limit,
-            };
-            if !(issued && ready) {
-                break;
-            }
-            let Settled { partial, .. } = self.settle(context, unit)?;
-            let pending = issue_all_reduce(context, place, (unit, partial))?;
-            self.partials[unit.index()] = Partial::AllReducing(pending);
-            self.all_reduced += 1;
-        }
-        Ok(())
-    }
-}
-
-fn issue_all_reduce(
-    context: &Context,
-    place: Place,
-    (unit, partial): (UnitId, Sums),
-) -> Result<AllReducing, Error> {
-    context.events.push(Event::AllReduce { unit, microbatch: place.microbatch });
-    let tag = context.tag(Some(unit), Stage::AllReduce, place.step, place.microbatch);
-    let scaling = place.scaling_of_all_reduce(context)?;
-    partial.all_reduce(context, tag, scaling)
 }

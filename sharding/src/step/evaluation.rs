@@ -24,6 +24,10 @@ pub(super) struct Evaluation {
 }
 
 impl Evaluation {
+    pub(super) fn is_open(&self) -> bool {
+        self.progress == Progress::InBatch
+    }
+
     pub(super) fn check_open(&self, input: &'static str) -> Result<(), Refused> {
         match self.progress {
             Progress::InBatch => Ok(()),

@@ -39,7 +39,7 @@ pub enum Refused {
         count: usize,
     },
     /// The model has no such unit.
-    #[error("the model has no unit {unit}: it has {units}")]
+    #[error("there is no unit {unit}, the model has {units}")]
     NoSuchUnit {
         /// The unit.
         unit: UnitId,

@@ -136,13 +136,26 @@ impl StepMachine {
         }
     }
 
-    /// Returns whether a microbatch is open. After [`begin_microbatch`](Self::begin_microbatch) there
-    /// is none if the step ends because ranks have no more data.
+    /// Returns whether a microbatch is open, or a batch of an evaluation. After
+    /// [`begin_microbatch`](Self::begin_microbatch) there is none if the step ends because ranks have
+    /// no more data.
     #[must_use]
     pub fn has_microbatch(&self) -> bool {
         match &self.state {
             State::Step(training) => training.open.is_some(),
-            _ => false,
+            State::Evaluation(evaluation) => evaluation.is_open(),
+            State::Between | State::Opening(_) => false,
+        }
+    }
+
+    /// Returns the number of microbatches that are finished in the step, or of batches in the
+    /// evaluation. It is the number of the open one, too: they count from 0.
+    #[must_use]
+    pub fn microbatches(&self) -> usize {
+        match &self.state {
+            State::Step(training) => training.finished,
+            State::Evaluation(evaluation) => evaluation.batches,
+            State::Between | State::Opening(_) => 0,
         }
     }
 

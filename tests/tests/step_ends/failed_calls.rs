@@ -54,7 +54,8 @@ fn a_step_whose_reduction_failed_does_not_finish() {
             one_unit(step, vec![1.0_f32; 93])
         });
         let own = &told[CULPRIT];
-        let begins = "finish on rank 1, step 0: an earlier call of the step failed (reduce_scatter on rank 1, step 0: ";
+        let begins = "finish of a microbatch on rank 1, step 0: an earlier call of the step failed \
+                      (reduce_scatter on rank 1, step 0: ";
         assert!(own.starts_with(begins), "{own}");
         assert!(told[0].starts_with("step 0 aborted by rank 1: reduce_scatter on"), "{}", told[0]);
     }

@@ -193,10 +193,6 @@ pub(crate) struct DeviceAllReducing {
 }
 
 impl DeviceAllReducing {
-    pub(crate) fn is_complete(&self) -> bool {
-        self.pending.is_complete()
-    }
-
     pub(crate) fn wait(self) -> Result<DeviceSums, Error> {
         let Self { pending, noted } = self;
         Ok(DeviceSums { values: pending.wait()?, noted })
