@@ -58,10 +58,22 @@
 //! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
 //! [`checkpoint::format`].
 //!
-//! The modules in reading order: `model`, `step`, `unit_gradients`, `gradients`, `clipping`,
-//! `optimizer`, `ema` (the types that a user holds); `objective`, [`divide`], `precision`,
-//! `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
-//! ranks exchange in a step).
+//! The modules stand on floors, and a module imports only from floors below its own. From the
+//! lowest floor on, which is also an order in which to read them:
+//!
+//! | floor | contents |
+//! |---|---|
+//! | `error` | [`Error`], and the types inside of its variants |
+//! | `options` | the values that a program sets, such as [`ModelOptions`] and [`Objective`] |
+//! | `state` | the parts of a rank's model: plan and groups, shards, sums, buffers, the device |
+//! | `agree` | the records that ranks exchange, and the conclusions that they draw from them |
+//! | `persist` | the way in which state goes into a checkpoint and comes back |
+//! | `step` | [`Step`], [`Pass`], [`Gradients`]: the gathers and reductions of a step |
+//! | `model` | [`ShardedModel`], [`Evaluation`], norms and clipping |
+//! | `optimizer` | [`Optimizer`], the optimizers, and [`Ema`] |
+//! | [`checkpoint`] | saves and loads |
+//!
+//! `autograd`, with [`collective`] and [`dist`], stands beside them, over `error` alone.
 
 mod agree;
 mod autograd;
@@ -70,6 +82,7 @@ mod error;
 mod model;
 mod optimizer;
 mod options;
+mod persist;
 pub mod prelude;
 mod state;
 mod step;

@@ -1,5 +1,10 @@
-//! A model whose parameters are sharded over a mesh.
+//! A model whose parameters are sharded over a mesh, and the calls that need it beside steps and
+//! updates: evaluation, export, norms, clipping.
+//!
+//! The engine of the step below does the work. This floor keeps the state that updates share, and
+//! knows no optimizer and no checkpoint.
 
+mod between_steps;
 pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
@@ -73,10 +78,10 @@ impl ShardedModel {
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        joint::run(&telling, 0, || Self::checked_fabric(world, spec, options))
+        joint::run(&telling, 0, || Self::checked_context(world, spec, options))
     }
 
-    fn checked_fabric(
+    fn checked_context(
         world: World,
         spec: ModelSpec,
         options: ModelOptions,

@@ -1,4 +1,7 @@
-//! The options of a model and of a step.
+//! The options of a model and of a step, and the pure functions that follow from them: checks,
+//! divisors, the text and the digest that ranks compare.
+//!
+//! An option is a value. This floor reads no file, calls no collective and knows no rank's state.
 
 pub(crate) mod allowed;
 pub(crate) mod description;

@@ -15,7 +15,6 @@ use crate::options::digest;
 use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
-use crate::state::kept::Kept;
 use crate::state::model_device::ModelDevice;
 use crate::state::unused::UnusedReports;
 
@@ -49,8 +48,6 @@ pub(crate) struct Context {
     pub(crate) unused: UnusedReports,
     /// Checkpoints of this model that may save have a handle each.
     pub(crate) checkpoint_writers: Arc<()>,
-    /// The source of the reductions' buffers.
-    pub(crate) kept: Arc<Kept>,
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
@@ -92,7 +89,6 @@ impl Context {
             events: Events::default(),
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
-            kept: Arc::default(),
             full_pool: Arc::new(FullPool::new(plan.memory().full)),
             first_parameter: first_parameters(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
@@ -180,11 +176,6 @@ impl Context {
     /// Whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
-    }
-
-    /// Whether gradients of a step still exist: each of them has a handle to `kept`, to which its buffers go back.
-    pub(crate) fn has_gradients_out(&self) -> bool {
-        Arc::strong_count(&self.kept) > 1
     }
 
     /// A unit with its layout.

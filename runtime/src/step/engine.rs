@@ -33,6 +33,7 @@ use crate::options::uneven::{EndOfRun, Shutdown, Supply};
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::state::joint::Failure;
+use crate::state::kept::Kept;
 use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
@@ -105,6 +106,8 @@ pub(crate) struct State {
     pub(super) machine: StepMachine,
     pub(super) gathers: Gathers,
     pub(super) reductions: Reductions,
+    /// The source of the sums of a step. Gradients return the sums to it.
+    pub(crate) kept: Arc<Kept>,
     /// A step while it begins, or the end of the run.
     pub(super) opening: Option<Opening>,
     pub(super) step: Option<StepState>,
@@ -114,6 +117,11 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn is_in_step(&self) -> bool {
         self.step.is_some()
+    }
+
+    /// Returns whether gradients of a step still exist: each has a handle to `kept`.
+    pub(crate) fn has_gradients_out(&self) -> bool {
+        Arc::strong_count(&self.kept) > 1
     }
 
     fn attempt_mut(&mut self) -> Option<&mut Attempt> {
@@ -260,6 +268,7 @@ impl Engine {
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: Gathers::default(),
             reductions: Reductions::new(&context.plan),
+            kept: Arc::default(),
             opening: None,
             step: None,
             evaluation: None,
@@ -475,7 +484,7 @@ impl Engine {
         state.machine.abort();
         state.gathers = Gathers::default();
         state.reductions = Reductions::new(&self.context.plan);
-        self.context.kept.clear();
+        state.kept.clear();
         self.context.full_pool.let_go();
         // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
         if self.context.world.epoch() == epoch {

@@ -58,7 +58,7 @@ impl State {
     pub(super) fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let Place { step: number, microbatch } = self.place();
         let microbatches = self.machine.microbatches() as u64;
-        let grad_shards = GradShards::new(self.reductions.take_sums(), &context.kept);
+        let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
         let seen = Sums::survey(context, (&grad_shards, number))?;
         let step = self.step.as_mut().expect("a step is under way");
         let statement = Statement {

@@ -48,7 +48,7 @@ impl Engine {
             return Ok(Begun::End(EndOfRun { step, supply }));
         }
         self.context.world.set_absent(&supply.exhausted);
-        self.warn_of_forgotten(step);
+        self.warn_of_forgotten(&state, step);
         state.attempts += 1;
         let attempt = state.attempts;
         let opened = Opened { step, attempt, epoch };
@@ -56,7 +56,8 @@ impl Engine {
         begun.absent.clone_from(&supply.exhausted);
         begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
         (state.supply, state.shutdown) = (supply, shutdown);
-        state.reductions.begin(&self.context, self.context.kept.take(&self.context.plan));
+        let sums = state.kept.take(&self.context.plan);
+        state.reductions.begin(&self.context, sums);
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
         Ok(Begun::Step(opened))
@@ -143,8 +144,8 @@ impl Engine {
     }
 
     /// Warns, once, of gradients that an optimizer should have taken.
-    fn warn_of_forgotten(&self, next: u64) {
-        let Some(step) = self.context.kept.take_forgotten() else { return };
+    fn warn_of_forgotten(&self, state: &State, next: u64) {
+        let Some(step) = state.kept.take_forgotten() else { return };
         let rank = self.context.rank().index();
         hsdp_warnings::warn!(
             rank,
