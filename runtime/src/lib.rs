@@ -83,6 +83,7 @@ mod error;
 mod model;
 mod optimizer;
 mod options;
+mod persist;
 pub mod prelude;
 mod state;
 mod step;

@@ -4,6 +4,7 @@
 //! The engine of the step below does the work. This floor keeps the state that updates share, and
 //! knows no optimizer and no checkpoint.
 
+mod between_steps;
 pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;

@@ -1,10 +1,14 @@
 //! Optimizers on shards: each rank updates the shards that it owns.
 //!
-//! In reading order: this file (the trait), `assignment` (the optimizer of each parameter), `average` (of the parameters), `updating` (an update, as
-//! optimizers see it), `pass` (one pass over all shards, on the host), `device` (the same on a device), `closure` (updates that a program writes
-//! down), `places`, `covered`, `state` and `held` (the state of an optimizer), `options`, `groups` (options by parameter), `method` (a kind of
-//! optimizer), `grouped` (the frame of all kinds with groups), `rule`, `elementwise` (optimizers that update each element from its own state),
-//! `adamw`, `sgd`, `lion`; `eight_bit` (AdamW with small state), `adafactor`; `whole` (updates of whole matrices), `muon`.
+//! In reading order: `run` (the elements that are updated at once), `assignment` (the optimizer of
+//! each parameter), `updating` (an update, as optimizers see it), `interface` (the trait of
+//! optimizers); `pieces`, `pass` (one pass over all shards, on the host), `device` (that on a
+//! device), `update` (the whole of an update), `closure` (updates that a program writes down);
+//! `places`, `covered`, `state` and `held` (the state of an optimizer), `average` (of the
+//! parameters), `ema`; `options`, `groups` (options by parameter), `method` (a kind of optimizer),
+//! `grouped` (the frame of all kinds with groups), `rule`, `elementwise` (optimizers that update
+//! each element from its own state), `adamw`, `sgd`, `lion`; `eight_bit` (`AdamW` with small state),
+//! `adafactor`; `whole` (updates of whole matrices), `muon`.
 
 mod adafactor;
 mod adamw;
@@ -19,169 +23,31 @@ pub(crate) mod ema;
 mod grouped;
 mod groups;
 mod held;
+mod interface;
 mod lion;
 mod method;
 mod muon;
 mod options;
 mod pass;
+mod pieces;
 mod places;
 mod rule;
+mod run;
 mod sgd;
 mod state;
+mod update;
 mod updating;
 mod whole;
 
-use hsdp_kernels::cuda::CudaError;
-use hsdp_sharding::{Param, Piece, UnitId};
-
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adamw::{AdamW, AdamWOptions};
-pub(crate) use average::Average;
-pub use device::DeviceRun;
 pub use grouped::Grouped;
+pub use interface::{Optimizer, Selected, Update};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
 pub use options::{OptimizerOptions, Setting};
 pub use rule::{Rule, RunState, UnitRun, UnitState};
+pub use run::{DeviceRun, Run};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;
 pub use whole::{Whole, WholeParameters};
-
-use crate::error::Error;
-use crate::error::non_finite::NonFiniteGradient;
-use crate::model::ShardedModel;
-use crate::step::gradients::Gradients;
-
-/// The result of an optimizer's step.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Update {
-    /// The parameters were updated.
-    Applied,
-    /// All ranks left the parameters as they were, for this reason.
-    Skipped(NonFiniteGradient),
-}
-
-/// An optimizer: alone by [`step`](Self::step), or beside others by [`ShardedModel::update_by`].
-///
-/// An update calls [`check`](Self::check), [`prepare`](Self::prepare) and [`begin`](Self::begin) once, and then
-/// [`update`](Self::update), or [`update_on_device`](Self::update_on_device) for a model that is updated on a device, for each run of
-/// elements with a gradient.
-pub trait Optimizer {
-    /// Updates this rank's shards, or skips the step if the ranks agreed on that. Collective over the shard group if
-    /// [`is_collective`](Self::is_collective), and otherwise not.
-    ///
-    /// Parameters that got no gradient on any rank, and their state, do not change.
-    ///
-    /// # Errors
-    /// Those of [`ShardedModel::update_by`].
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        let mut this = self;
-        model.update_by(gradients, [(&mut this, |_| true)])
-    }
-
-    /// Whether ranks of the shard group exchange data in an update.
-    fn is_collective(&self) -> bool {
-        false
-    }
-
-    /// The kind, such as `adamw`, of an optimizer that checkpoints can keep.
-    fn kind(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Checks options, and makes the state of the parameters that this optimizer updates, before anything changes. Not collective.
-    ///
-    /// Writes a line for each option into `lines`, with its value. The ranks compare the lines when the next step begins, before a
-    /// checkpoint is saved, and at the [end of the run](ShardedModel::end_run): ranks with another learning rate, for example, get
-    /// [`Error::Disagreement`].
-    ///
-    /// # Errors
-    /// The reason why there can be no update: [`Error::Options`] if an option has a value that would destroy the parameters, such as a
-    /// learning rate that is NaN or below 0; [`Error::Misuse`] if the optimizer was made for another model, or cannot update on a
-    /// device; [`Error::OutOfMemory`].
-    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error>;
-
-    /// Exchanges data with the ranks of the shard group, before anything changes. It is called only if the gradients are applied.
-    ///
-    /// # Errors
-    /// [`Error::Comm`], [`Error::OutOfMemory`] and [`Error::Device`]. The ranks of the shard group give the update up then, but for those that
-    /// have all results already. The next step fails on all ranks if some have made the update.
-    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
-        let _ = updating;
-        Ok(())
-    }
-
-    /// Begins an update that is certain: here an optimizer counts it.
-    fn begin(&mut self, updating: &Updating<'_>) {
-        let _ = updating;
-    }
-
-    /// Updates some elements on the host.
-    fn update(&mut self, run: Run<'_>);
-
-    /// Updates some elements of a unit on a device.
-    ///
-    /// # Errors
-    /// Those of the device.
-    fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError>;
-
-    /// Sets the learning rate for the next steps. Those of [groups](Grouped::group) keep their ratios to it.
-    fn set_learning_rate(&mut self, rate: f64);
-}
-
-impl<O: Optimizer + ?Sized> Optimizer for &mut O {
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        (**self).step(model, gradients)
-    }
-
-    fn is_collective(&self) -> bool {
-        (**self).is_collective()
-    }
-
-    fn kind(&self) -> Option<&'static str> {
-        (**self).kind()
-    }
-
-    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
-        (**self).check(updating, lines)
-    }
-
-    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
-        (**self).prepare(updating)
-    }
-
-    fn begin(&mut self, updating: &Updating<'_>) {
-        (**self).begin(updating);
-    }
-
-    fn update(&mut self, run: Run<'_>) {
-        (**self).update(run);
-    }
-
-    fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError> {
-        (**self).update_on_device(run)
-    }
-
-    fn set_learning_rate(&mut self, rate: f64) {
-        (**self).set_learning_rate(rate);
-    }
-}
-
-/// An optimizer of an update, and the test of whether it updates a parameter.
-pub type Selected<'a> = (&'a mut dyn Optimizer, fn(&Param) -> bool);
-
-/// Consecutive elements of one parameter in this rank's shard, with their gradient: a piece of the shard, or a part of a piece that
-/// stays in the cache while it is divided and updated.
-#[derive(Debug)]
-pub struct Run<'a> {
-    /// The unit.
-    pub unit: UnitId,
-    /// The parameter of these elements, and their place in the unit's shard.
-    pub piece: Piece,
-    /// The f32 master parameters, `[piece.len]`, which the optimizer updates in place.
-    pub parameters: &'a mut [f32],
-    /// The gradient in f32, `[piece.len]`, divided. The optimizer must multiply it by `clip` first.
-    pub gradient: &'a [f32],
-    /// [`Gradients::clip_factor`].
-    pub clip: f32,
-}

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cargo_metadata::{Metadata, MetadataCommand, Package};
-use hsdp_tests::support::modules::Imports;
+use hsdp_tests::support::modules::Modules;
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
@@ -44,8 +44,26 @@ const FEATURES: [(&str, Option<&[&str]>); 5] = [
 /// The feature that may be on by default.
 const BY_DEFAULT: &str = "data";
 
-/// Crates whose modules still import each other in circles.
-const IN_CIRCLES: [&str; 1] = ["runtime/src"];
+/// The crate whose modules stand on floors. In its folders, too, no modules import each other in a
+/// circle.
+const WITH_FLOORS: &str = "runtime/src";
+
+/// The modules directly below its root, from the bottom up: each may import those before it alone.
+const FLOORS: [&str; 9] =
+    ["error", "options", "state", "agree", "step", "model", "persist", "optimizer", "checkpoint"];
+
+/// The module beside the floors, which may import the first one alone, and which no floor may
+/// import.
+const BESIDE: &str = "autograd";
+
+/// The modules that repeat names of others for programs.
+const FRONTS: [&str; 2] = ["prelude", "testing"];
+
+/// Folders whose modules still import each other in circles.
+const IN_CIRCLES: [&str; 1] = ["runtime/src/step"];
+
+/// Imports that still go to a floor that is not below: each as `FILE imports MODULE`.
+const UPWARD: [&str; 0] = [];
 
 /// Lists of functions in docs/architecture.md, file by file.
 const WAYS: [&str; 2] = ["## A gradient's way", "## The partial's way back"];
@@ -112,16 +130,58 @@ fn no_modules_import_each_other_in_a_circle() {
     let roots: BTreeSet<String> = sources.iter().filter_map(root).collect();
     assert!(roots.len() > 15, "the crates are found: {roots:?}");
     for root in roots {
-        let imports = Imports::between(&root, &sources);
-        let within: Vec<_> =
-            imports.circles().iter().map(|circle| imports.within(circle)).collect();
-        assert_eq!(
-            !within.is_empty(),
-            IN_CIRCLES.contains(&root.as_str()),
-            "{root}: a module imports only those that do not lead back to it:\n{}",
-            within.join("\n")
-        );
+        let modules = Modules::of(&root, &sources);
+        let folders = match root == WITH_FLOORS {
+            true => modules.folders(),
+            false => [String::new()].into(),
+        };
+        for folder in folders {
+            let imports = modules.below(&folder);
+            let within: Vec<_> =
+                imports.circles().iter().map(|circle| imports.within(circle)).collect();
+            let names = [&*root].into_iter().chain(folder.split("::")).filter(|it| !it.is_empty());
+            let folder = names.collect::<Vec<_>>().join("/");
+            assert_eq!(
+                !within.is_empty(),
+                IN_CIRCLES.contains(&&*folder),
+                "{folder}: a module imports only those that do not lead back to it:\n{}",
+                within.join("\n")
+            );
+        }
     }
+}
+
+#[test]
+fn the_modules_of_the_runtime_import_only_floors_below_them() {
+    let modules = Modules::of(WITH_FLOORS, &sources::rust());
+    let top = modules.below("");
+    let expected: BTreeSet<&str> = FLOORS.into_iter().chain(FRONTS).chain([BESIDE]).collect();
+    assert_eq!(top.modules().collect::<BTreeSet<_>>(), expected, "each module has its floor");
+    let upward = modules.forbidden(is_below);
+    let known = UPWARD.map(str::to_owned).into();
+    assert_eq!(upward, known, "docs/architecture.md, \"The modules of the runtime\"");
+}
+
+/// Whether a module of the runtime may import another.
+fn is_below(module: &str, imported: &str) -> bool {
+    let floor = |name| FLOORS.iter().position(|floor| *floor == name);
+    match (floor(module), floor(imported)) {
+        (Some(floor), Some(imported)) => imported < floor,
+        (None, Some(imported)) => FRONTS.contains(&module) || imported == 0,
+        _ => false,
+    }
+}
+
+#[test]
+fn an_import_from_above_is_told_apart_from_one_from_below() {
+    for (module, below) in [("step", "agree"), ("checkpoint", "error"), ("autograd", "error")] {
+        assert!(is_below(module, below) && !is_below(below, module), "{module} and {below}");
+    }
+    assert!(is_below("prelude", "optimizer") && !is_below("optimizer", "prelude"));
+    for apart in ["options", "step"] {
+        assert!(!is_below("autograd", apart) && !is_below(apart, "autograd"), "{apart}");
+    }
+    assert!(!is_below("model", "model"));
 }
 
 #[test]

@@ -36,9 +36,11 @@
 //! The states are those of the types of JAX's `shard_map` with `check_vma`, and of PyTorch's `spmd_types`, which names
 //! them R, I, V and P.
 //!
-//! In reading order: `state`, `axis` (the axes of the mesh), `rules` (the allowed operations, for the compiler), `transitions`
-//! (the same at run time), `tagged`, `typed`, `tape` (the order of backwards), `carrier` (the interface to an autograd).
+//! In reading order: `state`, `axis` (the axes of the mesh), `rules` (the allowed operations, for the
+//! compiler), `transitions` (these at run time), `carrier` (the interface to an autograd), `tape`
+//! (the order of backwards), `tagged`, `along` (states along an axis, as types), `typed`.
 
+mod along;
 mod axis;
 mod carrier;
 mod rules;
@@ -50,7 +52,8 @@ mod tests;
 mod transitions;
 mod typed;
 
-pub use self::axis::{Along, Axes, MeshAxis, OnBoth, OnReplicate, OnShard};
+pub use self::along::Along;
+pub use self::axis::{Axes, MeshAxis, OnBoth, OnReplicate, OnShard};
 pub use self::carrier::{Applied, Call, Carrier, Record};
 pub use self::rules::{
     Adds, Avg, Copied, CountedOnce, Free, Joins, Loss, Max, Min, Multiplies, Own, PreMultiplied,

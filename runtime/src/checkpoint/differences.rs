@@ -4,17 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
-use hsdp_warnings::cut;
 
-use super::together::Problem;
-use super::{
-    Checkpointed, Content, Expected, Fitting, OtherOptions, OtherParameters, SavedOptions,
-    SavedState, Spread, StateTensor, options,
-};
+use super::settings::{Content, OtherOptions, OtherParameters};
+use super::{options, stated};
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::fitting::Fitting;
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, Spread, StateTensor};
 use crate::state::context::Context;
-
-/// Maximum number of characters of a setting's name or value in an error.
-const MOST_SHOWN: usize = 100;
 
 /// The parameters that a checkpoint has.
 pub(super) fn content_of(manifest: &Manifest) -> Content {
@@ -49,7 +48,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     let fits = other_parameters == OtherParameters::TakeFitting;
     let (mut wrong, mut fitting) = (Vec::new(), None);
     if !fits {
-        wrong.push(other_settings(context, manifest));
+        wrong.push(stated::other_settings(context, manifest));
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
@@ -84,7 +83,7 @@ pub(super) fn check_weights(
         return Ok(Some(fitting));
     }
     let names = saved.generation.manifest().tensors.keys();
-    let mut wrong = vec![other_settings(saved.context, saved.generation.manifest())];
+    let mut wrong = vec![stated::other_settings(saved.context, saved.generation.manifest())];
     wrong.extend(wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE))));
     let wrong = listed_by_kind(&wrong);
     if !wrong.is_empty() {
@@ -134,25 +133,6 @@ fn other_optimizer(manifest: &Manifest, own: &OptimizerHead) -> Option<String> {
 pub(super) fn listed_by_kind(kinds: &[Vec<String>]) -> String {
     let kinds = kinds.iter().filter(|texts| !texts.is_empty());
     kinds.map(|texts| listed(texts, "; ")).collect::<Vec<_>>().join("; ")
-}
-
-/// Compares the settings that a checkpoint states with those of the model. Returns a text for all
-/// that differ, with both values of each. An older checkpoint states none, and a setting that only
-/// the model states may be new in the program, so these alone make no other model.
-pub(super) fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
-    let own: BTreeMap<&str, &str> = context.plan.spec().settings().collect();
-    let saved: BTreeMap<&str, &str> =
-        manifest.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
-    if saved.iter().all(|(name, value)| own.get(name) == Some(value)) {
-        return Vec::new();
-    }
-    let names: BTreeSet<&str> = saved.keys().chain(own.keys()).copied().collect();
-    let shown = |value: Option<&&str>| cut(value.unwrap_or(&"missing"), MOST_SHOWN);
-    let others = names.into_iter().filter(|name| saved.get(name) != own.get(name)).map(|name| {
-        let [there, here] = [&saved, &own].map(|settings| shown(settings.get(name)));
-        format!("{} is {there} there, and {here} here", cut(name, MOST_SHOWN))
-    });
-    vec![format!("its settings are others: {}", others.collect::<Vec<_>>().join(", "))]
 }
 
 /// Returns all differences between a checkpoint and this model and optimizer, by kind.

@@ -3,59 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
+use hsdp_checkpoint::{Manifest, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::{Expected, SavedState, StateTensor, differences};
-use crate::optimizer::Average;
-
-/// Rule of a load where the checkpoint has other parameters than the model, or other parameters
-/// are frozen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtherParameters {
-    /// The load fails, and the error lists the differences: all settings, and of the parameters and
-    /// tensors the first few of each kind.
-    #[default]
-    Refuse,
-    /// The model takes each parameter that the checkpoint has under its name with its shape, and
-    /// keeps its own values of the others. The optimizer takes the state of parameters that are
-    /// trained there and here, and begins anew with the others. [`Resumed`] lists new parameters,
-    /// new states, and tensors of the checkpoint that are left over. This is for a new head, a head
-    /// that is gone, or parameters that are frozen or trained anew.
-    ///
-    /// The settings that the model [states](hsdp_sharding::ModelSpec::setting) may be others than
-    /// those of the checkpoint: those of the model count, and a warning lists the differences. So a
-    /// run begins with other position embeddings, say.
-    ///
-    /// Where several optimizers make an update, the next one decides which of them gets a parameter
-    /// without state. It is an error if a parameter whose state was taken goes to another
-    /// optimizer.
-    ///
-    /// Groups of parameters are compared by their number and options, and not by the parameters
-    /// that they have. The optimizer has the same kind as the one that was saved.
-    ///
-    /// [`Resumed`]: super::Resumed
-    TakeFitting,
-}
-
-/// Parts of a checkpoint that fit a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fitting {
-    /// Parameters whose state is taken.
-    states: BTreeSet<ParamId>,
-    /// Parameters without a fitting value in the checkpoint.
-    lacking: BTreeSet<ParamId>,
-    pub(super) lists: Unmatched,
-}
-
-/// The names of parameters and tensors that do not fit, and the text of settings that differ.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unmatched {
-    pub(super) new_parameters: Vec<String>,
-    pub(super) new_states: Vec<String>,
-    pub(super) left_over: Vec<String>,
-    pub(super) other_settings: Vec<String>,
-}
+use super::stated;
+use crate::persist::fitting::{Fitting, Stateful, Unmatched};
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, StateTensor};
 
 impl Fitting {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
@@ -105,18 +59,8 @@ impl Fitting {
         }
         let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
         fitting.lists.left_over = left_over.cloned().collect();
-        fitting.lists.other_settings = differences::other_settings(saved.context, manifest);
+        fitting.lists.other_settings = stated::other_settings(saved.context, manifest);
         fitting
-    }
-
-    /// Returns whether the state of a parameter is taken.
-    pub(super) fn takes_state(&self, parameter: ParamId) -> bool {
-        self.states.contains(&parameter)
-    }
-
-    /// Returns whether the checkpoint lacks values of a parameter.
-    pub(super) fn lacks(&self, parameter: ParamId) -> bool {
-        self.lacking.contains(&parameter)
     }
 }
 
@@ -124,37 +68,6 @@ impl Fitting {
 fn has_value(manifest: &Manifest, param: &Param) -> bool {
     let shape = param.shape.iter().map(|size| *size as u64);
     manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
-}
-
-/// The parameters of a checkpoint that optimizers have updated, besides averages.
-pub(super) struct Stateful<'a> {
-    with_state: BTreeSet<&'a str>,
-    counted: BTreeSet<&'a str>,
-}
-
-impl<'a> Stateful<'a> {
-    pub(super) fn of(manifest: &'a Manifest) -> Self {
-        let states = manifest.tensors.keys();
-        let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
-        let with_state = states.filter(|(kind, _)| *kind != Average::KIND).map(|it| it.1).collect();
-        let updates = |head: &'a OptimizerHead| head.updates.keys().map(|name| &**name);
-        let counted = manifest.optimizer.iter().flat_map(updates).collect();
-        Self { with_state, counted }
-    }
-
-    fn any(&self) -> bool {
-        !self.with_state.is_empty() || !self.counted.is_empty()
-    }
-
-    /// Returns whether there is state of other parameters, and none of this one.
-    fn lacks(&self, name: &str) -> bool {
-        self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
-    }
-
-    /// Returns whether the updates of a parameter are counted, and there is no state of it.
-    pub(super) fn only_counts(&self, name: &str) -> bool {
-        self.counted.contains(name) && !self.with_state.contains(name)
-    }
 }
 
 impl Unmatched {

@@ -13,11 +13,12 @@ use hsdp_sharding::{ModelSpec, Param, UnitId};
 use super::differences;
 use super::load::shards_of;
 use super::portions::Portion;
-use super::together::{Kind, Opened, Problem, Together};
+use super::together::{Opened, Together};
 use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
 use crate::options::ModelOptions;
+use crate::persist::problem::{Kind, Problem};
 use crate::state::context::Context;
 
 /// The folder from which a model is imported.

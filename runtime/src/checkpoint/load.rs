@@ -5,45 +5,25 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ParamId, Rank, Role, UnitId};
 use serde_json::Value;
 
-use super::checkpointed::Whose;
+use super::checkpoints::Checkpoints;
 use super::differences::Wanted;
-use super::fitting::{Fitting, Unmatched};
+use super::optimizer;
 use super::portions::{self, Portion};
-use super::together::{Failed, Kind, Opened, Problem, Together};
-use super::{
-    Checkpointed, Checkpoints, Content, SavedOptions, SavedState, differences, frozen, options,
-};
+use super::results::Resumed;
+use super::settings::Content;
+use super::together::{Failed, Opened, Together};
+use super::{differences, frozen, options};
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::fitting::{Fitting, Unmatched};
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::{Kind, Problem};
+use crate::persist::saved::{SavedState, Whose};
 use crate::state::context::Context;
 use crate::state::shard::{HostShard, Shard};
-
-/// A checkpoint from which a model goes on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resumed {
-    /// Steps that the optimizer had completed when the checkpoint was saved.
-    pub step: u64,
-    /// The value that the program saved with the checkpoint.
-    pub user: Value,
-    /// The problems of newer checkpoints that were broken, one text for each.
-    pub broken: Vec<String>,
-    /// The steps of later checkpoints, ascending, if the program has named the step. No save
-    /// succeeds up to the last of them, unless they are broken, or [`Checkpoints::discard_after`]
-    /// removes them. Rank 0 logs a warning, too, if these checkpoints may save.
-    pub later: Vec<u64>,
-    /// The parameters that keep the values of the model, with
-    /// [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), because the
-    /// checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
-    pub new_parameters: Vec<String>,
-    /// The trained parameters whose optimizer state begins anew: their averages begin as the
-    /// parameters, and all else with zeros.
-    pub new_states: Vec<String>,
-    /// The tensors of the checkpoint that nothing took: parameters, and state as
-    /// `optimizer:<kind>:<parameter>`.
-    pub left_over: Vec<String>,
-}
 
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
@@ -142,7 +122,7 @@ impl Checkpoints {
         model: &ShardedModel,
         optimizer: &O,
     ) -> Result<(), Error> {
-        super::check(model, optimizer, "loading")?;
+        optimizer::check(model, optimizer, "loading")?;
         self.settle(model)
     }
 

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use hsdp_checkpoint::Committed;
+
 use crate::state::model_id::ModelId;
 
 /// The identity of a save: the parameters after a number of steps and of loads, and digests of
@@ -27,4 +29,14 @@ impl Made {
     pub(super) fn path_of(&self, identity: &Identity) -> Option<&Path> {
         (self.identity == *identity).then_some(&self.path)
     }
+}
+
+/// Returns the checkpoint's directory. Work that failed after the commit is logged, and is not a
+/// failure of the save.
+pub(super) fn told(committed: Committed) -> PathBuf {
+    for error in committed.left_undone {
+        hsdp_warnings::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
+                                the next");
+    }
+    committed.path
 }

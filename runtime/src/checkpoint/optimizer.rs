@@ -5,21 +5,35 @@ use std::collections::BTreeSet;
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_sharding::{Param, ParamId, Role};
 
-use super::Checkpointed;
-use super::pair::AND;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::pair::{AND, ONE_OF_EACH_KIND};
+use crate::state::joint;
 
-/// Why an update by two optimizers of one kind has no checkpoint.
-pub(crate) const ONE_OF_EACH_KIND: &str =
-    "a checkpoint keeps the state of one of each kind, which may have groups";
+/// Refuses a call that does not fit the model's state. The other ranks get the reason.
+///
+/// # Errors
+/// [`Error::Misuse`] within a step, while its gradients exist, inside
+/// [`ShardedModel::with_shards`], or if the optimizer was made for another model, or consists of
+/// two of one kind.
+pub(super) fn check<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    joint::run(model.world(), model.committed_steps(), || {
+        model.check_between_steps(operation)?;
+        check_optimizer(model, optimizer, operation)
+    })
+}
 
 /// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all
 /// trainable parameters.
 ///
 /// # Errors
 /// [`Error::Misuse`].
-pub(super) fn check_optimizer<O: Checkpointed>(
+fn check_optimizer<O: Checkpointed>(
     model: &ShardedModel,
     optimizer: &O,
     operation: &'static str,

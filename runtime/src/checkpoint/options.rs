@@ -3,53 +3,9 @@
 use hsdp_checkpoint::{Manifest, OptimizerHead};
 use serde_json::Value;
 
-use super::fitting::OtherParameters;
-use super::pair::AND;
-
-/// Rule of a load where the options with which the program made its optimizer are not those in
-/// the checkpoint.
-///
-/// If they are equal, a load restores the learning rates that were set during training. So a
-/// program with a schedule, which sets the rate in each step, notices nothing, and one that lowered
-/// the rate once goes on with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtherOptions {
-    /// The load fails, and the error lists each difference: the optimizer, its group, the option,
-    /// and both values.
-    #[default]
-    Refuse,
-    /// The optimizer takes all options of the checkpoint, with the learning rates as they were,
-    /// like PyTorch's `Optimizer.load_state_dict`. Other groups of parameters are an error as with
-    /// [`Refuse`](Self::Refuse).
-    TakeSaved,
-    /// The optimizer keeps the options of the program, with the learning rates that the program has
-    /// set.
-    KeepOwn,
-}
-
-/// The options in a checkpoint that an optimizer takes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SavedOptions<'a> {
-    /// The optimizer's own options.
-    Own,
-    /// The learning rates. All other options are equal.
-    Rates { now: &'a Value },
-    /// All options.
-    All { now: &'a Value, made_with: &'a Value },
-}
-
-impl SavedOptions<'_> {
-    /// Returns those of one optimizer of a pair.
-    pub(super) fn part(self, index: usize) -> Self {
-        match self {
-            Self::Own => Self::Own,
-            Self::Rates { now } => Self::Rates { now: &now[index] },
-            Self::All { now, made_with } => {
-                Self::All { now: &now[index], made_with: &made_with[index] }
-            }
-        }
-    }
-}
+use super::settings::{OtherOptions, OtherParameters};
+use crate::persist::options::{RATE, SavedOptions};
+use crate::persist::pair::AND;
 
 /// The options that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +14,6 @@ enum Compared {
     /// All but learning rates: an old checkpoint does not say with which the optimizer was made.
     ButRates,
 }
-
-/// Name of the learning rate in a checkpoint, whatever an optimizer calls it.
-pub(crate) const RATE: &str = "learning_rate";
 
 /// Compares the options of a checkpoint with those of the program, whose optimizers have the head
 /// `own`, of the same kind.

@@ -6,7 +6,8 @@ use std::ops::Range;
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
 use hsdp_sharding::{Coordinate, ParamId, Piece, Role, UnitId};
 
-use super::{Content, Spread, StateTensor};
+use super::settings::Content;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Some consecutive elements of a parameter in this rank's shard.

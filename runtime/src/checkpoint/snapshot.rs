@@ -5,10 +5,12 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::UnitId;
 
 use super::portions::{self, Source, Written};
-use super::together::{Kind, Problem};
-use super::{Checkpointed, Content, StateTensor};
+use super::settings::Content;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::{Kind, Problem};
+use crate::persist::tensors::StateTensor;
 use crate::state::model_id::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.

@@ -1,8 +1,6 @@
 //! Operations of all ranks outside their steps, and the exchange of their results.
 
-use std::any::Any;
 use std::cmp::Reverse;
-use std::io;
 use std::sync::mpsc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -14,18 +12,12 @@ use hsdp_sharding::Rank;
 use crate::agree::comparison;
 use crate::error::Error;
 use crate::options::digest;
+use crate::persist::problem::{Kind, Problem};
 use crate::state::context::Context;
 
 /// Number of times within a deadline that a rank tells the others that it is still at work. A rank
 /// that has ended says so at once.
 const SIGNS_OF_LIFE: u32 = 4;
-
-/// The reason why a rank's part failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    pub(super) kind: Kind,
-    pub(super) what: String,
-}
 
 /// The content that a rank has found under a path of its own.
 #[derive(Clone, Debug)]
@@ -60,79 +52,6 @@ impl From<Difference> for Error {
         let [got, want] = [0, 1].map(|it| format!("{} in {}", lines[it], paths[it]));
         Self::Disagreement { what: "the content of a folder".into(), rank, got, other, want }
     }
-}
-
-/// Whether another generation could help.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Another generation may be intact.
-    Damage,
-    /// It was removed while it was read: a newer one may be there.
-    Removed,
-    /// No other generation would help.
-    Lasting,
-}
-
-impl Kind {
-    /// Returns the word that ranks exchange: the worst is the greatest.
-    fn code(self) -> u64 {
-        match self {
-            Self::Damage => 1,
-            Self::Removed => 2,
-            Self::Lasting => 3,
-        }
-    }
-
-    fn of_code(code: u64) -> Self {
-        match code {
-            1 => Self::Damage,
-            2 => Self::Removed,
-            _ => Self::Lasting,
-        }
-    }
-}
-
-impl From<hsdp_checkpoint::Error> for Problem {
-    fn from(error: hsdp_checkpoint::Error) -> Self {
-        let kind = match &error {
-            hsdp_checkpoint::Error::NoSuchStep { .. } | hsdp_checkpoint::Error::Removed { .. } => {
-                Kind::Removed
-            }
-            error if error.is_damage() => Kind::Damage,
-            _ => Kind::Lasting,
-        };
-        Self { kind, what: error.to_string() }
-    }
-}
-
-impl From<Error> for Problem {
-    fn from(error: Error) -> Self {
-        Self { kind: Kind::Lasting, what: error.to_string() }
-    }
-}
-
-impl Problem {
-    pub(crate) fn lasting(what: String) -> Self {
-        Self { kind: Kind::Lasting, what }
-    }
-
-    pub(crate) fn into_text(self) -> String {
-        self.what
-    }
-
-    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        Self { kind: Kind::Lasting, what: format!("it panicked: {}", message(panic)) }
-    }
-
-    pub(super) fn no_thread(error: &io::Error) -> Self {
-        Self { kind: Kind::Lasting, what: format!("no thread could be started: {error}") }
-    }
-}
-
-/// The text of a panic, if it has one.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 /// The ranks that say that they are at work.

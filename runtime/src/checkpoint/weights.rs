@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 
 use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
-use super::checkpointed::Whose;
-use super::fitting::Unmatched;
+use super::checkpoints::Checkpoints;
+use super::differences;
 use super::load::{parameters_of, take_parameters};
-use super::together::{Failed, Problem};
-use super::{Checkpoints, Resumed, SavedOptions, SavedState, check_between_steps, differences};
+use super::results::Resumed;
+use super::together::Failed;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::Average;
+use crate::persist::fitting::Unmatched;
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::Problem;
+use crate::persist::saved::{SavedState, Whose};
+use crate::persist::tensors::AVERAGE;
 use crate::state::joint;
 
 impl Checkpoints {
@@ -87,7 +91,7 @@ impl Checkpoints {
     }
 
     fn begin_load_of_weights(&mut self, model: &ShardedModel) -> Result<(), Error> {
-        let between = || check_between_steps(model, "loading");
+        let between = || model.check_between_steps("loading");
         joint::run(model.world(), model.committed_steps(), between)?;
         self.settle(model)
     }
@@ -149,7 +153,7 @@ fn averages(
     let (tensors, path) = (&generation.manifest().tensors, generation.path().display());
     let mut averages = BTreeMap::new();
     for (name, tensor) in tensors.iter().filter(|(name, _)| !name.starts_with(STATE)) {
-        let average = state_tensor(Average::KIND, name);
+        let average = state_tensor(AVERAGE, name);
         let Some(TensorEntry { shape, .. }) = tensors.get(&average) else { continue };
         if *shape != tensor.shape {
             let name = average.escape_debug();

@@ -17,16 +17,20 @@ use hsdp_sharding::{Param, ParamId};
 
 use self::moments::{Factors, Sizes, Sums};
 pub use self::options::AdafactorOptions;
-use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
+use crate::optimizer::run::Run;
 use crate::optimizer::state::Of;
-use crate::optimizer::{Grouped, Run, Updating};
+use crate::optimizer::updating::Updating;
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.

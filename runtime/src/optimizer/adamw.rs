@@ -4,9 +4,10 @@ use hsdp_kernels::AdamWStep;
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use serde_json::Value;
 
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::{Grouped, Run};
+use crate::optimizer::run::Run;
 use crate::options::allowed::Allowed;
 
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with two f32 of state for each element.

@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use hsdp_sharding::{ParamId, Role};
+use hsdp_sharding::{Param, ParamId, Role};
 
 use crate::error::Error;
-use crate::optimizer::Selected;
 use crate::options::digest;
 use crate::state::context::Context;
 
@@ -23,16 +22,20 @@ pub(super) struct Assignment {
 const NONE: u16 = u16::MAX;
 
 impl Assignment {
-    /// Gives each trainable parameter to the optimizer that selects it.
+    /// Gives each trainable parameter to the optimizer that selects it. `kinds` are those of the
+    /// optimizers, and `selects` their tests of whether they update a parameter.
     ///
     /// # Errors
     /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
-    pub(super) fn new(context: &Context, optimizers: &[Selected<'_>]) -> Result<Self, Error> {
-        let kinds = optimizers.iter().map(|(optimizer, _)| optimizer.kind()).collect();
+    pub(super) fn new(
+        context: &Context,
+        kinds: Vec<Option<&'static str>>,
+        selects: impl Iterator<Item = fn(&Param) -> bool> + Clone,
+    ) -> Result<Self, Error> {
         let mut of = vec![NONE; context.parameters()];
         for (id, param) in context.plan.spec().params() {
             if param.role == Role::Trainable {
-                let mut selected = optimizers.iter().enumerate().filter(|(_, (_, has))| has(param));
+                let mut selected = selects.clone().enumerate().filter(|(_, has)| has(param));
                 let one = (selected.next().map(|it| it.0), selected.next().map(|it| it.0));
                 of[context.number_of(id)] = only(one, &param.name)?;
             }

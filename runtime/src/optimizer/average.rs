@@ -6,13 +6,15 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Str
 use hsdp_kernels::{MomentumKind, SgdStep, sgd};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
-use crate::checkpoint::{Problem, SavedState};
 use crate::error::Error;
 use crate::model::updates::MovingAverage;
 use crate::optimizer::options::check_number;
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::state::{Of, State};
 use crate::options::allowed::Allowed;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::AVERAGE;
 use crate::state::context::Context;
 use crate::state::shard::Shard;
 
@@ -25,7 +27,7 @@ pub(crate) struct Average {
 
 impl Average {
     /// The name of its state in checkpoints, and in the lines that ranks compare.
-    pub(crate) const KIND: &'static str = "ema";
+    pub(crate) const KIND: &'static str = AVERAGE;
 
     /// Zeros, to be filled.
     fn zeros(context: &Context, decay: f64, of: Of) -> Result<Self, Error> {

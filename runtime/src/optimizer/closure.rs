@@ -4,7 +4,9 @@ use hsdp_kernels::cuda::CudaError;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::{DeviceRun, Optimizer, Run, Update, Updating};
+use crate::optimizer::interface::{Optimizer, Update};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::updating::Updating;
 use crate::step::gradients::Gradients;
 
 impl ShardedModel {

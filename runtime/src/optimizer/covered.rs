@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use hsdp_sharding::{ModelSpec, ParamId};
 
-use crate::checkpoint::SavedState;
 use crate::error::Error;
-use crate::optimizer::Updating;
 use crate::optimizer::places::{Packing, Places};
+use crate::optimizer::updating::Updating;
+use crate::persist::saved::SavedState;
 use crate::state::context::Context;
 
 /// The parameters that an optimizer updates.

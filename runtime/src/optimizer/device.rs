@@ -1,29 +1,16 @@
 //! Updates of shards that lie on a device: one or two launches for each unit and optimizer, and no wait.
 
-use hsdp_kernels::cuda::{CudaError, DeviceUpdate, Stream};
+use hsdp_kernels::cuda::{CudaError, DeviceUpdate};
 use hsdp_sharding::{Piece, UnitId};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::Selected;
-use crate::optimizer::pass::{Pass, trained_pieces};
+use crate::optimizer::interface::Selected;
+use crate::optimizer::pass::Pass;
+use crate::optimizer::pieces::trained_pieces;
+use crate::optimizer::run::DeviceRun;
 use crate::state::shard::device::DeviceShard;
 use crate::state::sums::Sums;
-
-/// A unit of a model on a device, with its gradient, for one optimizer.
-#[derive(Debug)]
-pub struct DeviceRun<'a> {
-    /// The unit.
-    pub unit: UnitId,
-    /// The stream on which the update is to run.
-    pub stream: &'a Stream,
-    /// The f32 master parameters, the gradient, and its divisor.
-    pub update: DeviceUpdate<'a>,
-    /// The runs of elements that this optimizer updates, and that got a gradient in this step.
-    pub pieces: Vec<Piece>,
-    /// The factor of [`Gradients::clip`](crate::Gradients::clip), or 1. The update multiplies the gradient by it before anything else.
-    pub clip: f32,
-}
 
 impl ShardedModel {
     /// Whether this rank's part of the model lies on a device.
@@ -85,14 +72,4 @@ fn average_unit(
     averages.iter().try_for_each(|average| {
         average.lock().update_on_device((unit, device.stream()), &pieces, master)
     })
-}
-
-/// The same update, for one of several groups of its parameters.
-pub(super) fn reborrow<'a>(update: &'a mut DeviceUpdate<'_>) -> DeviceUpdate<'a> {
-    DeviceUpdate {
-        parameters: &mut *update.parameters,
-        rounded: update.rounded.as_deref_mut(),
-        gradient: update.gradient,
-        divisor: update.divisor,
-    }
 }

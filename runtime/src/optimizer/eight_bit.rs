@@ -7,17 +7,20 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{EIGHT_BIT_BLOCK, EightBit};
 use hsdp_sharding::{Granularity, Param, ParamId, UnitId};
 
-use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::optimizer::adamw::{AdamW, AdamWOptions};
 use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::Kinds;
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::places::{Packing, Places};
+use crate::optimizer::run::Run;
 use crate::optimizer::state::Of;
-use crate::optimizer::{AdamW, AdamWOptions, Run};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 impl AdamW {

@@ -3,17 +3,18 @@
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_sharding::{Param, ParamId, Piece, UnitId};
 
-use crate::checkpoint::StateTensor;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
-use crate::optimizer::device::reborrow;
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Method, Traits, Updates};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
+use crate::optimizer::run::reborrow;
+use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::state::Of;
-use crate::optimizer::{DeviceRun, Grouped, Run};
+use crate::persist::tensors::StateTensor;
 use crate::state::context::Context;
 
 impl<O: Rule> Grouped<O> {

@@ -10,14 +10,15 @@ use hsdp_sharding::{ModelSpec, ParamId, Plan, Role, UnitId};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::checkpoint::{
-    Checkpointed, Expected, Problem, SavedOptions, SavedState, Spread, StateTensor,
-    check_between_steps,
-};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::Shared;
 use crate::optimizer::average::Average;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::options::SavedOptions;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, Spread, StateTensor};
 use crate::state::joint;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
@@ -132,7 +133,7 @@ impl ShardedModel {
     ) -> Result<T, E> {
         let operation = "with_shards";
         let shards = joint::run(self.world(), self.committed_steps(), || {
-            check_between_steps(self, operation)?;
+            self.check_between_steps(operation)?;
             if ema.model != *self.id() {
                 let what = "the average is of another model".to_owned();
                 return Err(self.engine.context.misuse(operation, self.committed_steps(), what));

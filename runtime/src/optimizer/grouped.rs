@@ -9,13 +9,18 @@ use hsdp_checkpoint::OptimizerHead;
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::{ModelSpec, Param, ParamId};
 
-use crate::checkpoint::{Checkpointed, Expected, Problem, SavedState, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::groups::Groups;
+use crate::optimizer::interface::Optimizer;
 use crate::optimizer::method::{Earlier, Method, Updates};
 use crate::optimizer::options::OptimizerOptions;
-use crate::optimizer::{DeviceRun, Optimizer, Run, Updating};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, StateTensor};
 use crate::state::model_id::ModelId;
 
 /// An optimizer for this rank's shards, whose parameters may have options by group.

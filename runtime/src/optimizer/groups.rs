@@ -6,11 +6,11 @@ use std::sync::Arc;
 use hsdp_sharding::{ModelSpec, Param, Plan, Role, UnitId};
 use serde_json::{Value, json};
 
-use crate::checkpoint::{RATE, SavedOptions};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::options::{self, OptimizerOptions};
 use crate::options::digest;
+use crate::persist::options::{RATE, SavedOptions};
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]

@@ -5,12 +5,14 @@ use std::ops::Range;
 
 use hsdp_sharding::{ParamId, Piece, UnitId};
 
-use crate::checkpoint::{Problem, Source, Spread, StateTensor};
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::method::Kept;
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::state::{Of, State};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{Spread, StateTensor};
 use crate::state::context::Context;
 
 /// The kinds of state of an optimizer, such as `exp_avg`.

@@ -4,9 +4,10 @@ use hsdp_kernels::LionStep;
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use serde_json::Value;
 
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::{Grouped, Run};
+use crate::optimizer::run::Run;
 use crate::options::allowed::Allowed;
 
 /// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each element.

@@ -7,12 +7,15 @@ use std::ops::Range;
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::{Param, ParamId};
 
-use crate::checkpoint::{Problem, Source, StateTensor, copy_part};
 use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
+use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::state::Of;
-use crate::optimizer::{DeviceRun, Run, Updating};
+use crate::optimizer::updating::Updating;
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::{StateTensor, copy_part};
 use crate::state::context::Context;
 
 /// A kind of optimizer with options `O`, whether it has state yet or not.

@@ -2,28 +2,34 @@
 
 mod device;
 mod options;
+mod parts;
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use hsdp_kernels::cuda::CudaError;
-use hsdp_kernels::{MuonStep, NewtonSchulz, Threads};
-use hsdp_sharding::{Param, ParamId, Part, Piece, WholeMatrix, Wholes};
+use hsdp_kernels::{NewtonSchulz, Threads};
+use hsdp_sharding::{Param, ParamId, Part, WholeMatrix, Wholes};
 
 use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
+use self::parts::{iterations, piece_of, step_of};
 
-use crate::checkpoint::{Problem, Source, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
+use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::state::Of;
+use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
-use crate::optimizer::{DeviceRun, Grouped, Run, Updating};
+use crate::persist::problem::Problem;
+use crate::persist::saved::Source;
+use crate::persist::tensors::StateTensor;
 use crate::state::context::Context;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
@@ -71,27 +77,6 @@ struct Owned {
     staged: Staged,
     /// If the model is updated on a device.
     on_device: Option<OnDevice>,
-}
-
-/// A part, as a piece of its unit's shard.
-fn piece_of(exchange: &Exchange, part: &Part) -> Piece {
-    let matrix = exchange.matrix(part);
-    Piece {
-        param: matrix.param.index,
-        param_start: matrix.start + part.start,
-        len: part.shard.len(),
-        shard_start: part.shard.start,
-    }
-}
-
-/// The update of a part, after clipping by this factor.
-fn step_of(
-    groups: &Groups<MuonOptions>,
-    exchange: &Exchange,
-    (part, clip): (&Part, f32),
-) -> MuonStep {
-    let matrix = exchange.matrix(part);
-    groups.of(matrix.param.unit, matrix.param.index).of_step(matrix, clip)
 }
 
 impl Kept for Owned {
@@ -157,8 +142,9 @@ impl Updates<MuonOptions> for Owned {
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), Error> {
-        match self.on_device {
-            Some(_) => self.stage_on_device(groups, updating),
+        let Self { held, exchange, on_device, .. } = self;
+        match on_device {
+            Some(on_device) => on_device.stage(held, exchange, groups, updating),
             None => self.stage(groups, updating),
         }
     }
@@ -186,7 +172,9 @@ impl Updates<MuonOptions> for Owned {
         groups: &Groups<MuonOptions>,
         run: DeviceRun<'_>,
     ) -> Result<(), CudaError> {
-        self.launch(groups, run)
+        let Self { held, exchange, on_device, .. } = self;
+        let on_device = on_device.as_ref().expect("the model is updated on a device");
+        on_device.launch(held, exchange, groups, run)
     }
 }
 
@@ -220,9 +208,4 @@ impl Owned {
         *staged = Staged::new(values);
         Ok(())
     }
-}
-
-/// The iterations of a matrix.
-fn iterations(groups: &Groups<MuonOptions>, matrix: &WholeMatrix) -> NewtonSchulz {
-    groups.of(matrix.param.unit, matrix.param.index).newton_schulz
 }

@@ -5,9 +5,9 @@ use std::fmt::{self, Debug, Display};
 use hsdp_kernels::MomentumKind;
 use serde_json::{Map, Value};
 
-use crate::checkpoint::RATE;
 use crate::error::Error;
 use crate::options::allowed::{Allowed, in_f32};
+use crate::persist::options::RATE;
 
 /// The options of a kind of optimizer.
 pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {

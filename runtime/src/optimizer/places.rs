@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hsdp_sharding::{ALIGNMENT, ParamId, Piece, Role, UnitId};
 
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::state::context::Context;
 
 /// The places of the state of one kind, the same for all kinds of an optimizer.

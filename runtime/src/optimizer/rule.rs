@@ -5,8 +5,8 @@ use std::ops::Range;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
 use hsdp_sharding::UnitId;
 
-use crate::optimizer::Run;
 use crate::optimizer::options::OptimizerOptions;
+use crate::optimizer::run::Run;
 use crate::optimizer::state::State;
 
 /// The rule by which an optimizer with these options updates an element.

@@ -4,11 +4,12 @@ use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
 use serde_json::Value;
 
+use crate::optimizer::grouped::Grouped;
 use crate::optimizer::options::{
     MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
 };
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::{Grouped, Run};
+use crate::optimizer::run::Run;
 use crate::options::allowed::Allowed;
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.

@@ -8,8 +8,8 @@ use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{DType, UnitId};
 
-use crate::checkpoint::copy_part;
 use crate::error::Error;
+use crate::persist::tensors::copy_part;
 use crate::state::context::Context;
 use crate::state::model_device::ModelDevice;
 

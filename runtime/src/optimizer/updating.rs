@@ -8,7 +8,7 @@ use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
 
 use crate::error::Error;
 use crate::optimizer::assignment::Assignment;
-use crate::optimizer::pass::trained_pieces;
+use crate::optimizer::pieces::trained_pieces;
 use crate::state::context::Context;
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;

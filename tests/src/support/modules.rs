@@ -1,54 +1,152 @@
-//! The modules directly below a crate's root, and which of them imports which.
+//! The modules of a crate, and which of them imports which.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::Source;
 
-/// The imports between the modules directly below a crate's root, each with the files that have it.
-#[derive(Debug)]
-pub struct Imports(BTreeMap<String, BTreeMap<String, BTreeSet<String>>>);
+/// Maximum number of re-exports through which a name is followed.
+const MOST_STEPS: usize = 16;
 
-impl Imports {
-    /// Those of a crate whose sources lie in `folder`, without its tests.
+/// The name of a folder's own file in [`Imports`], beside those of the modules in the folder.
+pub const OWN_FILE: &str = "self";
+
+/// The names on the way from a crate's root to a module. The root has none.
+type Module = Vec<String>;
+
+/// The modules of a crate, and their imports.
+///
+/// An import leads to the module that defines the name: re-exports are followed.
+#[derive(Debug)]
+pub struct Modules {
+    all: BTreeSet<Module>,
+    imports: BTreeSet<Import>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Import {
+    /// Path of the file, in the folder of the crate's sources.
+    file: String,
+    from: Module,
+    to: Module,
+}
+
+/// A file without its comments and tests.
+struct File<'a> {
+    path: &'a str,
+    module: Module,
+    code: String,
+    /// Paths that it imports, each with the name that they get.
+    uses: Vec<(Vec<String>, String)>,
+}
+
+/// Names that modules have from elsewhere, with their paths.
+type Names = BTreeMap<Module, BTreeMap<String, Vec<String>>>;
+
+impl Modules {
+    /// Reads the sources of a crate, which lie in `folder`, without its tests.
     ///
     /// # Panics
     /// If the folder has neither `lib.rs` nor `main.rs`.
     #[must_use]
-    pub fn between(folder: &str, sources: &[Source]) -> Self {
-        let front_page = ["lib.rs", "main.rs"].map(|name| format!("{folder}/{name}"));
-        let front_page = sources.iter().find(|it| front_page.contains(&it.path));
-        let exports = exports(&code(&front_page.expect("a crate has a front page").text));
-        let mut imports = Self(BTreeMap::new());
-        for source in sources {
-            let path = source.path.strip_prefix(folder).and_then(|path| path.strip_prefix('/'));
-            let is_test = source.path.ends_with("/tests.rs") || source.path.contains("/tests/");
-            let is_front = path.is_some_and(|path| ["lib.rs", "main.rs"].contains(&path));
-            if let Some(path) = path.filter(|_| !is_front && !is_test) {
-                imports.read(path, &code(&source.text), &exports);
+    pub fn of(folder: &str, sources: &[Source]) -> Self {
+        let files: Vec<File<'_>> = sources.iter().filter_map(|it| File::read(folder, it)).collect();
+        assert!(files.iter().any(|it| it.module.is_empty()), "{folder}: a crate has a front page");
+        let (mut all, mut names) = (BTreeSet::new(), Names::new());
+        for File { module, uses, .. } in &files {
+            all.extend((0..=module.len()).map(|len| module[..len].to_vec()));
+            let names = names.entry(module.clone()).or_default();
+            names.extend(uses.iter().map(|(path, name)| (name.clone(), path.clone())));
+        }
+        let mut imports = BTreeSet::new();
+        for file in &files {
+            for path in file.paths(&all) {
+                let to = resolve(&file.module, &path, (&all, &names), MOST_STEPS);
+                if let Some(to) = to.filter(|to| *to != file.module) {
+                    let (file, from) = (file.path.to_owned(), file.module.clone());
+                    imports.insert(Import { file, from, to });
+                }
             }
         }
-        imports.keep_modules();
+        Self { all, imports }
+    }
+
+    /// Returns the modules that have modules below them, with `::` between their names: first the
+    /// root, whose name is empty.
+    pub fn folders(&self) -> BTreeSet<String> {
+        let below_root = self.all.iter().filter(|module| !module.is_empty());
+        below_root.map(|module| module[..module.len() - 1].join("::")).collect()
+    }
+
+    /// Returns the imports between the modules directly below a module, and its own file. That of
+    /// the root, which names all modules, is left out.
+    #[must_use]
+    pub fn below(&self, folder: &str) -> Imports {
+        let folder: Module =
+            folder.split("::").filter(|it| !it.is_empty()).map(str::to_owned).collect();
+        let place = |module: &Module| {
+            let rest = module.strip_prefix(&*folder)?;
+            match rest.first() {
+                Some(name) => Some(name.clone()),
+                None => (!folder.is_empty()).then(|| OWN_FILE.to_owned()),
+            }
+        };
+        let modules = self.all.iter().filter_map(place).map(|it| (it, BTreeMap::new()));
+        let mut imports = Imports(modules.collect());
+        for Import { file, from, to } in &self.imports {
+            if let (Some(from), Some(to)) = (place(from), place(to))
+                && from != to
+            {
+                let imported = imports.0.entry(from).or_default();
+                imported.entry(to).or_default().insert(file.clone());
+            }
+        }
         imports
     }
 
-    fn read(&mut self, path: &str, code: &str, exports: &BTreeMap<String, String>) {
-        let module = path.split('/').next().unwrap_or(path).trim_end_matches(".rs");
-        let imported = self.0.entry(module.to_owned()).or_default();
-        let out = "super::".repeat(path.split('/').count());
-        for name in named_after(code, "crate::").chain(named_after(code, &out)) {
-            let name = exports.get(name).map_or(name, String::as_str);
-            imported.entry(name.to_owned()).or_default().insert(path.to_owned());
+    /// Returns the imports between modules directly below the root that are not `allowed`, given
+    /// both modules: a line for each, which names the file and the module that it imports.
+    #[must_use]
+    pub fn forbidden(&self, allowed: impl Fn(&str, &str) -> bool) -> BTreeSet<String> {
+        let is_wrong = |Import { from, to, .. }: &&Import| match (from.first(), to.first()) {
+            (Some(from), Some(to)) => from != to && !allowed(from, to),
+            _ => false,
+        };
+        let wrong = self.imports.iter().filter(is_wrong);
+        wrong.map(|it| format!("{} imports {}", it.file, it.to.join("::"))).collect()
+    }
+}
+
+impl<'a> File<'a> {
+    fn read(folder: &str, source: &'a Source) -> Option<Self> {
+        let path = source.path.strip_prefix(folder)?.strip_prefix('/')?;
+        if source.path.ends_with("/tests.rs") || source.path.contains("/tests/") {
+            return None;
         }
+        let names = path.strip_suffix(".rs")?.split('/').map(str::to_owned);
+        let is_front = ["lib.rs", "main.rs"].contains(&path);
+        let module = if is_front { Module::new() } else { names.collect() };
+        let (code, uses) = without_uses(&code(&source.text));
+        Some(Self { path, module, code, uses })
     }
 
-    /// Forgets what is no module, and what a module imports of itself.
-    fn keep_modules(&mut self) {
-        let modules: BTreeSet<String> = self.0.keys().cloned().collect();
-        for (own, imported) in &mut self.0 {
-            imported.retain(|module, _| module != own && modules.contains(module));
-        }
+    /// Returns the paths in a file that may lead to other modules: those of its imports, and those
+    /// in its code that begin at the root, at a parent, or at a module directly below it.
+    fn paths(&self, all: &BTreeSet<Module>) -> Vec<Vec<String>> {
+        let below = all.iter().filter_map(|module| match module.strip_prefix(&*self.module)? {
+            [name] => Some(name.as_str()),
+            _ => None,
+        });
+        let begins = ["crate", "super", "self"].into_iter().chain(below);
+        let in_code = begins.flat_map(|begin| paths_from(&self.code, begin));
+        self.uses.iter().map(|(path, _)| path.clone()).chain(in_code).collect()
     }
+}
 
+/// The imports between some modules, each with the files that have it.
+#[derive(Debug)]
+pub struct Imports(BTreeMap<String, BTreeMap<String, BTreeSet<String>>>);
+
+impl Imports {
     /// The modules.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
@@ -90,51 +188,111 @@ impl Imports {
     }
 }
 
+/// Returns the module that defines the end of a path in `from`. `None` if the path does not begin
+/// in this crate.
+fn resolve(
+    from: &Module,
+    path: &[String],
+    (all, names): (&BTreeSet<Module>, &Names),
+    steps: usize,
+) -> Option<Module> {
+    let (mut at, mut rest) = (from.clone(), path);
+    match rest.first()?.as_str() {
+        "crate" => (at, rest) = (Module::new(), &rest[1..]),
+        "self" => rest = &rest[1..],
+        "super" => {
+            while rest.first().is_some_and(|it| it == "super") {
+                at.pop();
+                rest = &rest[1..];
+            }
+        }
+        name if all.contains(&child(&at, name)) => {}
+        _ => return None,
+    }
+    while let Some((name, further)) = rest.split_first() {
+        let inner = child(&at, name);
+        if all.contains(&inner) {
+            (at, rest) = (inner, further);
+            continue;
+        }
+        let Some(behind) = names.get(&at).and_then(|names| names.get(name)) else { break };
+        let path: Vec<String> = behind.iter().chain(further).cloned().collect();
+        return resolve(&at, &path, (all, names), steps.checked_sub(1)?);
+    }
+    Some(at)
+}
+
+fn child(module: &Module, name: &str) -> Module {
+    module.iter().map(String::as_str).chain([name]).map(str::to_owned).collect()
+}
+
 /// A text without its comments, and without the tests at its end.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     text.lines().map(|line| line.split("//").next().unwrap_or(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// The names that a crate's root has from its modules, with their modules.
-fn exports(root: &str) -> BTreeMap<String, String> {
-    let mut exports = BTreeMap::new();
-    for tree in root.split("pub use ").skip(1) {
-        let tree = tree.strip_prefix("self::").unwrap_or(tree);
-        let names = tree.split(';').next().unwrap_or(tree).split(|it| !is_of_a_name(it));
-        let module = first_name(tree);
-        exports.extend(names.map(|name| (name.to_owned(), module.to_owned())));
+/// Takes the imports out of a text. Returns what is left, and for each name the path that it stands
+/// for.
+fn without_uses(code: &str) -> (String, Vec<(Vec<String>, String)>) {
+    let (mut left, mut uses, mut rest) = (String::new(), Vec::new(), code);
+    while !rest.is_empty() {
+        let line = rest.split_inclusive('\n').next().unwrap_or(rest);
+        let statement = line.trim_start();
+        let visible = statement.strip_prefix("pub").map(|it| match it.strip_prefix('(') {
+            Some(within) => within.split_once(')').map_or(within, |it| it.1).trim_start(),
+            None => it.trim_start(),
+        });
+        if let Some(tree) = visible.unwrap_or(statement).strip_prefix("use ") {
+            let begin = line.len() - tree.len();
+            let tree = rest[begin..].split(';').next().unwrap_or("");
+            expand(&[], tree, &mut uses);
+            rest = &rest[begin + tree.len()..];
+        } else {
+            left += line;
+            rest = &rest[line.len()..];
+        }
     }
-    exports
+    (left, uses)
 }
 
-/// The first names of the paths that begin with `root`: several, where a group of braces follows.
-fn named_after<'a>(code: &'a str, root: &str) -> impl Iterator<Item = &'a str> {
-    let begins = move |(at, _): &(usize, &str)| !code[..*at].ends_with(is_of_a_path);
-    let paths = code.match_indices(root).filter(begins);
-    paths.flat_map(|(at, root)| heads(&code[at + root.len()..])).collect::<Vec<_>>().into_iter()
+/// Adds the paths of a tree of imports, below `root`, each with its name.
+fn expand(root: &[String], tree: &str, into: &mut Vec<(Vec<String>, String)>) {
+    let (head, group) = match tree.split_once('{') {
+        Some((head, group)) => (head, Some(group.trim_end().strip_suffix('}').unwrap_or(group))),
+        None => (tree, None),
+    };
+    let (head, other_name) = head.split_once(" as ").unwrap_or((head, ""));
+    let names = head.split("::").map(str::trim).filter(|it| !it.is_empty()).map(str::to_owned);
+    let mut path: Vec<String> = root.iter().cloned().chain(names).collect();
+    if let Some(group) = group {
+        let mut depth = 0;
+        let parts = group.split(|it| {
+            depth += i32::from(it == '{') - i32::from(it == '}');
+            it == ',' && depth == 0
+        });
+        return parts.filter(|it| !it.trim().is_empty()).for_each(|it| expand(&path, it, into));
+    }
+    if path.last().is_some_and(|it| it == "*" || it == "self" && path.len() > 1) {
+        path.pop();
+    }
+    let name = if other_name.is_empty() { path.last().map_or("", |it| it) } else { other_name };
+    let name = name.trim().to_owned();
+    into.push((path, name));
 }
 
-fn heads(tree: &str) -> Vec<&str> {
-    let Some(group) = tree.strip_prefix('{') else { return vec![first_name(tree)] };
-    let (mut depth, mut inner) = (0, 0);
-    let end = group.find(|it| {
-        depth += step(it);
-        depth < 0
+/// Returns the paths in a text that begin with a name.
+fn paths_from(code: &str, begin: &str) -> Vec<Vec<String>> {
+    let root = format!("{begin}::");
+    // A visibility, such as `pub(in crate::x)`, imports nothing.
+    let begins = |(at, _): &(usize, &str)| {
+        !code[..*at].ends_with(is_of_a_path) && !code[..*at].ends_with("(in ")
+    };
+    let paths = code.match_indices(&root).filter(begins).map(|(at, _)| {
+        let path = code[at..].split(|it| !is_of_a_path(it)).next().unwrap_or("");
+        path.split("::").filter(|it| !it.is_empty()).map(str::to_owned).collect()
     });
-    let parts = group[..end.unwrap_or(group.len())].split(|it| {
-        inner += step(it);
-        it == ',' && inner == 0
-    });
-    parts.map(first_name).filter(|name| !name.is_empty()).collect()
-}
-
-fn step(character: char) -> i32 {
-    i32::from(character == '{') - i32::from(character == '}')
-}
-
-fn first_name(tree: &str) -> &str {
-    tree.trim_start().split(|it| !is_of_a_name(it)).next().unwrap_or("")
+    paths.collect()
 }
 
 fn is_of_a_name(character: char) -> bool {
@@ -153,26 +311,32 @@ mod tests {
         Source { path: format!("x/src/{path}"), text: text.to_owned() }
     }
 
+    fn modules(sources: &[(&str, &str)]) -> Modules {
+        let sources: Vec<Source> = sources.iter().map(|(path, text)| source(path, text)).collect();
+        Modules::of("x/src", &sources)
+    }
+
     fn set<'a>(names: &[&'a str]) -> BTreeSet<&'a str> {
         names.iter().copied().collect()
     }
 
-    /// `low` is imported, imports nothing, and so is in no circle; `high` is imported by tests and comments only.
+    /// `low` is imported, imports nothing, and so is in no circle; `high` is imported by tests and
+    /// comments only.
     #[test]
     fn a_circle_is_found_by_whatever_way_its_modules_are_named() {
-        let sources = [
-            source(
+        let modules = modules(&[
+            (
                 "lib.rs",
-                "pub use b::inner::{One, Two};\npub use self::c::C;\npub use other::Three;",
+                "pub use b::inner::{One, Two};\npub use self::c::C as Renamed;\npub use other::Three;",
             ),
-            source("a.rs", "use crate::{\n    Three,\n    low::{self, x::{Y, Z}},\n    Two,\n};"),
-            source("b/inner.rs", "fn f() { crate::C::g() } // crate::high"),
-            source("c/deep.rs", "use super::super::a::A;\n#[cfg(test)]\nmod tests {\ncrate::high"),
-            source("low.rs", "pub(in crate::low) struct X;"),
-            source("high.rs", "use crate::One;\nuse super::low::X;"),
-            source("c/tests.rs", "use crate::high::H;"),
-        ];
-        let imports = Imports::between("x/src", &sources);
+            ("a.rs", "use crate::{\n    Three,\n    low::{self, x::{Y, Z}},\n    Two as Too,\n};"),
+            ("b/inner.rs", "fn f() { crate::Renamed::g() } // crate::high"),
+            ("c/deep.rs", "use super::super::a::A;\n#[cfg(test)]\nmod tests {\ncrate::high"),
+            ("low.rs", "pub(in crate::low) struct X;"),
+            ("high.rs", "use crate::One;\nuse super::low::*;"),
+            ("c/tests.rs", "use crate::high::H;"),
+        ]);
+        let imports = modules.below("");
         assert_eq!(imports.modules().collect::<Vec<_>>(), ["a", "b", "c", "high", "low"]);
         assert_eq!(imports.circles(), [set(&["a", "b", "c"])].into());
         let told = imports.within(&set(&["a", "b", "c"]));
@@ -183,14 +347,62 @@ mod tests {
 
     #[test]
     fn two_circles_are_told_apart() {
+        let modules = modules(&[
+            ("lib.rs", ""),
+            ("a.rs", "use crate::b;\nuse crate::c;"),
+            ("b.rs", "use crate::a;"),
+            ("c.rs", "use crate::d;"),
+            ("d.rs", "use crate::c;"),
+        ]);
+        assert_eq!(modules.below("").circles(), [set(&["a", "b"]), set(&["c", "d"])].into());
+    }
+
+    /// A name that a folder's own file has from a sibling leads to the sibling, and one that the
+    /// file defines leads to the file, which must not import the module then.
+    #[test]
+    fn a_circle_in_a_folder_is_found_also_through_its_own_file() {
         let sources = [
-            source("lib.rs", ""),
-            source("a.rs", "use crate::b;\nuse crate::c;"),
-            source("b.rs", "use crate::a;"),
-            source("c.rs", "use crate::d;"),
-            source("d.rs", "use crate::c;"),
+            ("lib.rs", "mod f;\nmod g;"),
+            ("f.rs", "mod a;\nmod b;\nmod c;\nuse a::A;\npub use b::B;\nstruct Own(c::C);"),
+            ("f/a.rs", "use super::B;"),
+            ("f/b.rs", "pub(in crate::f) struct B;"),
+            ("f/c.rs", "use crate::f::A;\nfn f() { super::b::g() }"),
+            ("g.rs", "use crate::f::{B, Own};"),
         ];
-        let imports = Imports::between("x/src", &sources);
-        assert_eq!(imports.circles(), [set(&["a", "b"]), set(&["c", "d"])].into());
+        let right = modules(&sources);
+        assert_eq!(right.folders().into_iter().collect::<Vec<_>>(), ["", "f"]);
+        assert_eq!(right.below("f").modules().collect::<Vec<_>>(), ["a", "b", "c", OWN_FILE]);
+        assert!(right.below("f").circles().is_empty() && right.below("").circles().is_empty());
+        let with = |path, text| {
+            let replaced = sources.map(|it| if it.0 == path { (path, text) } else { it });
+            modules(&replaced)
+        };
+        for (path, text, circle) in [
+            ("f/b.rs", "use super::A;", ["a", "b"]),
+            ("f/b.rs", "use super::Own;", ["b", OWN_FILE]),
+            ("f/b.rs", "use crate::f::c;", ["b", "c"]),
+            ("f/c.rs", "fn f(_: super::Own) {}", ["c", OWN_FILE]),
+        ] {
+            let found = with(path, text).below("f");
+            assert!(found.circles().iter().any(|it| it.is_superset(&set(&circle))), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_import_that_is_not_allowed_is_named_with_its_file() {
+        let modules = modules(&[
+            ("lib.rs", "pub use b::B;"),
+            ("a.rs", "use crate::B;\nuse crate::b::inner::{C, D};"),
+            ("b.rs", "fn f() { crate::a::inner::g() }"),
+            ("b/inner.rs", "use super::B;"),
+            ("a/inner.rs", ""),
+        ]);
+        let upward = modules.forbidden(|from, to| from > to);
+        assert_eq!(
+            upward.into_iter().collect::<Vec<_>>(),
+            ["a.rs imports b", "a.rs imports b::inner"]
+        );
+        let all = modules.forbidden(|_, _| false);
+        assert!(all.contains("b.rs imports a::inner") && all.len() == 3, "{all:?}");
     }
 }

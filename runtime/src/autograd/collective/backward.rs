@@ -4,9 +4,10 @@ use hsdp_comm::{Group, Reduction, Stage, Tag};
 use hsdp_kernels::zeros;
 
 use super::conversion::{only_first, own_part, placed};
+use super::element::Differentiable;
+use super::operation::Copies;
 use super::scan::{self, Direction};
 use super::share::{Share, Slope};
-use super::{Copies, Differentiable};
 use crate::error::Error;
 
 /// The backward of one [`Collective`](super::Collective): the adjoint of its forward.

@@ -2,7 +2,7 @@
 
 use hsdp_comm::Group;
 
-use super::{Collective, MAX_PRODUCT, Reducer};
+use super::operation::{Collective, MAX_PRODUCT, Reducer};
 use crate::error::Error;
 
 impl Collective {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hsdp_comm::Group;
 
-use super::Differentiable;
+use super::element::Differentiable;
 use crate::error::Error;
 
 /// This member's elements of a whole.

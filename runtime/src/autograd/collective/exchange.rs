@@ -5,7 +5,7 @@ use std::ops::Range;
 use hsdp_comm::{Group, Tag};
 use hsdp_sharding::balanced;
 
-use super::Differentiable;
+use super::element::Differentiable;
 use crate::error::Error;
 
 /// The ranges of elements that all members have, and the member that owns each range.

@@ -2,7 +2,7 @@
 
 use hsdp_comm::{Group, Reduction, Tag};
 
-use super::Differentiable;
+use super::element::Differentiable;
 use crate::error::Error;
 
 /// For each element, whether this member holds the extreme.

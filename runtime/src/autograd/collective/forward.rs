@@ -4,33 +4,44 @@ use hsdp_comm::{Group, Tag};
 
 use super::backward::{Backward, Way};
 use super::conversion::{only_first, own_part, placed, source_of};
+use super::element::Differentiable;
+use super::operation::{Collective, Reducer};
 use super::scan::{self, Direction};
 use super::share::Share;
-use super::{Collective, Differentiable, Reducer};
 use crate::error::Error;
 
 /// This member's output, where it has one, and the data for the backward.
 type Forward<T> = Result<(Option<Vec<T>>, Way<T>), Error>;
 
-/// Applies a collective that was checked.
-pub(super) fn apply<T: Differentiable>(
-    collective: &Collective,
-    group: &Group,
-    tag: Tag,
-    input: Vec<T>,
-) -> Result<(Option<Vec<T>>, Backward<T>), Error> {
-    let len = input.len();
-    let (output, way) = match collective {
-        Collective::AllReduce { .. }
-        | Collective::ReduceScatter { .. }
-        | Collective::Reduce { .. } => reduce(collective, group, tag, input)?,
-        Collective::Share
-        | Collective::Slice { .. }
-        | Collective::Place
-        | Collective::OnlyFirst => convert(collective, group, input)?,
-        _ => pass_on(collective, group, tag, input)?,
-    };
-    Ok((output, Backward::new(group, tag, (collective.name(), len), way)))
+impl Collective {
+    /// Applies the collective to `input`. Returns this member's output, or `None` where it has none, and the [`Backward`] that
+    /// computes the gradient.
+    ///
+    /// **Collective** over the group, under `tag`, except `Share`, `Slice`, `Place` and `OnlyFirst`, which move nothing in the
+    /// forward. Waits for completion, except for that of a `Send`.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] if the input, a count, a root, a factor or a list does not fit the group; nothing was issued then.
+    /// [`Error::Comm`] if the communication fails; [`Error::Kernel`] if a `Place` finds no memory for its output.
+    pub fn forward<T: Differentiable>(
+        &self,
+        group: &Group,
+        tag: Tag,
+        input: Vec<T>,
+    ) -> Result<(Option<Vec<T>>, Backward<T>), Error> {
+        self.check(group, input.len())?;
+        let len = input.len();
+        let (output, way) = match self {
+            Self::AllReduce { .. } | Self::ReduceScatter { .. } | Self::Reduce { .. } => {
+                reduce(self, group, tag, input)?
+            }
+            Self::Share | Self::Slice { .. } | Self::Place | Self::OnlyFirst => {
+                convert(self, group, input)?
+            }
+            _ => pass_on(self, group, tag, input)?,
+        };
+        Ok((output, Backward::new(group, tag, (self.name(), len), way)))
+    }
 }
 
 fn reduce<T: Differentiable>(

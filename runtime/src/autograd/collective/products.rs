@@ -3,7 +3,7 @@
 use hsdp_comm::{Group, Tag};
 use hsdp_sharding::DType;
 
-use super::Differentiable;
+use super::element::Differentiable;
 use super::exchange::Exchange;
 use crate::error::Error;
 

@@ -2,7 +2,7 @@
 
 use hsdp_comm::{Group, Tag};
 
-use super::Differentiable;
+use super::element::Differentiable;
 use super::exchange::Exchange;
 use crate::error::Error;
 

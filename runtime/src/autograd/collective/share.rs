@@ -2,9 +2,10 @@
 
 use hsdp_comm::{Group, Reduction, Tag};
 
+use super::element::Differentiable;
 use super::extremes::Holds;
+use super::operation::Reducer;
 use super::products::Factors;
-use super::{Differentiable, Reducer};
 use crate::error::Error;
 
 /// A member's share of the cotangent of a reduction.

@@ -242,3 +242,20 @@ impl<C: Carrier> Tagged<C> {
         Error::State { operation, rank, problem, hint }
     }
 }
+
+impl<C: Carrier> Tape<C> {
+    /// As [`assume`](Self::assume), with states that are known at run time: over the replicate axis, and over the shard axis.
+    #[must_use]
+    pub fn tag(&self, tensor: C::Tensor, states: [AxisState; 2]) -> Tagged<C> {
+        Tagged::new(self.clone(), tensor, states)
+    }
+}
+
+impl<C: Carrier> Gradients<C> {
+    /// As [`of`](Self::of), for a value whose states are known at run time.
+    #[must_use]
+    pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
+        let gradient = C::gradient(&self.gradients, value.tensor())?;
+        Some(self.tape().tag(gradient, value.states().map(AxisState::cotangent)))
+    }
+}

@@ -9,9 +9,6 @@ use parking_lot::Mutex;
 
 use super::axis::Axes;
 use super::carrier::{Applied, Call, Carrier, Record};
-use super::state::{AxisState, State};
-use super::tagged::Tagged;
-use super::typed::Dist;
 use crate::autograd::collective::Collective;
 use crate::error::Error;
 
@@ -108,21 +105,6 @@ impl<C: Carrier> Tape<C> {
         Self { shared: Arc::new(Shared { id, replicate, shard, both, tag: *tag, record, last }) }
     }
 
-    /// Makes a value of `tensor`, in the states that the caller names: `R` over the replicate axis, `S` over the shard
-    /// axis.
-    ///
-    /// Nothing checks these states: ranks whose Replicate values differ compute different things.
-    #[must_use]
-    pub fn assume<R: State, S: State>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
-        Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
-    }
-
-    /// As [`assume`](Self::assume), with states that are known at run time: over the replicate axis, and over the shard axis.
-    #[must_use]
-    pub fn tag(&self, tensor: C::Tensor, states: [AxisState; 2]) -> Tagged<C> {
-        Tagged::new(self.clone(), tensor, states)
-    }
-
     /// The group along an axis, of which this rank is a member.
     #[must_use]
     pub fn group(&self, axes: Axes) -> &Group {
@@ -176,34 +158,14 @@ impl<C: Carrier> Clone for Tape<C> {
 /// The gradients of a backward.
 ///
 /// Gradients are on a tape of their own, on which nothing is recorded: a second derivative is refused by name. To use a
-/// gradient with values of the first tape, take its tensor by [`into_tensor`](Dist::into_tensor).
+/// gradient with values of the first tape, take its tensor by [`into_tensor`](super::Dist::into_tensor).
 #[derive(Debug)]
 pub struct Gradients<C: Carrier> {
-    gradients: C::Gradients,
+    pub(super) gradients: C::Gradients,
     tape: Tape<C>,
 }
 
 impl<C: Carrier> Gradients<C> {
-    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it on this rank,
-    /// or if the autograd has not kept it.
-    ///
-    /// For a Replicate value each rank has its own term (Partial), which needs an all_reduce before an optimizer uses
-    /// it. For an Invariant value all ranks have the whole gradient.
-    #[must_use]
-    pub fn of<R: State, S: State>(
-        &self,
-        value: &Dist<C, R, S>,
-    ) -> Option<Dist<C, R::Cotangent, S::Cotangent>> {
-        self.of_tagged(value.as_tagged()).map(Dist::new)
-    }
-
-    /// The same for a value whose states are known at run time.
-    #[must_use]
-    pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
-        let gradient = C::gradient(&self.gradients, value.tensor())?;
-        Some(self.tape.tag(gradient, value.states().map(AxisState::cotangent)))
-    }
-
     /// The tape of the gradients: the same for all backwards of a tape.
     #[must_use]
     pub fn tape(&self) -> &Tape<C> {

@@ -1,5 +1,6 @@
 //! Values whose states are types.
 
+mod along;
 mod collectives;
 mod conversions;
 mod functions;
@@ -77,6 +78,32 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         S: Loss,
     {
         self.tagged.backward()
+    }
+}
+
+impl<C: Carrier> Tape<C> {
+    /// Makes a value of `tensor`, in the states that the caller names: `R` over the replicate axis, `S` over the shard
+    /// axis.
+    ///
+    /// Nothing checks these states: ranks whose Replicate values differ compute different things.
+    #[must_use]
+    pub fn assume<R: State, S: State>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
+        Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
+    }
+}
+
+impl<C: Carrier> Gradients<C> {
+    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it on this rank,
+    /// or if the autograd has not kept it.
+    ///
+    /// For a Replicate value each rank has its own term (Partial), which needs an all_reduce before an optimizer uses
+    /// it. For an Invariant value all ranks have the whole gradient.
+    #[must_use]
+    pub fn of<R: State, S: State>(
+        &self,
+        value: &Dist<C, R, S>,
+    ) -> Option<Dist<C, R::Cotangent, S::Cotangent>> {
+        self.of_tagged(value.as_tagged()).map(Dist::new)
     }
 }
 

@@ -7,8 +7,8 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Param, ParamId, UnitId};
 
 use crate::error::Error;
-use crate::optimizer::Updating;
 use crate::optimizer::state::Of;
+use crate::optimizer::updating::Updating;
 use crate::state::context::Context;
 
 /// The sizes of a parameter as a stack of matrices, its last two dims.

@@ -9,13 +9,14 @@ use hsdp_kernels::{MatrixDType, NewtonSchulz};
 use hsdp_sharding::{DType, WholeMatrix};
 
 use super::options::MuonOptions;
-use super::{Owned, iterations, piece_of, step_of};
+use super::parts::{iterations, piece_of, step_of};
 use crate::error::Error;
-use crate::optimizer::device::reborrow;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::held::Held;
+use crate::optimizer::run::DeviceRun;
+use crate::optimizer::run::reborrow;
+use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner};
-use crate::optimizer::{DeviceRun, Updating};
 use crate::state::model_device::ModelDevice;
 
 /// The buffers of a device that an update needs, which are kept from one to the next.
@@ -94,17 +95,18 @@ impl Products {
     }
 }
 
-impl Owned {
+impl OnDevice {
     /// Orthogonalizes the directions of a step, on the owners' devices.
-    pub(super) fn stage_on_device(
+    pub(super) fn stage(
         &mut self,
+        held: &mut Held,
+        exchange: &Exchange,
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), Error> {
         let failed = |error| updating.device_error(error);
-        self.direct(groups, updating).map_err(failed)?;
-        let Self { exchange, on_device, .. } = self;
-        let OnDevice { directions, products } = on_device.as_mut().expect(THERE);
+        self.direct(held, exchange, groups, updating).map_err(failed)?;
+        let Self { directions, products } = self;
         let device = updating.context.device.as_ref().expect(THERE);
         let fill = |values: &mut [f32]| {
             directions
@@ -130,11 +132,11 @@ impl Owned {
     /// Computes the directions of all parts, and waits for nothing.
     fn direct(
         &mut self,
+        Held { covered, states, .. }: &mut Held,
+        exchange: &Exchange,
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), CudaError> {
-        let Self { held: Held { covered, states, .. }, exchange, on_device, .. } = self;
-        let OnDevice { directions, .. } = on_device.as_mut().expect(THERE);
         let stream = updating.context.device.as_ref().expect(THERE).stream();
         for (part, direction) in exchange.sent() {
             let state = covered.places.of_piece(part.unit, &piece_of(exchange, part)).start;
@@ -143,19 +145,19 @@ impl Owned {
             let of_part = PartOfMatrix { len, shard, state, direction };
             let gradient = updating.gradient_on_device(part.unit);
             let momentum = states[0].device(part.unit);
-            stream.muon_direction(directions, gradient, (&of_part, &step), momentum)?;
+            stream.muon_direction(&mut self.directions, gradient, (&of_part, &step), momentum)?;
         }
         Ok(())
     }
 
     /// Launches the updates of pieces of a unit, along the orthogonalized directions.
     pub(super) fn launch(
-        &mut self,
+        &self,
+        Held { covered, states, .. }: &mut Held,
+        exchange: &Exchange,
         groups: &Groups<MuonOptions>,
         DeviceRun { unit, stream, mut update, pieces, clip }: DeviceRun<'_>,
     ) -> Result<(), CudaError> {
-        let Self { held: Held { covered, states, .. }, exchange, on_device, .. } = self;
-        let OnDevice { directions, .. } = on_device.as_ref().expect(THERE);
         for piece in pieces {
             let options = groups.of(unit, piece.param);
             let state = covered.places.of_piece(unit, &piece).start;
@@ -165,7 +167,8 @@ impl Owned {
                 let (state, direction) = (state + range.start, place.start);
                 let of_part = PartOfMatrix { len, shard, state, direction };
                 let momentum = states[0].device(unit);
-                stream.muon(reborrow(&mut update), (&of_part, &step), directions, momentum)?;
+                let (update, by) = (reborrow(&mut update), (&of_part, &step));
+                stream.muon(update, by, &self.directions, momentum)?;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The results of an exchange, which wait for their update.
 
-use crate::optimizer::Updating;
+use crate::optimizer::updating::Updating;
 
 /// New elements of the parts that this rank has sent, until the last of them is applied.
 #[derive(Debug, Default)]

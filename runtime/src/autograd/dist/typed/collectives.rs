@@ -2,8 +2,9 @@
 
 use super::Dist;
 use crate::autograd::collective::{Collective, Copies};
-use crate::autograd::dist::axis::made::Made;
-use crate::autograd::dist::axis::{Along, MeshAxis};
+use crate::autograd::dist::along::Along;
+use crate::autograd::dist::along::made::Made;
+use crate::autograd::dist::axis::MeshAxis;
 use crate::autograd::dist::carrier::Carrier;
 use crate::autograd::dist::rules::{Own, Reduces};
 use crate::autograd::dist::state::{Invariant, Replicate, State, Varying};

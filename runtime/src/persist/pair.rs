@@ -7,14 +7,20 @@ use hsdp_checkpoint::OptimizerHead;
 use hsdp_sharding::{ModelSpec, ParamId};
 use serde_json::json;
 
-use super::together::Problem;
-use super::{Checkpointed, Expected, SavedState, StateTensor};
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::persist::tensors::{Expected, StateTensor};
 use crate::state::model_id::ModelId;
 
 /// Between the kinds of two optimizers.
-pub(super) const AND: &str = "+";
+pub(crate) const AND: &str = "+";
+
+/// Why an update by two optimizers of one kind has no checkpoint.
+pub(crate) const ONE_OF_EACH_KIND: &str =
+    "a checkpoint keeps the state of one of each kind, which may have groups";
 
 /// The optimizers of one update: `(muon, adamw)`. Three are `((muon, adamw), ema)`.
 ///
