@@ -68,9 +68,9 @@
 //! | `options` | the values that a program sets, such as [`ModelOptions`] and [`Objective`] |
 //! | `state` | the parts of a rank's model: plan and groups, shards, sums, buffers, the device |
 //! | `agree` | the records that ranks exchange, and the conclusions that they draw from them |
-//! | `persist` | the way in which state goes into a checkpoint and comes back |
 //! | `step` | [`Step`], [`Pass`], [`Gradients`]: the gathers and reductions of a step |
 //! | `model` | [`ShardedModel`], [`Evaluation`], norms and clipping |
+//! | `persist` | the way in which state goes into a checkpoint and comes back |
 //! | `optimizer` | [`Optimizer`], the optimizers, and [`Ema`] |
 //! | [`checkpoint`] | saves and loads |
 //!
