@@ -14,6 +14,7 @@ mod opening;
 mod place;
 pub(crate) mod reductions;
 mod refused;
+pub(crate) mod state;
 mod step_state;
 pub(crate) mod unit_gradients;
 pub(crate) mod unsharded;

@@ -11,11 +11,11 @@ use crate::agree::{comparison, microbatch_header, unit_use};
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::full::Full;
-use crate::step::engine::State;
 use crate::step::exponent::exponent_of;
 use crate::step::gathers::Gather;
 use crate::step::place::Place;
 use crate::step::refused::{self, Call};
+use crate::step::state::State;
 
 impl State {
     /// Carries out what the machine says, until it has answered its last input. Returns the unit that

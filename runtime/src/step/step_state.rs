@@ -10,13 +10,13 @@ use crate::options::objective::{LossSum, Objective};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
-use crate::step::attempt::{Attempt, Opened};
 use crate::step::unit_gradients::UnitGradients;
 
 /// A step that has begun and not finished.
 #[derive(Debug)]
 pub(crate) struct StepState {
-    pub(crate) attempt: Attempt,
+    /// Number of the step.
+    pub(crate) number: u64,
     /// Whether this rank said, when the step began, that it has data for it.
     input: Input,
     /// Ranks that began the step without data.
@@ -36,9 +36,9 @@ pub(crate) struct StepState {
 }
 
 impl StepState {
-    pub(crate) fn new(context: &Context, opened: Opened, options: StepOptions) -> Self {
+    pub(crate) fn new(context: &Context, number: u64, options: StepOptions) -> Self {
         Self {
-            attempt: Attempt::new(opened),
+            number,
             input: options.input,
             absent: Vec::new(),
             loss: None,
@@ -49,10 +49,6 @@ impl StepState {
             presence: Presence::none(context.parameters()),
             ended: None,
         }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.attempt.opened.step
     }
 
     /// Checks the weight of a loss. Returns the sum of this rank's weights with it.
@@ -67,7 +63,7 @@ impl StepState {
         } else {
             format!("the weights {} and {weight} add up to 2^64 or more", self.weight)
         };
-        Err(context.misuse("loss", self.number(), what))
+        Err(context.misuse("loss", self.number, what))
     }
 
     /// Takes the loss of the open microbatch, with which this rank's weights add up to `weight`.
@@ -90,7 +86,7 @@ impl StepState {
         if self.loss.is_some() || scale == 1.0 {
             return Ok(());
         }
-        Err(context.misuse("reduce", self.number(), GRADIENTS_BEFORE_LOSS.to_owned()))
+        Err(context.misuse("reduce", self.number, GRADIENTS_BEFORE_LOSS.to_owned()))
     }
 
     /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing may
