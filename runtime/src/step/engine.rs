@@ -1,12 +1,13 @@
 //! The engine: all work between the begin and the end of a step.
 //!
-//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The public
-//! types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make the wrong
-//! order of calls impossible to write. A [`Token`] identifies the microbatch and the attempt that a
-//! caller means.
+//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The
+//! public types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients))
+//! make the wrong order of calls impossible to write. A [`Token`] identifies the microbatch and the
+//! attempt that a caller means.
 //!
-//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine tells
-//! it what the program does, carries out what it says, and keeps buffers and operations under way.
+//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine
+//! tells it what the program does, carries out what it says, and keeps buffers and operations under
+//! way.
 //!
 //! | subject | file |
 //! |---|---|
@@ -46,8 +47,8 @@ pub(crate) struct Engine {
     pub(crate) context: Context,
     pub(crate) id: ModelId,
     pub(super) state: Lock<State>,
-    /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can be aborted while
-    /// another thread waits in it.
+    /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can
+    /// be aborted while another thread waits in it.
     pub(super) under_way: AtomicU64,
 }
 
@@ -73,7 +74,8 @@ impl Engine {
         self.state.lock()
     }
 
-    /// The state, for a call that the caller's code may make from inside another call of this model.
+    /// The state, for a call that the caller's code may make from inside another call of this
+    /// model.
     ///
     /// # Errors
     /// [`Error::Misuse`] if it does.
@@ -218,8 +220,8 @@ impl Engine {
 
     /// Announces that this rank aborts the step, and discards it. Every other rank discards it too.
     ///
-    /// The announcement waits for no rank. A thread that waits in the step at this moment gets its error from it, and then
-    /// releases the state.
+    /// The announcement waits for no rank. A thread that waits in the step at this moment gets its
+    /// error from it, and then releases the state.
     pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
         self.discard_step(opened, given, |failure| {
             self.context.world.abort_step_of(opened.epoch, failure);
@@ -251,7 +253,8 @@ impl Engine {
         given: Option<String>,
         announce: impl FnOnce(StepFailure),
     ) {
-        // A step that is dropped inside one of its own calls is as good as leaked: the next `begin_step` aborts it.
+        // A step that is dropped inside one of its own calls is as good as leaked: the next
+        // `begin_step` aborts it.
         if self.state.is_held_here() {
             return;
         }
@@ -264,7 +267,8 @@ impl Engine {
         announce(StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
-            // A rank that ran out of data in the middle of the step has data again for the next attempt.
+            // A rank that ran out of data in the middle of the step has data again for the next
+            // attempt.
             self.context.world.set_absent(&step.absent);
         }
         if state.evaluation.take().is_some() {
@@ -276,14 +280,16 @@ impl Engine {
         state.reductions = Reductions::new(&self.context.plan);
         state.kept.clear();
         self.context.full_pool.let_go();
-        // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
+        // A rank that has aborted the epoch itself may have left it already: this step must not end
+        // the next epoch.
         if self.context.world.epoch() == epoch {
             self.context.world.next_epoch();
         }
     }
 
-    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or else a description of the
-    /// state. Never blocks: the step may be aborted while another thread waits in it.
+    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or
+    /// else a description of the state. Never blocks: the step may be aborted while another thread
+    /// waits in it.
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
         let attempt = state.as_ref().and_then(|state| state.attempt.as_ref());

@@ -38,8 +38,8 @@ impl Engine {
         })
     }
 
-    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums, divided
-    /// by all ranks' items.
+    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums,
+    /// divided by all ranks' items.
     pub(crate) fn evaluated_mean(
         &self,
         opened: Opened,

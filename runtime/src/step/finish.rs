@@ -30,8 +30,9 @@ use crate::step::unused;
 impl Engine {
     /// Finishes the reductions, agrees with all ranks, and returns the gradients.
     ///
-    /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
-    /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
+    /// An error before the agreement leaves the step open, for its owner to abort. The errors of
+    /// the agreement itself are the same on all ranks: the step is over then, and needs no
+    /// announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.in_step(opened, "finish")?;
         state.attempt(&self.context, "finish", |state| {
@@ -196,8 +197,8 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first: the
-    /// gradients follow from it.
+    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first:
+    /// the gradients follow from it.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         if let Some(rank) = self.agreement.first_loss_not_finite() {
             return Some(Origin::Loss { rank });

@@ -73,7 +73,8 @@ impl Engine {
         state.updated.digest(state.next_step)
     }
 
-    /// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
+    /// Compares the digests of the last update that all ranks have `said`. Collective over the
+    /// world if they differ.
     ///
     /// # Errors
     /// [`Error::Disagreement`] on all ranks; [`Error::Comm`].
@@ -83,7 +84,8 @@ impl Engine {
         comparison::of_updates(&self.context, last, said)
     }
 
-    /// Ends the world if an update has stopped in its middle: the values of no step are there to be saved.
+    /// Ends the world if an update has stopped in its middle: the values of no step are there to be
+    /// saved.
     ///
     /// # Errors
     /// The end of the world.
@@ -92,7 +94,8 @@ impl Engine {
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
-    /// The state, if no step is under way, and the last update has ended. A step that was leaked is discarded: no caller can finish it any more.
+    /// The state, if no step is under way, and the last update has ended. A step that was leaked is
+    /// discarded: no caller can finish it any more.
     pub(super) fn state_between_steps(
         &self,
         operation: &'static str,
@@ -114,7 +117,8 @@ impl Engine {
         Err(error)
     }
 
-    /// Ends the world, since parameters are neither those before the update of a step nor those after it.
+    /// Ends the world, since parameters are neither those before the update of a step nor those
+    /// after it.
     fn end_half_updated(&self, step: u64) -> Error {
         let what = "the update has not ended, by a panic or a device that failed: some parameters are updated and others \
                     are not";

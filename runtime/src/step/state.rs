@@ -159,8 +159,8 @@ impl State {
     /// Runs a call of the step or the evaluation that is under way, and notes how it ends.
     ///
     /// # Errors
-    /// Those of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in the
-    /// middle of its work.
+    /// Those of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in
+    /// the middle of its work.
     pub(super) fn attempt<T>(
         &mut self,
         context: &Context,
@@ -191,8 +191,8 @@ impl State {
         self.step.as_mut().expect("a step is under way")
     }
 
-    /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
-    /// [`commit`](Self::commit) some parameters may be updated, and others not.
+    /// Begins the update of the last step, if all ranks have agreed on one, and notes its options.
+    /// Until [`commit`](Self::commit) some parameters may be updated, and others not.
     pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
         if gradients.verdict == Verdict::Apply {
             let clipped = &gradients.clipping.lines;

@@ -27,7 +27,8 @@ pub(crate) struct StepState {
     pub(crate) exponent: Option<i32>,
     pub(crate) weight: u64,
     pub(crate) largest_weight: u64,
-    /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
+    /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over
+    /// ranks.
     pub(crate) total_loss: f64,
     /// The parameters that got a gradient on this rank.
     pub(super) presence: Presence,
@@ -77,8 +78,8 @@ impl StepState {
         };
     }
 
-    /// Refuses gradients of a backward that started without a seed, which has a loss scale: they have
-    /// another size than those of its peers.
+    /// Refuses gradients of a backward that started without a seed, which has a loss scale: they
+    /// have another size than those of its peers.
     ///
     /// # Errors
     /// [`Error::Misuse`].
@@ -89,8 +90,8 @@ impl StepState {
         Err(context.misuse("reduce", self.number, GRADIENTS_BEFORE_LOSS.to_owned()))
     }
 
-    /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing may
-    /// be NaN, and 0 times NaN is NaN too.
+    /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing
+    /// may be NaN, and 0 times NaN is NaN too.
     pub(crate) fn of_items(
         &self,
         context: &Context,
