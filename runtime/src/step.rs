@@ -192,9 +192,11 @@ impl Pass<'_> {
     /// the `loss`, `reduce` or `finish` that ends their forward.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather
-    /// is that of the backward before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer
-    /// cannot be allocated; [`Error::Comm`] if the gather fails.
+    /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, the gather is
+    /// that of the backward before [`loss`](Self::loss), the unit is used after one that is declared
+    /// behind it under [`UnitOrder::Error`](crate::UnitOrder::Error), or an earlier call of the step
+    /// failed; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if the gather
+    /// fails.
     pub fn unshard(&mut self, unit: UnitId) -> Result<Full, Error> {
         self.handle.unshard(unit)
     }
@@ -209,8 +211,9 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the microbatch has a loss already, the weights of this rank in the step
-    /// add up to 2^64 or more, or a rank that began the step without data gives a weight above 0;
-    /// [`Error::Comm`] if a collective fails.
+    /// add up to 2^64 or more, a rank that began the step without data gives a weight above 0, the
+    /// pass is a batch of an evaluation, or an earlier call of the step failed; [`Error::Comm`] if a
+    /// collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
         self.handle.loss(loss)
     }
@@ -224,9 +227,10 @@ impl Pass<'_> {
     /// # Errors
     /// [`Error::Size`] if a gradient has another number of elements than its parameter;
     /// [`Error::Misuse`] if a gradient belongs to a frozen parameter, if there is not one entry for
-    /// each parameter, if the unit was reduced before in this microbatch, if the model has no such
-    /// unit, or before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be
-    /// allocated; [`Error::Comm`] if a collective fails.
+    /// each parameter, if the unit was reduced before in this microbatch, or zeros were reduced in
+    /// its place, if the model has no such unit, before [`loss`](Self::loss), in a batch of an
+    /// evaluation, or if an earlier call of the step failed; [`Error::OutOfMemory`] if a buffer
+    /// cannot be allocated; [`Error::Comm`] if a collective fails.
     pub fn reduce(&mut self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         let PassHandle { engine, token } = &self.handle;
         engine.reduce(*token, unit, gradients)
@@ -239,7 +243,8 @@ impl Pass<'_> {
     /// reductions of the plan that this rank has not issued. Waits for the gathers.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a collective fails.
+    /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails;
+    /// [`Error::Misuse`] if an earlier call of the step failed.
     pub fn finish(self) -> Result<(), Error> {
         self.handle.engine.finish_microbatch(self.handle.token)
     }

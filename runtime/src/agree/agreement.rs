@@ -1,7 +1,8 @@
-//! The agreement at the end of a step: the statement of every rank, exchanged before any rank updates.
+//! The agreement at the end of a step: the statement of every rank, exchanged before any rank
+//! updates.
 //!
-//! One small all-gather over the world carries the statements. The verdict is a pure function of all
-//! statements, so all ranks reach the same one.
+//! One small all-gather over the world carries the statements. The verdict is a pure function of
+//! all statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
@@ -23,7 +24,7 @@ pub(crate) struct Statement {
     pub(crate) squared_norm: f64,
     /// The first element of this rank's gradient shards that is not finite.
     pub(crate) sighting: Option<Sighting>,
-    /// This rank's word for the [check of operations](crate::state::context::Context::check_operations).
+    /// Word of this rank for [`Context::check_operations`](crate::state::context::Context).
     pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
     pub(crate) presence: Presence,
@@ -81,7 +82,8 @@ impl Agreement {
         self.said.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
-    /// The shortest prefix of the ranks whose weights overflow a u64 together; all ranks if none overflows.
+    /// The shortest prefix of the ranks whose weights overflow a u64 together; all ranks if none
+    /// overflows.
     pub(crate) fn too_heavy(&self) -> Vec<Rank> {
         let mut sum = 0_u64;
         let overflows = |said: &Statement| match sum.checked_add(said.weight) {
@@ -122,7 +124,8 @@ impl Agreement {
         self.said.iter().fold(0, |sum, statement| statement.microbatches.saturating_add(sum))
     }
 
-    /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold the same.
+    /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold
+    /// the same.
     pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
         let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
         row.map(|member| self.said[member.index()].squared_norm).sum()
@@ -138,14 +141,15 @@ impl Agreement {
         &self.anywhere
     }
 
-    /// Returns whether the step tells anything about parameters without a gradient: whether a rank had
-    /// items or, where weights do not enter, gradients.
+    /// Returns whether the step tells anything about parameters without a gradient: whether a rank
+    /// had items or, where weights do not enter, gradients.
     pub(crate) fn had_data(&self, objective: Objective) -> bool {
         let had_items = self.said.iter().any(|said| said.weight > 0);
         had_items || (!objective.is_weighted() && !self.anywhere.is_empty())
     }
 
-    /// The ranks that had items and on which `parameter` got no gradient. Where weights do not enter, every rank counts as having items.
+    /// The ranks that had items and on which `parameter` got no gradient. Where weights do not
+    /// enter, every rank counts as having items.
     pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
         let without = |said: &Statement| {
             let had_items = said.weight > 0 || !objective.is_weighted();

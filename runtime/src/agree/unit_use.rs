@@ -1,5 +1,5 @@
-//! The record of a rank's next unit: 24 bytes that ranks exchange where the first forward leaves the declared order, and before each
-//! gather after that. PROTOCOL.md, "The order of units".
+//! The record of a rank's next unit: 24 bytes that ranks exchange where the first forward leaves
+//! the declared order, and before each gather after that. PROTOCOL.md, "The order of units".
 
 use hsdp_sharding::step::{Exchange, NextUnit, UnitUse};
 use hsdp_sharding::{ModelSpec, Rank, UnitId};
@@ -34,8 +34,8 @@ fn decode(record: &[u64]) -> Option<(UnitUse, usize)> {
     Some((says, usize::try_from(record[2]).ok()?))
 }
 
-/// Warns that the declared order stays, because ranks use the units in different orders: two of them
-/// do what is said here.
+/// Warns that the declared order stays, because ranks use the units in different orders: two of
+/// them do what is said here.
 pub(crate) fn warn(step: u64, ranks: [(Rank, UnitUse); 2], spec: &ModelSpec) {
     let [(one, first), (other, second)] = ranks;
     let [first, second] = [first, second].map(|says| in_words(says, spec));

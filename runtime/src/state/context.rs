@@ -1,4 +1,5 @@
-//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
+//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes
+//! part.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,8 +37,8 @@ pub(crate) struct Context {
     pub(crate) options_digest: u64,
     /// The digest of the options and the plan, which every header has.
     pub(crate) digest: u64,
-    /// The shard group, or the world where ranks share their full copies. Gathers and reductions are two sequences, so
-    /// that neither waits for the other's turn.
+    /// The shard group, or the world where ranks share their full copies. Gathers and reductions
+    /// are two sequences, so that neither waits for the other's turn.
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
@@ -68,7 +69,8 @@ impl Context {
             FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
             FullCopies::PerProcess => world.world_group(Channel::Gather),
         };
-        // Where others are processes, the host waits for their parts: the deadline of the world is to end that, with a name.
+        // Where others are processes, the host waits for their parts: the deadline of the world is
+        // to end that, with a name.
         let factor = if world.shares_memory() { 1 } else { 2 };
         let patience = world.deadline().saturating_mul(factor);
         let device = ModelDevice::of(options.placement, patience, &plan)?;
@@ -100,10 +102,10 @@ impl Context {
         })
     }
 
-    /// Takes the number and the name on which all ranks have agreed. From now on the model's gathers
-    /// and reductions are sequences of their own, so that steps of several models may be open at a
-    /// time: the moment at which an all-reduce is issued varies. Where NCCL carries operations, they
-    /// are issued in one order, and models share its communicators.
+    /// Takes the number and the name on which all ranks have agreed. From now on the model's
+    /// gathers and reductions are sequences of their own, so that steps of several models may be
+    /// open at a time: the moment at which an all-reduce is issued varies. Where NCCL carries
+    /// operations, they are issued in one order, and models share its communicators.
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
         if !self.issues_in_one_order() {
@@ -117,9 +119,9 @@ impl Context {
         self.world.rank()
     }
 
-    /// Whether the order in which a rank issues operations must follow from the plan alone, over all channels, and not from work that may
-    /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/NCCL.md`,
-    /// "One order").
+    /// Whether the order in which a rank issues operations must follow from the plan alone, over
+    /// all channels, and not from work that may be done earlier on one rank than on another. This
+    /// is so where processes launch on devices (`comm/NCCL.md`, "One order").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
     }
@@ -147,8 +149,9 @@ impl Context {
         self.world.operations_word(&self.groups())
     }
 
-    /// Checks that all ranks have issued the same operations on devices: `total` is the sum of their words, each taken after
-    /// the same operations. If it is not 0, the ranks look for the first difference, and the world ends.
+    /// Checks that all ranks have issued the same operations on devices: `total` is the sum of
+    /// their words, each taken after the same operations. If it is not 0, the ranks look for the
+    /// first difference, and the world ends.
     pub(crate) fn check_operations(&self, total: u128) -> Result<(), Error> {
         match total {
             0 => Ok(()),
@@ -165,8 +168,8 @@ impl Context {
         self.device.as_ref().is_some_and(ModelDevice::updates_there)
     }
 
-    /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they stay there, or go on to a device, or
-    /// only their trained part stays.
+    /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they
+    /// stay there, or go on to a device, or only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
         let stay = stay && self.plan.layout(unit).stored().is_none();
@@ -209,7 +212,8 @@ impl Context {
         self.plan.spec()[id.unit].params[id.index].name.clone()
     }
 
-    /// The number in the model of the parameter that holds an element of this rank's shard; `None` in padding.
+    /// The number in the model of the parameter that holds an element of this rank's shard; `None`
+    /// in padding.
     pub(crate) fn parameter_at(&self, unit: UnitId, at: usize) -> Option<usize> {
         let holds = |piece: &Piece| piece.shard_range().contains(&at);
         let shard_index = self.plan.mesh().coordinate(self.rank()).shard_index;
@@ -279,9 +283,9 @@ impl Context {
         self.stand_in.store(OWN_PARAMETERS, Ordering::Relaxed);
     }
 
-    /// Returns the tag of an exchange of the optimizer that updates `first` and later parameters. No
-    /// two optimizers of an update have the same first one. One without parameters has the number
-    /// after the last parameter.
+    /// Returns the tag of an exchange of the optimizer that updates `first` and later parameters.
+    /// No two optimizers of an update have the same first one. One without parameters has the
+    /// number after the last parameter.
     pub(crate) fn tag_of_update(&self, first: Option<ParamId>, step: u64) -> Tag {
         let number = first.map_or_else(|| self.parameters(), |first| self.number_of(first));
         let number = u32::try_from(number).unwrap_or(u32::MAX);
