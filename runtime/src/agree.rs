@@ -1,12 +1,13 @@
 //! The records that ranks exchange, and the conclusions that they draw from them.
 //!
-//! A conclusion is a function of the records of all ranks, so that all ranks draw the same one. This
-//! floor does not act on it: steps and checkpoints do.
+//! A conclusion is a function of the records of all ranks, so that all ranks draw the same one.
+//! This floor does not act on it: steps and checkpoints do.
 
 pub(crate) mod agreement;
 pub(crate) mod comparison;
 pub(crate) mod header;
 pub(crate) mod interim;
+pub(crate) mod mean;
 pub(crate) mod microbatch_header;
 pub(crate) mod non_finite;
 pub(crate) mod presence;

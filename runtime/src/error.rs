@@ -1,5 +1,5 @@
-//! The errors of the runtime, each with the numbers that explain it. They import nothing else of the
-//! runtime.
+//! The errors of the runtime, each with the numbers that explain it. They import nothing else of
+//! the runtime.
 
 pub(crate) mod non_finite;
 

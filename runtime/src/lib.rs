@@ -1,9 +1,10 @@
 //! A hybrid-sharded data-parallel (HSDP, FSDP) training runtime that a Rust training binary embeds.
 //!
 //! Parameters, gradients and optimizer state are split over a 2-D mesh, *replicate x shard*. Each
-//! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in f32; one
-//! all-reduce over the replicate axis ends the step. It knows no autograd: any code may compute
-//! gradients (`hsdp-candle` is the adapter for candle). It writes no files but [checkpoints](checkpoint).
+//! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in
+//! f32; one all-reduce over the replicate axis ends the step. It knows no autograd: any code may
+//! compute gradients (`hsdp-candle` is the adapter for candle). It writes no files but
+//! [checkpoints](checkpoint).
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -67,9 +68,9 @@
 //! | `options` | the values that a program sets, such as [`ModelOptions`] and [`Objective`] |
 //! | `state` | the parts of a rank's model: plan and groups, shards, sums, buffers, the device |
 //! | `agree` | the records that ranks exchange, and the conclusions that they draw from them |
-//! | `persist` | the way in which state goes into a checkpoint and comes back |
 //! | `step` | [`Step`], [`Pass`], [`Gradients`]: the gathers and reductions of a step |
 //! | `model` | [`ShardedModel`], [`Evaluation`], norms and clipping |
+//! | `persist` | the way in which state goes into a checkpoint and comes back |
 //! | `optimizer` | [`Optimizer`], the optimizers, and [`Ema`] |
 //! | [`checkpoint`] | saves and loads |
 //!

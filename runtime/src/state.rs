@@ -2,8 +2,8 @@
 //! pools of buffers, and the channel on which ranks exchange small records.
 //!
 //! Each type knows where it lies, and matches host and device in its own file; the part on a device
-//! is in the folder below it. This floor issues single operations. It knows neither their order in a
-//! step nor the meaning of the records.
+//! is in the folder below it. This floor issues single operations. It knows neither their order in
+//! a step nor the meaning of the records.
 
 pub(crate) mod context;
 pub(crate) mod control;

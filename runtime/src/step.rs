@@ -14,6 +14,7 @@ mod opening;
 mod place;
 pub(crate) mod reductions;
 mod refused;
+pub(crate) mod state;
 mod step_state;
 pub(crate) mod unit_gradients;
 pub(crate) mod unsharded;
@@ -37,8 +38,8 @@ use crate::step::unit_gradients::UnitGradients;
 
 /// A step that is under way. It owns all pending operations.
 ///
-/// Dropping it aborts the step: it announces the abort without blocking, every rank discards its partials,
-/// and the next step starts without them.
+/// Dropping it aborts the step: it announces the abort without blocking, every rank discards its
+/// partials, and the next step starts without them.
 ///
 /// Two steps of one model at the same time do not compile:
 ///
@@ -72,8 +73,8 @@ impl<'model> Step<'model> {
         Self { engine, opened, model: PhantomData }
     }
 
-    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The same on all ranks: each of them completes
-    /// the step, may save a checkpoint, and ends its run.
+    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The same on
+    /// all ranks: each of them completes the step, may save a checkpoint, and ends its run.
     #[must_use]
     pub fn shutdown(&self) -> Shutdown {
         self.engine.state().shutdown
@@ -81,13 +82,15 @@ impl<'model> Step<'model> {
 
     /// Begins the next microbatch, for which this rank has data.
     ///
-    /// Not collective if the step was begun with a number of microbatches. Otherwise collective over the world, with the
-    /// `microbatch` or the `finish` of all other ranks: the ranks exchange whether they have another microbatch.
+    /// Not collective if the step was begun with a number of microbatches. Otherwise collective
+    /// over the world, with the `microbatch` or the `finish` of all other ranks: the ranks exchange
+    /// whether they have another microbatch.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the last microbatch was not finished, or the step has had all of its microbatches;
-    /// [`Error::EndOfData`] if the step ends here because other ranks have no more data, or [`Error::UnevenInputs`] if the
-    /// model's [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
+    /// [`Error::Misuse`] if the last microbatch was not finished, or the step has had all of its
+    /// microbatches; [`Error::EndOfData`] if the step ends here because other ranks have no more
+    /// data, or [`Error::UnevenInputs`] if the model's [`Uneven`](crate::Uneven) refuses that;
+    /// [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
         match self.engine.begin_microbatch(self.opened)? {
             Some(token) => Ok(self.pass(token)),
@@ -95,7 +98,8 @@ impl<'model> Step<'model> {
         }
     }
 
-    /// As [`microbatch`](Self::microbatch), but returns `None` if the step ends here because other ranks have no more data.
+    /// As [`microbatch`](Self::microbatch), but returns `None` if the step ends here because other
+    /// ranks have no more data.
     ///
     /// # Errors
     /// As [`microbatch`](Self::microbatch), except `EndOfData`.
@@ -108,29 +112,34 @@ impl<'model> Step<'model> {
         Pass::of(PassHandle::new(&self.engine, token))
     }
 
-    /// Completes all reductions, all-reduces the partials over the replicas, and agrees with all ranks on the result.
+    /// Completes all reductions, all-reduces the partials over the replicas, and agrees with all
+    /// ranks on the result.
     ///
-    /// Collective over the world. Under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight) a rank with fewer microbatches than
-    /// other ranks takes part in their remaining microbatches with weight 0.
+    /// Collective over the world. Under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight) a rank
+    /// with fewer microbatches than other ranks takes part in their remaining microbatches with
+    /// weight 0.
     ///
     /// # Errors
-    /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`, [`Error::WeightOverflow`] if the
-    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`], [`Error::WithoutGradient`] and
-    /// [`Error::UnusedParameters`] as the model's options say. In a step without a given number of
-    /// microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and
-    /// [`Error::UnevenInputs`] if ranks differ and the model's [`Uneven`](crate::Uneven) refuses that.
-    /// [`Error::Misuse`] if a microbatch is missing or not finished, or an earlier call of the step
-    /// failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated;
-    /// [`Error::Comm`] if a collective fails.
+    /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`,
+    /// [`Error::WeightOverflow`] if the sum of the weights exceeds a `u64`, [`Error::NonFinite`],
+    /// [`Error::WithoutGradient`] and [`Error::UnusedParameters`] as the model's options say. In a
+    /// step without a given number of microbatches [`Error::EndOfData`] if ranks had no data for
+    /// the first microbatch, and [`Error::UnevenInputs`] if ranks differ and the model's
+    /// [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
+    /// finished, or an earlier call of the step failed or panicked on this rank;
+    /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective
+    /// fails.
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)
     }
 
     /// Aborts the step for a reason of the caller, such as a batch that cannot be read.
     ///
-    /// Not collective, and does not block. Every other rank gets [`CommError::StepAborted`](crate::CommError) from its next call or
-    /// wait, with this rank, the step and the reason (or the first error of the step on this rank, if it had one).
-    /// All ranks discard their partials, and the next step starts without them. A drop does the same without a reason.
+    /// Not collective, and does not block. Every other rank gets
+    /// [`CommError::StepAborted`](crate::CommError) from its next call or wait, with this rank, the
+    /// step and the reason (or the first error of the step on this rank, if it had one). All ranks
+    /// discard their partials, and the next step starts without them. A drop does the same without
+    /// a reason.
     pub fn abandon(self, reason: impl Into<String>) {
         self.engine.abort_step(self.opened, Some(reason.into()));
     }
@@ -153,7 +162,11 @@ pub enum NextStep<'model> {
     End(EndOfRun),
 }
 
-/// A microbatch that is under way: one forward and backward; or a [batch](crate::Evaluation::batch) of an evaluation: one forward.
+/// A microbatch that is under way: one forward and backward; or a [batch](crate::Evaluation::batch)
+/// of an evaluation: one forward.
+///
+/// A call that is refused changes nothing. After a call that has failed in the middle of its work, as
+/// without memory or in a collective, no call of the step succeeds: drop the step.
 #[derive(Debug)]
 #[must_use = "a microbatch that is not finished fails its step"]
 pub struct Pass<'step> {
@@ -166,54 +179,64 @@ impl Pass<'_> {
         Self { handle, step: PhantomData }
     }
 
-    /// Gathers a unit's parameters and waits for them. The gathers of the next units are issued ahead.
+    /// Gathers a unit's parameters and waits for them. The gathers of the next units are issued
+    /// ahead.
     ///
-    /// Each call takes the unit's next gather in the plan's order: the first call that of the forward, the
-    /// second that of the backward. A unit that the plan keeps has one gather, and the caller keeps the result.
-    /// Collective over the shard group, or over the world with [`FullCopies::PerProcess`](crate::FullCopies::PerProcess). Gathers
-    /// are issued in the plan's order, whatever the order of calls. In the first forward under
-    /// [`UnitOrder::Follow`](crate::UnitOrder::Follow), from the first unit on that is not used as declared, it is collective over the
-    /// world, with the `unshard` of all other ranks, and with the `loss`, `reduce` or `finish` that ends their forward.
+    /// Each call takes the unit's next gather in the plan's order: the first call that of the
+    /// forward, the second that of the backward. A unit that the plan keeps has one gather, and the
+    /// caller keeps the result. Collective over the shard group, or over the world with
+    /// [`FullCopies::PerProcess`](crate::FullCopies::PerProcess). Gathers are issued in the plan's
+    /// order, whatever the order of calls. In the first forward under
+    /// [`UnitOrder::Follow`](crate::UnitOrder::Follow), from the first unit on that is not used as
+    /// declared, it is collective over the world, with the `unshard` of all other ranks, and with
+    /// the `loss`, `reduce` or `finish` that ends their forward.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather is that of the backward
-    /// before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if the gather fails.
+    /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather
+    /// is that of the backward before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer
+    /// cannot be allocated; [`Error::Comm`] if the gather fails.
     pub fn unshard(&mut self, unit: UnitId) -> Result<Full, Error> {
         self.handle.unshard(unit)
     }
 
-    /// Takes the microbatch's loss, between forward and backward, and returns the seed of the backward.
+    /// Takes the microbatch's loss, between forward and backward, and returns the seed of the
+    /// backward.
     ///
-    /// Collective over the world in the first microbatch of the first step, in which the ranks agree on the size of weights, unless a
-    /// rank gave a [`StepOptions::weight_hint`](crate::StepOptions::weight_hint) or the objective is `RankMean`. Issues all gathers of
-    /// the forward that were not issued.
+    /// Collective over the world in the first microbatch of the first step, in which the ranks
+    /// agree on the size of weights, unless a rank gave a
+    /// [`StepOptions::weight_hint`](crate::StepOptions::weight_hint) or the objective is
+    /// `RankMean`. Issues all gathers of the forward that were not issued.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the microbatch has a loss already, the weights of this rank in the step add up to 2^64 or more, or a rank
-    /// that began the step without data gives a weight above 0; [`Error::Comm`] if a collective fails.
+    /// [`Error::Misuse`] if the microbatch has a loss already, the weights of this rank in the step
+    /// add up to 2^64 or more, or a rank that began the step without data gives a weight above 0;
+    /// [`Error::Comm`] if a collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
         self.handle.loss(loss)
     }
 
     /// Takes a unit's gradients, reduce-scatters them, and adds the result to the partial.
     ///
-    /// `gradients` has one entry for each parameter of the unit: all elements of the gradient, row-major, or none for zeros. Units
-    /// may come in any order; their reduce-scatters are issued in the plan's order. Collective over the shard group.
+    /// `gradients` has one entry for each parameter of the unit: all elements of the gradient,
+    /// row-major, or none for zeros. Units may come in any order; their reduce-scatters are issued
+    /// in the plan's order. Collective over the shard group.
     ///
     /// # Errors
-    /// [`Error::Size`] if a gradient has another number of elements than its parameter; [`Error::Misuse`] if a gradient belongs to a
-    /// frozen parameter, if there is not one entry for each parameter, if the unit was reduced before in this microbatch, if the
-    /// model has no such unit, or before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`]
-    /// if a collective fails.
+    /// [`Error::Size`] if a gradient has another number of elements than its parameter;
+    /// [`Error::Misuse`] if a gradient belongs to a frozen parameter, if there is not one entry for
+    /// each parameter, if the unit was reduced before in this microbatch, if the model has no such
+    /// unit, or before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be
+    /// allocated; [`Error::Comm`] if a collective fails.
     pub fn reduce(&mut self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         let PassHandle { engine, token } = &self.handle;
         engine.reduce(*token, unit, gradients)
     }
 
-    /// Ends the microbatch. Units that were not reduced contribute zeros; a microbatch without a loss has weight 0.
+    /// Ends the microbatch. Units that were not reduced contribute zeros; a microbatch without a
+    /// loss has weight 0.
     ///
-    /// Collective over the shard group, in mode `Every` over the world: it issues all gathers and reductions of the plan
-    /// that this rank has not issued. Waits for the gathers.
+    /// Collective over the shard group, in mode `Every` over the world: it issues all gathers and
+    /// reductions of the plan that this rank has not issued. Waits for the gathers.
     ///
     /// # Errors
     /// [`Error::Comm`] if a collective fails.
@@ -228,9 +251,9 @@ impl Pass<'_> {
     }
 }
 
-/// A handle of a microbatch for an autograd's custom ops. Its use after the microbatch is an error, which names the handle's
-/// microbatch and the model's. So is its use inside another call of the model ([`Error::Misuse`]): while a gradient is read, or
-/// in an optimizer's update.
+/// A handle of a microbatch for an autograd's custom ops. Its use after the microbatch is an error,
+/// which names the handle's microbatch and the model's. So is its use inside another call of the
+/// model ([`Error::Misuse`]): while a gradient is read, or in an optimizer's update.
 #[derive(Clone, Debug)]
 pub struct PassHandle {
     engine: Arc<Engine>,
@@ -272,15 +295,15 @@ impl PassHandle {
         self.engine.reduce(self.token, unit, gradients)
     }
 
-    /// Notes why this rank's step will fail: the text of an error outside of the runtime, such as one of the model's forward. The
-    /// other ranks get it when the step is dropped. Only the first note of a step counts, errors of the runtime among them. Not
-    /// collective.
+    /// Notes why this rank's step will fail: the text of an error outside of the runtime, such as
+    /// one of the model's forward. The other ranks get it when the step is dropped. Only the first
+    /// note of a step counts, errors of the runtime among them. Not collective.
     pub fn note_failure(&self, reason: &dyn fmt::Display) {
         self.engine.note_failure(self.token, reason);
     }
 
-    /// Names the usual causes of a parameter without a gradient, for warnings and errors: an adapter knows its autograd. Not
-    /// collective.
+    /// Names the usual causes of a parameter without a gradient, for warnings and errors: an
+    /// adapter knows its autograd. Not collective.
     pub fn explain_unused(&self, causes: &'static str) {
         self.engine.context.unused.set_causes(causes);
     }

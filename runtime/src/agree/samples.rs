@@ -10,7 +10,8 @@ use crate::options::samples::{NONE, Samples};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
 
-/// Compares the digests of all ranks. A rank without data has named none. Collective over the world.
+/// Compares the digests of all ranks. A rank without data has named none. Collective over the
+/// world.
 ///
 /// # Errors
 /// [`Error::SameSamples`] on all ranks; [`Error::Comm`].

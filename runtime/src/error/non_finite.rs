@@ -17,7 +17,8 @@ pub struct NonFiniteGradient {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// A rank's own gradient holds an infinity, a NaN, or a value that the wire dtype rounds to an infinity.
+    /// A rank's own gradient holds an infinity, a NaN, or a value that the wire dtype rounds to an
+    /// infinity.
     Gradient {
         /// The parameter.
         parameter: String,
@@ -32,7 +33,8 @@ pub enum Origin {
         parameter: String,
         /// The rank that holds the sum.
         rank: Rank,
-        /// The microbatch after which the sum is not finite; `None` for the all-reduce over the replicas.
+        /// The microbatch after which the sum is not finite; `None` for the all-reduce over the
+        /// replicas.
         microbatch: Option<usize>,
     },
     /// The sum is finite, but the divisor is so small that the quotient may not be finite in f32.
@@ -42,8 +44,8 @@ pub enum Origin {
         /// The divisor.
         divisor: f64,
     },
-    /// The gradient is finite, but the loss is not: the sum over the microbatches of this rank, or the running sum over the ranks
-    /// up to this one.
+    /// The gradient is finite, but the loss is not: the sum over the microbatches of this rank, or
+    /// the running sum over the ranks up to this one.
     Loss {
         /// The first such rank.
         rank: Rank,
@@ -56,17 +58,18 @@ impl fmt::Display for NonFiniteGradient {
         match &self.origin {
             Origin::Gradient { parameter, rank, microbatch } => write!(
                 f,
-                "step {step}: the gradient of {parameter} on rank {rank} in microbatch {microbatch} is not finite"
+                "step {step}: the gradient of {parameter} on rank {rank} in microbatch \
+                 {microbatch} is not finite"
             ),
             Origin::Sum { parameter, rank, microbatch: Some(microbatch) } => write!(
                 f,
-                "step {step}: the sum of the gradients of {parameter} is not finite after microbatch {microbatch} \
-                 on rank {rank}, though each of them is"
+                "step {step}: the sum of the gradients of {parameter} is not finite after \
+                 microbatch {microbatch} on rank {rank}, though each of them is"
             ),
             Origin::Sum { parameter, rank, microbatch: None } => write!(
                 f,
-                "step {step}: the sum over the replicas of the gradients of {parameter} is not finite on rank \
-                 {rank}, though each of them is"
+                "step {step}: the sum over the replicas of the gradients of {parameter} is not \
+                 finite on rank {rank}, though each of them is"
             ),
             Origin::Loss { rank } => {
                 write!(f, "step {step}: the loss of rank {rank} is not finite")
@@ -74,7 +77,8 @@ impl fmt::Display for NonFiniteGradient {
             Origin::Division { norm, divisor } => {
                 write!(
                     f,
-                    "step {step}: a gradient of norm {norm:e} is not finite when divided by {divisor:e}"
+                    "step {step}: a gradient of norm {norm:e} is not finite when divided by \
+                     {divisor:e}"
                 )
             }
         }

@@ -80,7 +80,8 @@ impl Moved {
         Self { squares: vec![0.0; 2 * context.parameters()] }
     }
 
-    /// Updates elements of a parameter, at most a [block](UPDATE_BLOCK), and adds the squares of their changes.
+    /// Updates elements of a parameter, at most a [block](UPDATE_BLOCK), and adds the squares of
+    /// their changes.
     pub(crate) fn measure(
         &mut self,
         parameter: usize,

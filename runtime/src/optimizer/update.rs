@@ -16,8 +16,8 @@ use crate::state::context::Context;
 use crate::state::joint;
 use crate::state::shard::Shard;
 use crate::state::sums::Sums;
-use crate::step::engine::State;
 use crate::step::gradients::{Gradients, Verdict};
+use crate::step::state::State;
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that

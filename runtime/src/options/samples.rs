@@ -17,8 +17,8 @@ pub(crate) const NONE: u64 = 0;
 pub struct Samples(u64);
 
 impl Samples {
-    /// The digest of the samples' numbers in the data set, in the order in which the step uses them. A digest of no samples counts as
-    /// different from that of every other rank.
+    /// Returns the digest of the samples' numbers in the data set, in the order in which the step
+    /// uses them. A digest of no samples counts as different from that of every other rank.
     pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
         let mut numbers = numbers.into_iter().peekable();
         if numbers.peek().is_none() {

@@ -1,4 +1,5 @@
-//! The exchanges on the control channel: a few words from each rank, in buffers that are reused for the next exchange.
+//! The exchanges on the control channel: a few words from each rank, in buffers that are reused for
+//! the next exchange.
 
 use std::mem;
 
@@ -23,8 +24,9 @@ impl Control {
         Self { world: world.clone(), group, said: Mutex::default(), heard: Mutex::default() }
     }
 
-    /// Sends `words`, as many as every rank sends, and calls `hear` with the words of all ranks, in rank order. A failure is
-    /// told to the other ranks: the exchange is between steps. Collective over the world.
+    /// Sends `words`, whose number is that of every rank, and calls `hear` with the words of all
+    /// ranks, in rank order. A failure notifies the other ranks: the exchange is between steps.
+    /// Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather.
@@ -37,7 +39,8 @@ impl Control {
         joint::run(&self.world, tag.step, || self.exchange_in_step(tag, words, hear))
     }
 
-    /// As [`exchange`](Self::exchange), in a step: the step tells the other ranks of a failure when it is dropped.
+    /// As [`exchange`](Self::exchange), in a step: the step notifies the other ranks of a failure
+    /// when it is dropped.
     ///
     /// # Errors
     /// Those of an all-gather.
@@ -59,8 +62,8 @@ impl Control {
         Ok(heard)
     }
 
-    /// The text of `rank`; the texts of other ranks are ignored. A failure is told to the other ranks, as by
-    /// [`exchange`](Self::exchange). Collective over the world.
+    /// Returns the text of `rank`; the texts of other ranks are ignored. A failure notifies the
+    /// other ranks, as in [`exchange`](Self::exchange). Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather and a broadcast.

@@ -16,7 +16,8 @@ use crate::state::scratch::Scratch;
 /// A rank's device.
 #[derive(Debug)]
 pub(crate) struct ModelDevice {
-    /// The stream for casts of shards, updates, and copies to the host. Collectives have streams of their own.
+    /// The stream for casts of shards, updates, and copies to the host. Collectives have streams of
+    /// their own.
     pub(crate) stream: Arc<Stream>,
     /// How long the host waits for the stream.
     pub(crate) patience: Duration,
@@ -45,11 +46,11 @@ impl ModelDevice {
         self.patience
     }
 
-    /// The device of a placement, with its kernels compiled; `None` on the host.
+    /// Opens the device of a placement and compiles its kernels; returns `None` on the host.
     ///
     /// # Errors
-    /// [`Error::Placement`] if the device cannot be used; [`Error::Kernel`] if there is no host memory for the
-    /// offloaded parts.
+    /// [`Error::Placement`] if the device cannot be used; [`Error::Kernel`] if there is no host
+    /// memory for the offloaded parts.
     pub(crate) fn of(
         placement: Placement,
         patience: Duration,
@@ -89,7 +90,7 @@ impl ModelDevice {
         Ok(())
     }
 
-    /// A buffer whose memory counts in this category.
+    /// Makes a buffer whose memory counts in this category.
     pub(crate) fn buffer(
         &self,
         category: Category,

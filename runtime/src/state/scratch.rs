@@ -4,8 +4,8 @@ use hsdp_kernels::HostBuffer;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan};
 
-/// Host memory for one unit at a time, each buffer as large as the largest unit needs: as [`Plan::memory_offloaded`]
-/// says.
+/// Host memory for one unit at a time, each buffer as large as the largest unit needs. Its size is
+/// [`Plan::memory_offloaded`].
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) gradient: Vec<f32>,
@@ -16,8 +16,10 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// Makes the buffers.
+    ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory for them.
     pub(super) fn new(plan: &Plan, offload: Offload) -> Result<Self, hsdp_kernels::Error> {
         let MemoryPlan { partial, shard, .. } = plan.memory_offloaded(offload);
         // With `All` the shards lie on the host, and need no scratch memory.

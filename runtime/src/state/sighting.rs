@@ -13,7 +13,8 @@ pub(crate) struct Sighting {
     pub(crate) from: Option<usize>,
 }
 
-/// For one parameter, a rank's contribution comes before a sum, because it is the reason for the sum.
+/// For one parameter, a rank's contribution comes before a sum, because it is the reason for the
+/// sum.
 impl Ord for Sighting {
     fn cmp(&self, other: &Self) -> Ordering {
         let key = |it: &Self| (it.when, it.parameter, it.from.is_none(), it.from);

@@ -1,11 +1,12 @@
-//! An attempt at a step or at an evaluation: which one a caller means, and how its calls have ended.
+//! An attempt at a step or at an evaluation: which one a caller means, and how its calls have
+//! ended.
 
 use hsdp_comm::Error as CommError;
 
 use crate::error::Error;
 
-/// A step or an evaluation that was begun: the step's number, the number of the attempt, and the epoch
-/// of the world.
+/// A step or an evaluation that was begun: the step's number, the number of the attempt, and the
+/// epoch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
     pub(crate) step: u64,
@@ -50,12 +51,14 @@ impl Attempt {
         self.failure.as_deref()
     }
 
-    /// Notes an error of the caller as the reason for which the attempt will end, unless there is one.
+    /// Notes an error of the caller as the reason for which the attempt will end, unless there is
+    /// one.
     pub(crate) fn note_failure(&mut self, reason: impl FnOnce() -> String) {
         self.failure.get_or_insert_with(reason);
     }
 
-    /// Notes that a call begins. Where it panics, and a caller catches that, the attempt stays broken.
+    /// Notes that a call begins. Where it panics, and a caller catches that, the attempt stays
+    /// broken.
     ///
     /// # Errors
     /// The error of an earlier call, after which no other one can go on.

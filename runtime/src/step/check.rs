@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::state::context::Context;
 use crate::step::unit_gradients::UnitGradients;
 
-/// Checks that the model has the unit, and that the gradients are those of the unit: at most one for
-/// each parameter, none for frozen ones, each of its size.
+/// Checks that the model has the unit, and that the gradients are those of the unit: at most one
+/// for each parameter, none for frozen ones, each of its size.
 pub(crate) fn gradients(
     context: &Context,
     step: u64,

@@ -11,19 +11,19 @@ use crate::agree::{comparison, microbatch_header, unit_use};
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::full::Full;
-use crate::step::engine::State;
 use crate::step::exponent::exponent_of;
 use crate::step::gathers::Gather;
 use crate::step::place::Place;
 use crate::step::refused::{self, Call};
+use crate::step::state::State;
 
 impl State {
-    /// Carries out what the machine says, until it has answered its last input. Returns the unit that
-    /// it hands to the program, if it hands one.
+    /// Carries out what the machine says, until it has answered its last input. Returns the unit
+    /// that it hands to the program, if it hands one.
     ///
     /// # Errors
-    /// Those of collectives, of memory, and of what ranks conclude from their records, after which the
-    /// machine still waits, and the step is to be dropped; those of the machine.
+    /// Those of collectives, of memory, and of what ranks conclude from their records, after which
+    /// the machine still waits, and the step is to be dropped; those of the machine.
     pub(super) fn drive(
         &mut self,
         context: &Context,
@@ -84,8 +84,8 @@ impl State {
         Ok(())
     }
 
-    /// Reports the reduce-scatter that the machine watches, if it is complete: an all-reduce may follow
-    /// it.
+    /// Reports the reduce-scatter that the machine watches, if it is complete: an all-reduce may
+    /// follow it.
     pub(super) fn note_scattered(&mut self, context: &Context) -> Result<(), Error> {
         match self.machine.watching() {
             Some(watched @ Operation::ReduceScatter(unit))

@@ -1,12 +1,13 @@
 //! The engine: all work between the begin and the end of a step.
 //!
-//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The public
-//! types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make the wrong
-//! order of calls impossible to write. A [`Token`] identifies the microbatch and the attempt that a
-//! caller means.
+//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The
+//! public types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients))
+//! make the wrong order of calls impossible to write. A [`Token`] identifies the microbatch and the
+//! attempt that a caller means.
 //!
-//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine tells
-//! it what the program does, carries out what it says, and keeps buffers and operations under way.
+//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine
+//! tells it what the program does, carries out what it says, and keeps buffers and operations under
+//! way.
 //!
 //! | subject | file |
 //! |---|---|
@@ -18,33 +19,26 @@
 
 use std::fmt::Display;
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::step::{Refused, StepMachine};
+use hsdp_sharding::step::Refused;
 use hsdp_sharding::{ParamId, UnitId};
 
-use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::objective::{LossSum, Seed};
-use crate::options::precision::LossScale;
-use crate::options::uneven::{EndOfRun, Shutdown, Supply};
+use crate::options::uneven::EndOfRun;
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::state::joint::Failure;
-use crate::state::kept::Kept;
 use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
-use crate::step::attempt::{Attempt, Opened, Stopped, Token};
+use crate::step::attempt::{Attempt, Opened, Token};
 use crate::step::check;
-use crate::step::evaluation::EvaluationState;
 use crate::step::gathers::Gathers;
-use crate::step::gradients::{Gradients, Verdict};
-use crate::step::opening::Opening;
 use crate::step::reductions::Reductions;
-use crate::step::step_state::StepState;
+use crate::step::state::State;
 use crate::step::unit_gradients::UnitGradients;
 
 /// The shared engine of one rank's model.
@@ -53,8 +47,8 @@ pub(crate) struct Engine {
     pub(crate) context: Context,
     pub(crate) id: ModelId,
     pub(super) state: Lock<State>,
-    /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can be aborted while
-    /// another thread waits in it.
+    /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can
+    /// be aborted while another thread waits in it.
     pub(super) under_way: AtomicU64,
 }
 
@@ -70,222 +64,18 @@ pub(crate) enum Begun {
     End(EndOfRun),
 }
 
-/// The state that changes from step to step.
-#[derive(Debug)]
-pub(crate) struct State {
-    /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
-    pub(crate) shards: Vec<Shard>,
-    /// The shards of the model while others are in their place.
-    pub(crate) own_shards: Option<Vec<Shard>>,
-    pub(crate) loss_scale: LossScale,
-    /// The number of the next step.
-    pub(crate) next_step: u64,
-    /// Steps that an optimizer has completed, with an update or a skip.
-    pub(crate) committed: u64,
-    /// Steps whose update an optimizer has applied: those of `committed` without the skipped ones.
-    pub(crate) applied: u64,
-    /// How often a checkpoint has replaced the parameters.
-    pub(crate) loads: u64,
-    /// Number of checkpoints that were opened of this model.
-    pub(crate) opened: u32,
-    /// How an optimizer has updated the last step.
-    pub(crate) updated: Updated,
-    /// The step whose update has begun and has not ended.
-    pub(crate) half_updated: Option<u64>,
-    /// The largest weight that a microbatch of the last step had on this rank.
-    pub(crate) last_weight: u64,
-    /// Attempts at steps so far: a step that was aborted is tried again with the same number.
-    pub(super) attempts: u64,
-    /// The evaluations so far.
-    pub(super) evaluations: u64,
-    /// The ranks with and without data, as of the last exchange about data.
-    pub(super) supply: Supply,
-    /// Whether a rank asked, when the last step began, that it be the last.
-    pub(crate) shutdown: Shutdown,
-    /// The order of steps and evaluations.
-    pub(super) machine: StepMachine,
-    pub(super) gathers: Gathers,
-    pub(super) reductions: Reductions,
-    /// The source of the sums of a step. Gradients return the sums to it.
-    pub(crate) kept: Arc<Kept>,
-    /// A step while it begins, or the end of the run.
-    pub(super) opening: Option<Opening>,
-    pub(super) step: Option<StepState>,
-    pub(super) evaluation: Option<EvaluationState>,
-}
-
-impl State {
-    pub(crate) fn is_in_step(&self) -> bool {
-        self.step.is_some()
-    }
-
-    /// Returns whether gradients of a step still exist: each has a handle to `kept`.
-    pub(crate) fn has_gradients_out(&self) -> bool {
-        Arc::strong_count(&self.kept) > 1
-    }
-
-    fn attempt_mut(&mut self) -> Option<&mut Attempt> {
-        let of_step = self.step.as_mut().map(|step| &mut step.attempt);
-        of_step.or_else(|| self.evaluation.as_mut().map(|evaluation| &mut evaluation.attempt))
-    }
-
-    fn attempt_ref(&self) -> Option<&Attempt> {
-        let of_step = self.step.as_ref().map(|step| &step.attempt);
-        of_step.or_else(|| self.evaluation.as_ref().map(|evaluation| &evaluation.attempt))
-    }
-
-    /// Returns whether `token` means the microbatch or the batch that is open.
-    fn is_at(&self, token: Token) -> bool {
-        let is_same = self.attempt_ref().is_some_and(|attempt| attempt.opened == token.opened);
-        let (is_open, number) = (self.machine.has_microbatch(), self.machine.microbatches());
-        is_same && is_open && number == token.microbatch
-    }
-
-    /// Checks that `token` means the microbatch or the batch that is open.
-    ///
-    /// # Errors
-    /// [`Error::StalePass`].
-    fn check_at(
-        &self,
-        context: &Context,
-        token: Token,
-        operation: &'static str,
-    ) -> Result<(), Error> {
-        if self.is_at(token) {
-            return Ok(());
-        }
-        let number = self.machine.microbatches();
-        let current = match &self.step {
-            None => "no step is under way".to_owned(),
-            Some(step) if self.machine.has_microbatch() => {
-                format!("the model is in microbatch {number} of step {}", step.number())
-            }
-            Some(step) => format!("the model is between microbatches of step {}", step.number()),
-        };
-        let held = format!("microbatch {} of step {}", token.microbatch, token.opened.step);
-        Err(Error::StalePass { operation, rank: context.rank(), held, current })
-    }
-
-    /// Runs a call of the step or the evaluation that is under way, and notes how it ends.
-    ///
-    /// # Errors
-    /// Those of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in the
-    /// middle of its work.
-    pub(super) fn attempt<T>(
-        &mut self,
-        context: &Context,
-        operation: &'static str,
-        call: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let is_step = self.step.is_some();
-        let attempt = self.attempt_mut().expect("a step or an evaluation is under way");
-        let step = attempt.opened.step;
-        attempt.enter().map_err(|stopped| match stopped {
-            Stopped::Discarded(error) => Error::Comm(error),
-            Stopped::Broken(failure) if is_step => {
-                let what = format!("an earlier call of the step failed ({failure}): drop the step");
-                context.misuse(operation, step, what)
-            }
-            Stopped::Broken(failure) => {
-                context.misuse(operation, step, format!("{failure}: drop the evaluation"))
-            }
-        })?;
-        let result = call(self);
-        if let Some(attempt) = self.attempt_mut() {
-            attempt.leave(&result);
-        }
-        result
-    }
-
-    pub(super) fn step_mut(&mut self) -> &mut StepState {
-        self.step.as_mut().expect("a step is under way")
-    }
-
-    /// Takes a unit's gradients of the open microbatch.
-    fn reduce(
-        &mut self,
-        context: &Context,
-        unit: UnitId,
-        gradients: UnitGradients,
-    ) -> Result<(), Error> {
-        let scale = self.loss_scale.value();
-        let step = self.step_mut();
-        step.check_seeded(context, scale)?;
-        check::gradients(context, step.number(), unit, &gradients)?;
-        let gradients = step.of_items(context, gradients);
-        match self.machine.offer(unit) {
-            // The unit has no gradient, as was checked.
-            Err(Refused::Frozen { .. }) => return Ok(()),
-            offered => offered.map_err(|refused| self.refused(context, "reduce", refused))?,
-        }
-        for (index, gradient) in gradients.entries.iter().enumerate() {
-            if gradient.is_some() {
-                self.step_mut().presence.insert(context.number_of(ParamId { unit, index }));
-            }
-        }
-        self.reductions.offer(unit, gradients);
-        self.note_scattered(context)?;
-        self.drive(context, "reduce").map(drop)
-    }
-
-    /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
-    /// [`commit`](Self::commit) some parameters may be updated, and others not.
-    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
-        if gradients.verdict == Verdict::Apply {
-            let clipped = &gradients.clipping.lines;
-            self.updated.note(self.next_step, options, gradients.max_norm, clipped);
-            self.half_updated = Some(gradients.step);
-        }
-    }
-
-    /// Counts the last step as committed, and its update as applied if the ranks agreed to apply
-    /// it.
-    pub(crate) fn commit(&mut self, verdict: &Verdict) {
-        self.half_updated = None;
-        self.committed += 1;
-        self.applied += u64::from(*verdict == Verdict::Apply);
-    }
-}
-
 impl Engine {
     pub(crate) fn new(context: Context, shards: Vec<Shard>) -> Self {
-        let state = State {
-            shards,
-            own_shards: None,
-            loss_scale: LossScale::new(context.options.loss_scaling),
-            next_step: 0,
-            committed: 0,
-            applied: 0,
-            loads: 0,
-            opened: 0,
-            updated: Updated::default(),
-            half_updated: None,
-            last_weight: 0,
-            attempts: 0,
-            evaluations: 0,
-            supply: Supply::default(),
-            shutdown: Shutdown::default(),
-            machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
-            gathers: Gathers::default(),
-            reductions: Reductions::new(&context.plan),
-            kept: Arc::default(),
-            opening: None,
-            step: None,
-            evaluation: None,
-        };
-        Self {
-            context,
-            id: ModelId::new(),
-            state: Lock::new(state),
-            under_way: AtomicU64::new(NO_ATTEMPT),
-        }
+        let state = Lock::new(State::new(&context, shards));
+        Self { context, id: ModelId::new(), state, under_way: AtomicU64::new(NO_ATTEMPT) }
     }
 
     pub(crate) fn state(&self) -> Locked<'_, State> {
         self.state.lock()
     }
 
-    /// The state, for a call that the caller's code may make from inside another call of this model.
+    /// The state, for a call that the caller's code may make from inside another call of this
+    /// model.
     ///
     /// # Errors
     /// [`Error::Misuse`] if it does.
@@ -336,7 +126,8 @@ impl Engine {
         operation: &'static str,
     ) -> Result<Locked<'_, State>, Error> {
         let state = self.enter(operation, opened.step)?;
-        if state.step.as_ref().is_some_and(|step| step.attempt.opened == opened) {
+        let is_same = state.attempt.as_ref().is_some_and(|attempt| attempt.opened == opened);
+        if is_same && state.is_in_step() {
             return Ok(state);
         }
         Err(self.context.misuse(operation, opened.step, "the step is over".to_owned()))
@@ -421,7 +212,7 @@ impl Engine {
     pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
         let Ok(mut state) = self.state.enter("note_failure") else { return };
         if state.is_at(token)
-            && let Some(attempt) = state.attempt_mut()
+            && let Some(attempt) = &mut state.attempt
         {
             attempt.note_failure(|| reason.to_string());
         }
@@ -429,8 +220,8 @@ impl Engine {
 
     /// Announces that this rank aborts the step, and discards it. Every other rank discards it too.
     ///
-    /// The announcement waits for no rank. A thread that waits in the step at this moment gets its error from it, and then
-    /// releases the state.
+    /// The announcement waits for no rank. A thread that waits in the step at this moment gets its
+    /// error from it, and then releases the state.
     pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
         self.discard_step(opened, given, |failure| {
             self.context.world.abort_step_of(opened.epoch, failure);
@@ -462,7 +253,8 @@ impl Engine {
         given: Option<String>,
         announce: impl FnOnce(StepFailure),
     ) {
-        // A step that is dropped inside one of its own calls is as good as leaked: the next `begin_step` aborts it.
+        // A step that is dropped inside one of its own calls is as good as leaked: the next
+        // `begin_step` aborts it.
         if self.state.is_held_here() {
             return;
         }
@@ -475,28 +267,32 @@ impl Engine {
         announce(StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
-            // A rank that ran out of data in the middle of the step has data again for the next attempt.
+            // A rank that ran out of data in the middle of the step has data again for the next
+            // attempt.
             self.context.world.set_absent(&step.absent);
         }
         if state.evaluation.take().is_some() {
             self.context.world.set_absent(&[]);
         }
+        state.attempt = None;
         state.machine.abort();
         state.gathers = Gathers::default();
         state.reductions = Reductions::new(&self.context.plan);
         state.kept.clear();
         self.context.full_pool.let_go();
-        // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
+        // A rank that has aborted the epoch itself may have left it already: this step must not end
+        // the next epoch.
         if self.context.world.epoch() == epoch {
             self.context.world.next_epoch();
         }
     }
 
-    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or else a description of the
-    /// state. Never blocks: the step may be aborted while another thread waits in it.
+    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or
+    /// else a description of the state. Never blocks: the step may be aborted while another thread
+    /// waits in it.
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
-        let attempt = state.as_ref().and_then(|state| state.attempt_ref());
+        let attempt = state.as_ref().and_then(|state| state.attempt.as_ref());
         let failure = attempt.and_then(Attempt::failure).map(str::to_owned);
         failure.or(given).unwrap_or_else(|| {
             let seen = match state {
@@ -506,5 +302,34 @@ impl Engine {
             };
             seen.to_owned()
         })
+    }
+}
+
+impl State {
+    /// Takes a unit's gradients of the open microbatch.
+    fn reduce(
+        &mut self,
+        context: &Context,
+        unit: UnitId,
+        gradients: UnitGradients,
+    ) -> Result<(), Error> {
+        let scale = self.loss_scale.value();
+        let step = self.step_mut();
+        step.check_seeded(context, scale)?;
+        check::gradients(context, step.number, unit, &gradients)?;
+        let gradients = step.of_items(context, gradients);
+        match self.machine.offer(unit) {
+            // The unit has no gradient, as was checked.
+            Err(Refused::Frozen { .. }) => return Ok(()),
+            offered => offered.map_err(|refused| self.refused(context, "reduce", refused))?,
+        }
+        for (index, gradient) in gradients.entries.iter().enumerate() {
+            if gradient.is_some() {
+                self.step_mut().presence.insert(context.number_of(ParamId { unit, index }));
+            }
+        }
+        self.reductions.offer(unit, gradients);
+        self.note_scattered(context)?;
+        self.drive(context, "reduce").map(drop)
     }
 }

@@ -3,25 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::Rank;
-use hsdp_sharding::step::{Conclusion, Exchange, Refused};
+use hsdp_sharding::step::{Conclusion, Refused};
 
-use crate::agree::agreement::sum_of_words;
-use crate::agree::microbatch_header::check_magic;
+use crate::agree::mean;
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::step::attempt::{Attempt, Opened, Token};
-use crate::step::engine::{Engine, NO_ATTEMPT, State};
-
-/// An evaluation that has begun and not ended.
-#[derive(Debug)]
-pub(crate) struct EvaluationState {
-    pub(super) attempt: Attempt,
-    /// This rank's sum and its items, while the mean is taken.
-    own: (f64, u64),
-    /// The sums of all ranks, once they have agreed on them.
-    sums: Option<Sums>,
-}
+use crate::step::engine::{Engine, NO_ATTEMPT};
+use crate::step::state::{EvaluationState, State};
 
 impl Engine {
     /// Begins an evaluation, and returns it with its number. Not collective.
@@ -33,8 +22,8 @@ impl Engine {
         let (step, attempt) = (state.next_step, state.attempts);
         let opened = Opened { step, attempt, epoch: self.context.world.epoch() };
         self.context.world.set_step(step);
-        let attempt = Attempt::new(opened);
-        state.evaluation = Some(EvaluationState { attempt, own: (0.0, 0), sums: None });
+        state.attempt = Some(Attempt::new(opened));
+        state.evaluation = Some(EvaluationState::default());
         self.under_way.store(opened.attempt, Ordering::Release);
         Ok((opened, state.evaluations))
     }
@@ -49,8 +38,8 @@ impl Engine {
         })
     }
 
-    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums, divided
-    /// by all ranks' items.
+    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums,
+    /// divided by all ranks' items.
     pub(crate) fn evaluated_mean(
         &self,
         opened: Opened,
@@ -75,10 +64,10 @@ impl Engine {
         // Another thread of the rank may wait in a batch: then the evaluation is not over, and the
         // announcement waits for no rank.
         if let Some(mut state) = self.state.try_lock()
-            && state.evaluation.as_ref().is_some_and(|it| it.attempt.opened == opened)
+            && state.attempt.as_ref().is_some_and(|attempt| attempt.opened == opened)
             && state.machine.end_evaluation().is_ok()
         {
-            state.evaluation = None;
+            (state.attempt, state.evaluation) = (None, None);
             self.under_way.store(NO_ATTEMPT, Ordering::Release);
             return;
         }
@@ -92,7 +81,7 @@ impl Engine {
         act: impl FnOnce(&Context, &mut State) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut state = self.enter(operation, opened.step)?;
-        if state.evaluation.as_ref().is_none_or(|it| it.attempt.opened != opened) {
+        if state.attempt.as_ref().is_none_or(|attempt| attempt.opened != opened) {
             let what = "the evaluation is over".to_owned();
             return Err(self.context.misuse(operation, opened.step, what));
         }
@@ -122,47 +111,12 @@ impl State {
     /// Adds up the sums of all ranks.
     pub(super) fn add_up(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let tag = context.tag(None, Stage::Evaluation, self.next_step, self.machine.microbatches());
-        let [low, high] = context.operations_word();
         let (sum, items) = self.evaluation_mut().own;
-        let said = [MAGIC, sum.to_bits(), items, low, high];
-        let sums = |said: &[u64]| sums(said, context.rank());
-        let sums = context.control.exchange_in_step(tag, said, sums)??;
+        let said = mean::encode(sum, items, context.operations_word());
+        let decode = |said: &[u64]| mean::decode(said, context.rank());
+        let sums = context.control.exchange_in_step(tag, said, decode)??;
         context.check_operations(sums.operations)?;
         self.evaluation_mut().sums = Some(sums);
         Ok(Conclusion::Agreed)
-    }
-}
-
-/// The first word of a record of sums: it may meet the record of a batch.
-const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
-const WORDS: usize = Exchange::MEAN;
-
-/// The sums of all ranks.
-#[derive(Clone, Copy, Debug)]
-struct Sums {
-    sum: f64,
-    /// In 128 bits no number of ranks overflows it.
-    items: u128,
-    /// The sum of the words about operations.
-    operations: u128,
-}
-
-/// Adds the records of all ranks, in rank order.
-fn sums(said: &[u64], own: Rank) -> Result<Sums, Error> {
-    check_magic(said, (WORDS, MAGIC), ("the protocol of the means", own))?;
-    let records = || said.chunks_exact(WORDS);
-    let sum = records().map(|record| f64::from_bits(record[1])).sum();
-    let items = records().map(|record| u128::from(record[2])).sum();
-    let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
-    Ok(Sums { sum, items, operations })
-}
-
-impl Sums {
-    #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
-    fn mean(self, step: u64) -> Result<f64, Error> {
-        match self.items {
-            0 => Err(Error::EmptyEvaluation { step }),
-            items => Ok(self.sum / items as f64),
-        }
     }
 }

@@ -1,4 +1,5 @@
-//! The power of two that is taken out of every seed of a step, so that gradients have the size of a mean on the wire.
+//! The power of two that is taken out of every seed of a step, so that gradients have the size of a
+//! mean on the wire.
 
 use crate::options::objective::Objective;
 

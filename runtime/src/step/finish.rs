@@ -20,17 +20,19 @@ use crate::state::sighting::{Sighting, When};
 use crate::state::sums::{Seen, Sums};
 use crate::step::attempt::Opened;
 use crate::step::clipping::Clipping;
-use crate::step::engine::{Engine, NO_ATTEMPT, State};
+use crate::step::engine::{Engine, NO_ATTEMPT};
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::place::Place;
+use crate::step::state::State;
 use crate::step::step_state::StepState;
 use crate::step::unused;
 
 impl Engine {
     /// Finishes the reductions, agrees with all ranks, and returns the gradients.
     ///
-    /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
-    /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
+    /// An error before the agreement leaves the step open, for its owner to abort. The errors of
+    /// the agreement itself are the same on all ranks: the step is over then, and needs no
+    /// announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.in_step(opened, "finish")?;
         state.attempt(&self.context, "finish", |state| {
@@ -38,6 +40,7 @@ impl Engine {
             asked.map_err(|refused| state.refused(&self.context, "finish", refused))?;
             state.drive(&self.context, "finish").map(drop)
         })?;
+        state.attempt = None;
         let mut step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
         if state.machine.is_settled() {
@@ -113,7 +116,7 @@ impl Ended<'_> {
         mut grad_shards: GradShards,
     ) -> Result<Gradients, Error> {
         grad_shards.present = self.present();
-        unused::check_each_rank(self.context, self.step.number(), self.agreement)?;
+        unused::check_each_rank(self.context, self.step.number, self.agreement)?;
         let weight = self.weight()?;
         let divisor = final_divisor(
             self.context.options.objective,
@@ -125,14 +128,14 @@ impl Ended<'_> {
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {
-                unused::check_first(self.context, self.step.number(), self.agreement)?;
-                grad_shards.await_update(self.step.number());
+                unused::check_first(self.context, self.step.number, self.agreement)?;
+                grad_shards.await_update(self.step.number);
                 state.loss_scale.after_finite_step();
             }
             Verdict::Skip(_) => state.loss_scale.after_overflow(),
         }
         Ok(Gradients {
-            step: self.step.number(),
+            step: self.step.number,
             model: self.id.clone(),
             divisor: if verdict == Verdict::Apply { divisor } else { 1.0 },
             grad_shards,
@@ -172,7 +175,7 @@ impl Ended<'_> {
 
     /// The weight of the whole step.
     fn weight(&self) -> Result<u64, Error> {
-        let step = self.step.number();
+        let step = self.step.number;
         match self.agreement.total_weight() {
             None => {
                 let (heaviest, weight) = self.agreement.heaviest();
@@ -188,14 +191,14 @@ impl Ended<'_> {
 
     fn verdict(&self, state: &State, norm: f64, divisor: f64) -> Result<Verdict, Error> {
         let Some(origin) = self.origin(norm, divisor) else { return Ok(Verdict::Apply) };
-        let found = NonFiniteGradient { step: self.step.number(), origin };
+        let found = NonFiniteGradient { step: self.step.number, origin };
         let skips = state.loss_scale.expects_overflow()
             || self.context.options.non_finite == NonFinite::Skip;
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first: the
-    /// gradients follow from it.
+    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first:
+    /// the gradients follow from it.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         if let Some(rank) = self.agreement.first_loss_not_finite() {
             return Some(Origin::Loss { rank });

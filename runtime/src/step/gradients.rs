@@ -21,23 +21,25 @@ pub enum Verdict {
 
 /// This rank's shard of a step's gradient, reduced over both axes, and agreed on by all ranks.
 ///
-/// The buffers hold sums. The one division of the step happens where they are read: in the optimizer's pass, and in the copies
-/// that [`shard`](Self::shard) and [`full`](Self::full) return. Clipping happens in the optimizer's pass only.
+/// The buffers hold sums. The one division of the step happens where they are read: in the
+/// optimizer's pass, and in the copies that [`shard`](Self::shard) and [`full`](Self::full) return.
+/// Clipping happens in the optimizer's pass only.
 ///
-/// The next step uses this memory again. Drop this value before the next step, or that step allocates as much again. If it is
-/// dropped without an update, the next step warns, once.
+/// The next step uses this memory again. Drop this value before the next step, or that step
+/// allocates as much again. If it is dropped without an update, the next step warns, once.
 ///
-/// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final all-reduce cannot reach an
-/// optimizer.
+/// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final
+/// all-reduce cannot reach an optimizer.
 #[derive(Debug)]
 #[must_use = "gradients that no optimizer takes change nothing"]
 pub struct Gradients {
     pub(crate) model: ModelId,
     pub(crate) step: u64,
-    /// The sums by unit, before the division; empty where a unit has no trainable parameter. Also the parameters that got a
-    /// gradient.
+    /// The sums by unit, before the division; empty where a unit has no trainable parameter. Also
+    /// the parameters that got a gradient.
     pub(crate) grad_shards: GradShards,
-    /// The divisor of the sums. It is known only when all ranks have agreed, after the norm of the sums was computed.
+    /// The divisor of the sums. It is known only when all ranks have agreed, after the norm of the
+    /// sums was computed.
     pub(crate) divisor: f64,
     pub(crate) norm: f64,
     pub(crate) loss: f64,
@@ -65,8 +67,9 @@ impl Gradients {
         self.norm
     }
 
-    /// The loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of the losses over the sum of the weights, for
-    /// `RankMean` the mean of the mean losses, for `Sum` the sum of the losses, and for `Factor` that sum over the factor.
+    /// The loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of the
+    /// losses over the sum of the weights, for `RankMean` the mean of the mean losses, for `Sum`
+    /// the sum of the losses, and for `Factor` that sum over the factor.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss
@@ -93,8 +96,8 @@ impl Gradients {
         &self.verdict
     }
 
-    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Of several calls the
-    /// one with the least norm counts. Not collective.
+    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as
+    /// in PyTorch. Of several calls the one with the least norm counts. Not collective.
     ///
     /// The optimizer applies the factor in its pass over the shard. This comes before
     /// [`clip_norm`](Self::clip_norm), for other norms and groups of parameters, and

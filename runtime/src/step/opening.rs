@@ -14,18 +14,11 @@ use crate::options::uneven::EndOfRun;
 use crate::state::context::Context;
 use crate::state::joint;
 use crate::state::lock::Locked;
-use crate::step::attempt::Opened;
-use crate::step::engine::{Begun, Engine, State};
+use crate::step::attempt::{Attempt, Opened};
+use crate::step::engine::{Begun, Engine};
 use crate::step::exponent::exponent_known_early;
+use crate::step::state::{Opening, State};
 use crate::step::step_state::StepState;
-
-/// A step while it begins, or the end of the run in its place.
-#[derive(Debug)]
-pub(super) struct Opening {
-    header: StepHeader,
-    /// Agreement of the ranks, once they have exchanged headers.
-    agreed: Option<Agreed>,
-}
 
 impl Engine {
     /// Exchanges headers, and opens the step if it takes place.
@@ -52,13 +45,13 @@ impl Engine {
         state.attempts += 1;
         let attempt = state.attempts;
         let opened = Opened { step, attempt, epoch };
-        let mut begun = StepState::new(&self.context, opened, options);
+        let mut begun = StepState::new(&self.context, step, options);
         begun.absent.clone_from(&supply.exhausted);
         begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
         (state.supply, state.shutdown) = (supply, shutdown);
         let sums = state.kept.take(&self.context.plan);
         state.reductions.begin(&self.context, sums);
-        state.step = Some(begun);
+        (state.attempt, state.step) = (Some(Attempt::new(opened)), Some(begun));
         self.under_way.store(attempt, Ordering::Release);
         Ok(Begun::Step(opened))
     }
@@ -80,7 +73,8 @@ impl Engine {
         state.updated.digest(state.next_step)
     }
 
-    /// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
+    /// Compares the digests of the last update that all ranks have `said`. Collective over the
+    /// world if they differ.
     ///
     /// # Errors
     /// [`Error::Disagreement`] on all ranks; [`Error::Comm`].
@@ -90,7 +84,8 @@ impl Engine {
         comparison::of_updates(&self.context, last, said)
     }
 
-    /// Ends the world if an update has stopped in its middle: the values of no step are there to be saved.
+    /// Ends the world if an update has stopped in its middle: the values of no step are there to be
+    /// saved.
     ///
     /// # Errors
     /// The end of the world.
@@ -99,7 +94,8 @@ impl Engine {
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
-    /// The state, if no step is under way, and the last update has ended. A step that was leaked is discarded: no caller can finish it any more.
+    /// The state, if no step is under way, and the last update has ended. A step that was leaked is
+    /// discarded: no caller can finish it any more.
     pub(super) fn state_between_steps(
         &self,
         operation: &'static str,
@@ -108,10 +104,11 @@ impl Engine {
         if let Some(half) = state.half_updated {
             return Err(self.end_half_updated(half));
         }
-        let (opened, leaked) = match (&state.step, &state.evaluation) {
-            (Some(step), _) => (step.attempt.opened, format!("step {}", step.number())),
-            (None, Some(evaluation)) => (evaluation.attempt.opened, "an evaluation".to_owned()),
-            (None, None) => return Ok(state),
+        let Some(attempt) = &state.attempt else { return Ok(state) };
+        let opened = attempt.opened;
+        let leaked = match &state.step {
+            Some(step) => format!("step {}", step.number),
+            None => "an evaluation".to_owned(),
         };
         let what = format!("{leaked} was neither finished nor dropped");
         let error = self.context.misuse(operation, state.next_step, what);
@@ -120,7 +117,8 @@ impl Engine {
         Err(error)
     }
 
-    /// Ends the world, since parameters are neither those before the update of a step nor those after it.
+    /// Ends the world, since parameters are neither those before the update of a step nor those
+    /// after it.
     fn end_half_updated(&self, step: u64) -> Error {
         let what = "the update has not ended, by a panic or a device that failed: some parameters are updated and others \
                     are not";

@@ -233,8 +233,8 @@ impl Reductions {
         self.units.iter_mut().map(|unit| unit.partial.take().0).collect()
     }
 
-    /// Returns the first element of this rank's sums so far that is not finite. Waits for the notes of
-    /// a device.
+    /// Returns the first element of this rank's sums so far that is not finite. Waits for the notes
+    /// of a device.
     pub(crate) fn sighting(&self, context: &Context, step: u64) -> Result<Option<Sighting>, Error> {
         let noting = self.units.iter().map(|unit| unit.partial.held());
         self.with_noted(context, step, noting)
@@ -250,8 +250,8 @@ impl Reductions {
         self.with_noted(context, step, sums.iter().map(Some))
     }
 
-    /// Returns the first of the sighting that is known here and of those that a device has noted: in
-    /// `sums`, by unit, in the buffers of microbatches, and in unsharded sums.
+    /// Returns the first of the sighting that is known here and of those that a device has noted:
+    /// in `sums`, by unit, in the buffers of microbatches, and in unsharded sums.
     fn with_noted<'a>(
         &'a self,
         context: &Context,

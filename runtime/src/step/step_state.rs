@@ -10,13 +10,13 @@ use crate::options::objective::{LossSum, Objective};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
 use crate::state::kept::GradShards;
-use crate::step::attempt::{Attempt, Opened};
 use crate::step::unit_gradients::UnitGradients;
 
 /// A step that has begun and not finished.
 #[derive(Debug)]
 pub(crate) struct StepState {
-    pub(crate) attempt: Attempt,
+    /// Number of the step.
+    pub(crate) number: u64,
     /// Whether this rank said, when the step began, that it has data for it.
     input: Input,
     /// Ranks that began the step without data.
@@ -27,7 +27,8 @@ pub(crate) struct StepState {
     pub(crate) exponent: Option<i32>,
     pub(crate) weight: u64,
     pub(crate) largest_weight: u64,
-    /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
+    /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over
+    /// ranks.
     pub(crate) total_loss: f64,
     /// The parameters that got a gradient on this rank.
     pub(super) presence: Presence,
@@ -36,9 +37,9 @@ pub(crate) struct StepState {
 }
 
 impl StepState {
-    pub(crate) fn new(context: &Context, opened: Opened, options: StepOptions) -> Self {
+    pub(crate) fn new(context: &Context, number: u64, options: StepOptions) -> Self {
         Self {
-            attempt: Attempt::new(opened),
+            number,
             input: options.input,
             absent: Vec::new(),
             loss: None,
@@ -49,10 +50,6 @@ impl StepState {
             presence: Presence::none(context.parameters()),
             ended: None,
         }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.attempt.opened.step
     }
 
     /// Checks the weight of a loss. Returns the sum of this rank's weights with it.
@@ -67,7 +64,7 @@ impl StepState {
         } else {
             format!("the weights {} and {weight} add up to 2^64 or more", self.weight)
         };
-        Err(context.misuse("loss", self.number(), what))
+        Err(context.misuse("loss", self.number, what))
     }
 
     /// Takes the loss of the open microbatch, with which this rank's weights add up to `weight`.
@@ -81,8 +78,8 @@ impl StepState {
         };
     }
 
-    /// Refuses gradients of a backward that started without a seed, which has a loss scale: they have
-    /// another size than those of its peers.
+    /// Refuses gradients of a backward that started without a seed, which has a loss scale: they
+    /// have another size than those of its peers.
     ///
     /// # Errors
     /// [`Error::Misuse`].
@@ -90,11 +87,11 @@ impl StepState {
         if self.loss.is_some() || scale == 1.0 {
             return Ok(());
         }
-        Err(context.misuse("reduce", self.number(), GRADIENTS_BEFORE_LOSS.to_owned()))
+        Err(context.misuse("reduce", self.number, GRADIENTS_BEFORE_LOSS.to_owned()))
     }
 
-    /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing may
-    /// be NaN, and 0 times NaN is NaN too.
+    /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing
+    /// may be NaN, and 0 times NaN is NaN too.
     pub(crate) fn of_items(
         &self,
         context: &Context,

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hsdp_kernels::GradientValues;
 
-/// The gradients of one unit in one microbatch, for [`Pass::reduce`](crate::Pass::reduce): one entry
-/// for each parameter of the unit, in the order of its declaration.
+/// The gradients of one unit in one microbatch, for [`Pass::reduce`](crate::Pass::reduce): one
+/// entry for each parameter of the unit, in the order of its declaration.
 ///
 /// An entry is the gradient of the full parameter: as many elements as its declared shape has, flat
-/// and row-major. `Vec<f32>`, `Vec<f16>` and `Vec<bf16>` are gradients, and a tensor of another type
-/// is one if it implements [`GradientValues`]. They are read in place, without a copy, and dropped
-/// when the reduction is complete. A parameter that is frozen, or that the loss does not use, has an
-/// entry without a gradient. Where a trainable parameter has none, zeros are summed.
+/// and row-major. `Vec<f32>`, `Vec<f16>` and `Vec<bf16>` are gradients, and a tensor of another
+/// type is one if it implements [`GradientValues`]. They are read in place, without a copy, and
+/// dropped when the reduction is complete. A parameter that is frozen, or that the loss does not
+/// use, has an entry without a gradient. Where a trainable parameter has none, zeros are summed.
 ///
 /// ```
 /// use hsdp::UnitGradients;

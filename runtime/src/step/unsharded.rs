@@ -44,9 +44,9 @@ impl Unsharded {
         }
     }
 
-    /// Adds the gradients that this rank has of one unit in a microbatch. Returns the first sum that is not finite, if
-    /// there is one: after the reduction its microbatch is no longer known. A device notes it itself, and the step
-    /// reads it at its end.
+    /// Adds the gradients that this rank has of one unit in a microbatch. Returns the first sum
+    /// that is not finite, if there is one: after the reduction its microbatch is no longer known.
+    /// A device notes it itself, and the step reads it at its end.
     ///
     /// # Errors
     /// If there is no memory for a sum; those of a device.
@@ -93,7 +93,8 @@ pub(crate) struct UnshardedGradients {
 /// The sum of a parameter's gradients in a step.
 #[derive(Debug)]
 struct Sum {
-    /// Other ranks read it once it is given away. Before the first gradient it may be the buffer of the step before.
+    /// Other ranks read it once it is given away. Before the first gradient it may be the buffer of
+    /// the step before.
     buffer: Arc<Vec<f32>>,
     state: SumState,
 }
@@ -127,8 +128,8 @@ impl UnshardedGradients {
         }
     }
 
-    /// Adds the gradients that `rank` has of one unit in a microbatch. Returns the first sum that is not finite, if
-    /// there is one: after the reduction its microbatch is no longer known.
+    /// Adds the gradients that `rank` has of one unit in a microbatch. Returns the first sum that
+    /// is not finite, if there is one: after the reduction its microbatch is no longer known.
     ///
     /// # Errors
     /// If there is no memory for a sum.
@@ -158,7 +159,8 @@ impl UnshardedGradients {
 }
 
 impl Sum {
-    /// Adds the gradient of parameter `param`. Returns the first element of the sum that is not finite.
+    /// Adds the gradient of parameter `param`. Returns the first element of the sum that is not
+    /// finite.
     fn add(
         &mut self,
         param: usize,
@@ -174,7 +176,8 @@ impl Sum {
         Ok(non_finite)
     }
 
-    /// The buffer, for this rank alone; a new one where another rank reads the old one, or it has another length.
+    /// The buffer, for this rank alone; a new one where another rank reads the old one, or it has
+    /// another length.
     fn exclusive(&mut self, len: usize) -> Result<&mut Vec<f32>, hsdp_kernels::Error> {
         if Arc::get_mut(&mut self.buffer).is_none_or(|buffer| buffer.len() != len) {
             self.buffer = Arc::new(sized(Vec::new(), len, Category::GradFull)?);
@@ -209,7 +212,8 @@ mod tests {
 
     use super::*;
 
-    /// A gradient that lends single elements not at all, and more of them in halves, against the contract.
+    /// A gradient that lends single elements not at all, and more of them in halves, against the
+    /// contract.
     #[derive(Debug)]
     struct Halves(Vec<f32>);
 

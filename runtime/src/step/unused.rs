@@ -31,8 +31,8 @@ pub(super) fn check_each_rank(
 }
 
 /// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
-/// model that has made steps before, in another process, is not refused. A step that is refused, and
-/// one without data, is followed by another first step. All ranks come to the same end.
+/// model that has made steps before, in another process, is not refused. A step that is refused,
+/// and one without data, is followed by another first step. All ranks come to the same end.
 ///
 /// # Errors
 /// [`Error::WithoutGradient`].

@@ -2,7 +2,9 @@
 
 use super::reductions::Turn;
 use super::rules::reduces_once;
-use super::{Course, Exchange, Goal, Input, Output, Refused, State, StepMachine, Supply, Uneven};
+use super::{
+    Course, Exchange, Goal, Input, Operation, Output, Refused, State, StepMachine, Supply, Uneven,
+};
 use crate::Accumulation;
 
 /// How far the end of a step is.
@@ -14,15 +16,21 @@ pub(super) enum Stage {
     /// Reduce-scatters that are left. In mode `Local` they are all left, if the last microbatch was not
     /// known to be the last.
     Reducing,
-    /// The exchange about overflows.
-    Asking,
+    /// The exchange about overflows, when the reduce-scatters before it are complete.
+    Asking {
+        /// Number of first reductions that were awaited.
+        awaited: usize,
+    },
     /// The all-reduces that are left, up to a number.
     AllReducing {
         /// Number of all-reduces that all ranks issue.
         limit: usize,
     },
     /// Waits for all that is under way.
-    Awaiting,
+    Awaiting {
+        /// Number of first reductions that were awaited.
+        awaited: usize,
+    },
     /// The exchange of statements.
     Stating,
 }
@@ -72,19 +80,25 @@ impl StepMachine {
                     // Where ranks ask each other for overflows, no all-reduce begins before that.
                     let turn = if asks { Turn::MayFollow } else { Turn::Last };
                     let place = (turn, training.gathers.issued);
+                    training.reductions.pass_next(&order.plan);
                     if let Some(output) = training.reductions.scatter_rest(order, rules, place) {
                         return Some(output);
                     }
                     training.stage = match asks {
-                        true => Stage::Asking,
+                        true => Stage::Asking { awaited: 0 },
                         false => Stage::AllReducing { limit: usize::MAX },
                     };
                 }
-                Stage::Asking => {
-                    let output = training.reductions.await_scatters_next(&self.plan);
-                    let all_reduces = training.reductions.all_reduced();
-                    let ask = Output::Exchange(Exchange::Interim { all_reduces });
-                    return Some(output.unwrap_or(ask));
+                Stage::Asking { awaited } => {
+                    let is_scatter =
+                        |it: &(usize, Operation)| matches!(it.1, Operation::ReduceScatter(_));
+                    let next = training.reductions.under_way(&self.plan, awaited).find(is_scatter);
+                    let Some((place, scatter)) = next else {
+                        let all_reduces = training.reductions.all_reduced();
+                        return Some(Output::Exchange(Exchange::Interim { all_reduces }));
+                    };
+                    training.stage = Stage::Asking { awaited: place + 1 };
+                    return Some(Output::Await(scatter));
                 }
                 Stage::AllReducing { limit } => {
                     let plan = &self.orders.current().plan;
@@ -92,12 +106,14 @@ impl StepMachine {
                     if let Some(output) = training.reductions.all_reduce_next(plan, limit) {
                         return Some(output);
                     }
-                    training.stage = Stage::Awaiting;
+                    training.stage = Stage::Awaiting { awaited: 0 };
                 }
-                Stage::Awaiting => {
+                Stage::Awaiting { awaited } => {
                     let plan = &self.orders.current().plan;
-                    if let Some(output) = training.reductions.await_all_next(plan) {
-                        return Some(output);
+                    let next = training.reductions.under_way(plan, awaited).next();
+                    if let Some((place, operation)) = next {
+                        training.stage = Stage::Awaiting { awaited: place + 1 };
+                        return Some(Output::Await(operation));
                     }
                     training.stage = Stage::Stating;
                 }
@@ -111,7 +127,6 @@ impl StepMachine {
         let is_local = self.plan.options().accumulation == Accumulation::Local;
         if is_local && training.turn() == Turn::MayFollow {
             training.reductions.begin_microbatch(&self.plan);
-            training.reductions.offer_rest(&self.plan);
         }
         training.stage = Stage::Reducing;
     }

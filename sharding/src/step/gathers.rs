@@ -48,20 +48,32 @@ pub(super) struct Gathers {
     pub(super) slots: Vec<Slot>,
     /// Number of slots that were issued: all before that index, and none from it on.
     pub(super) issued: usize,
+    /// Place of the last gather for the forward that was taken.
+    last_in_forward: Option<usize>,
+    /// Number of first slots that the end of the forward has dropped, or keeps.
+    forward_ended: usize,
     /// Number of first slots that are all taken, as far as the end of the microbatch has seen.
     ended: usize,
 }
 
 impl Gathers {
     pub(super) fn new(purpose: Purpose) -> Self {
-        let sequence = Sequence::Finding(Finding::default());
-        Self { purpose, sequence, slots: Vec::new(), issued: 0, ended: 0 }
+        Self {
+            purpose,
+            sequence: Sequence::Finding(Finding::default()),
+            slots: Vec::new(),
+            issued: 0,
+            last_in_forward: None,
+            forward_ended: 0,
+            ended: 0,
+        }
     }
 
     /// Begins a microbatch, when the one before is over.
     pub(super) fn begin(&mut self, orders: &Orders) {
         self.slots.clear();
-        (self.issued, self.ended) = (0, 0);
+        self.last_in_forward = None;
+        (self.issued, self.forward_ended, self.ended) = (0, 0, 0);
         let known = match (orders.known(), &self.purpose) {
             (Some(known), _) => Some(Arc::clone(known)),
             (None, Purpose::Evaluation(kept)) => kept.clone(),
@@ -123,14 +135,12 @@ impl Gathers {
         if !is_left {
             return Err(Refused::NoGatherLeft { unit, microbatch });
         }
-        let Some(place) = self.place_of(unit).filter(|_| rules.order == UnitOrder::Error) else {
-            return Ok(());
-        };
-        let forward = spec.units().len();
-        let is_taken = |later: &usize| self.slots[*later] == Slot::Taken;
-        match (place..forward).rev().find(is_taken) {
-            Some(later) => Err(Refused::OutOfOrder { unit, after: self.gather(later).unit }),
-            None => Ok(()),
+        let last = self.last_in_forward.filter(|_| rules.order == UnitOrder::Error);
+        match last {
+            Some(last) if self.place_of(unit).is_some_and(|place| place < last) => {
+                Err(Refused::OutOfOrder { unit, after: self.gather(last).unit })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -181,6 +191,9 @@ impl Gathers {
             Slot::Issued => Some(Output::Await(Operation::Gather { place, unit, phase })),
             Slot::Arrived => {
                 self.slots[place] = Slot::Taken;
+                if phase == Phase::Forward {
+                    self.last_in_forward = self.last_in_forward.max(Some(place));
+                }
                 Some(end(gather))
             }
             Slot::Waiting | Slot::Taken => None,
@@ -195,7 +208,13 @@ impl Gathers {
         if let Some(issue) = self.issue_next(units) {
             return Some(issue);
         }
-        (0..units).find_map(|place| self.free_unless_kept(place, spec))
+        for place in self.forward_ended..units {
+            if let Some(output) = self.free_unless_kept(place, spec) {
+                return Some(output);
+            }
+            self.forward_ended = place + 1;
+        }
+        None
     }
 
     /// Drops the gather at a place as [`free_next`](Self::free_next) does, unless the unit is kept.

@@ -102,13 +102,12 @@ impl Reductions {
         is_local.then_some(Output::Accumulate(unit))
     }
 
-    /// Reduces units that were not offered without gradients of this microbatch.
-    pub(super) fn offer_rest(&mut self, plan: &Plan) {
-        for unit in plan.reductions() {
-            let offer = &mut self.offers[unit.index()];
-            if *offer == Offer::Nothing {
-                *offer = Offer::Passed(nothing(plan));
-            }
+    /// Lets the next unit be reduced without gradients of this microbatch, if none were offered.
+    pub(super) fn pass_next(&mut self, plan: &Plan) {
+        let Some(unit) = plan.reductions().get(self.scattered) else { return };
+        let offer = &mut self.offers[unit.index()];
+        if *offer == Offer::Nothing {
+            *offer = Offer::Passed(nothing(plan));
         }
     }
 
@@ -131,18 +130,14 @@ impl Reductions {
     }
 
     /// Issues the next reduction, whose place among `gathers` has come, without gradients of this
-    /// microbatch if they were not offered.
+    /// microbatch if none were offered.
     pub(super) fn issue_next(
         &mut self,
         order: &Order,
         rules: &Rules,
         (turn, gathers): (Turn, usize),
     ) -> Option<Output> {
-        let unit = *order.plan.reductions().get(self.scattered)?;
-        let offer = &mut self.offers[unit.index()];
-        if *offer == Offer::Nothing {
-            *offer = Offer::Passed(nothing(&order.plan));
-        }
+        self.pass_next(&order.plan);
         self.next(order, rules, (turn, gathers))
     }
 
@@ -280,18 +275,17 @@ impl Reductions {
         Some(Output::Fold(unit))
     }
 
-    /// Waits for reduce-scatters that are under way.
-    pub(super) fn await_scatters_next(&self, plan: &Plan) -> Option<Output> {
-        let is_under_way = |unit: &&UnitId| self.sums[unit.index()] == Sums::Scattering;
-        let unit = plan.reductions().iter().find(is_under_way)?;
-        Some(Output::Await(Operation::ReduceScatter(*unit)))
-    }
-
-    /// Waits for all that is under way.
-    pub(super) fn await_all_next(&self, plan: &Plan) -> Option<Output> {
-        plan.reductions().iter().find_map(|unit| match self.sums[unit.index()] {
-            Sums::Scattering => Some(Output::Await(Operation::ReduceScatter(*unit))),
-            Sums::AllReducing => Some(Output::Await(Operation::AllReduce(*unit))),
+    /// Returns the operations that are under way, each with its place in the plan's order, from
+    /// place `from` on.
+    pub(super) fn under_way(
+        &self,
+        plan: &Plan,
+        from: usize,
+    ) -> impl Iterator<Item = (usize, Operation)> {
+        let reductions = plan.reductions().iter().enumerate().skip(from);
+        reductions.filter_map(|(place, unit)| match self.sums[unit.index()] {
+            Sums::Scattering => Some((place, Operation::ReduceScatter(*unit))),
+            Sums::AllReducing => Some((place, Operation::AllReduce(*unit))),
             Sums::Empty | Sums::Held => None,
         })
     }

@@ -391,8 +391,8 @@ impl StepMachine {
             return output;
         }
         if has_reductions(plan, turn) {
-            training.reductions.offer_rest(plan);
-            let output = training.reduce_next(orders.current(), rules);
+            let place = (turn, training.gathers.issued);
+            let output = training.reductions.issue_next(orders.current(), rules, place);
             let output = output.or_else(|| training.reductions.fold_next(plan));
             if output.is_some() {
                 return output;

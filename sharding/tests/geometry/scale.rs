@@ -1,13 +1,16 @@
-//! Ten thousand units for a thousand ranks are planned in less than five seconds, by a debug build that shares its machine
-//! with other tests: nothing is quadratic in the units. (It takes a fraction of a second where it is alone.)
+//! Ten thousand units for a thousand ranks are planned in less than five seconds, and so is a step of them, by a debug build
+//! that shares its machine with other tests: nothing is quadratic in the units. (It takes a fraction of a second where it is
+//! alone.)
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, State, Unit};
+use hsdp_sharding::step::{DryRun, LossScale, Rules, UnitOrder};
+use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, State, Unit};
 
 const UNITS: usize = 10_000;
 
-/// The limit for all of it, from the first parameter to the last rank's costs.
+/// The limit for all of a plan, from the first parameter to the last rank's costs, and for a step.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A transformer block of twelve parameters.
@@ -74,6 +77,26 @@ fn ten_thousand_units_by_whole_rows_for_1024_ranks() {
 #[test]
 fn forty_thousand_matrices_with_owners_for_1024_ranks() {
     println!("{}", plan_all(by_muon));
+}
+
+/// Ranks ask each other for overflows, so that they await all operations of the step at its end.
+#[test]
+fn ten_thousand_units_in_a_step() {
+    let units = (0..UNITS)
+        .map(|index| Unit::new(format!("{index}")).param(Param::new(format!("{index}.w"), [4])));
+    let spec = units.fold(ModelSpec::new(), ModelSpec::unit);
+    let rules =
+        Rules { order: UnitOrder::Error, loss_scale: LossScale::Dynamic, ..Rules::default() };
+    for accumulation in Accumulation::ALL {
+        let options = PlanOptions { accumulation, ..PlanOptions::default() };
+        let mesh = Mesh::new(16, 64).expect("1024 ranks");
+        let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
+        let started = Instant::now();
+        let outputs = DryRun::of(&plan, rules, None, 2).outputs().count();
+        let took = started.elapsed();
+        println!("{accumulation}: {outputs} outputs in {took:?}");
+        assert!(took < LIMIT, "{accumulation}: took {took:?}");
+    }
 }
 
 /// The costs of a plan take no memory for each shard.

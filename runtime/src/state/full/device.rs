@@ -34,7 +34,8 @@ impl DeviceArriving {
         Ok(Self { pending, layout })
     }
 
-    /// Waits until the gather is issued. Kernels that read the parameters wait for the rest, on the device.
+    /// Waits until the gather is issued. Kernels that read the parameters wait for the rest, on the
+    /// device.
     pub(crate) fn wait(self, context: &Context) -> Result<DeviceFull, Error> {
         let Self { pending, layout } = self;
         let (full, device) = (Arc::new(pending.wait()?), context.model_device());

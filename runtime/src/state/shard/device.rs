@@ -17,7 +17,8 @@ pub(crate) enum DeviceShard {
     /// The whole shard is on the device.
     There {
         master: Arc<DeviceBuffer>,
-        /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+        /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself
+        /// is gathered.
         gather_input: Option<Arc<DeviceBuffer>>,
     },
     /// The master stays on the host.
@@ -38,7 +39,7 @@ impl DeviceShard {
         placed.map_err(|error| context.device_error("init", 0, error))
     }
 
-    /// The whole shard on the device, rounded there where the compute dtype is another.
+    /// Makes the whole shard on the device, rounded there where the compute dtype is another.
     fn there(device: &ModelDevice, (master, compute): (&[f32], DType)) -> Result<Self, CudaError> {
         let mut there = device.buffer(Category::Shard, DType::F32, master.len())?;
         there.write(&device.stream, Values::F32(master))?;
@@ -49,7 +50,7 @@ impl DeviceShard {
         Ok(Self::There { master: Arc::new(there), gather_input })
     }
 
-    /// A shard whose master stays on the host.
+    /// Makes a shard whose master stays on the host.
     fn offloaded(
         device: &ModelDevice,
         (master, compute): (Vec<f32>, DType),
@@ -66,7 +67,8 @@ impl DeviceShard {
         })
     }
 
-    /// The f32 parameters on the host: a copy, for which the call waits, or the parameters that lie there.
+    /// Returns the f32 parameters on the host: a copy, for which the call waits, or the parameters
+    /// that lie there.
     pub(crate) fn to_host(&self, context: &Context) -> Result<Arc<Vec<f32>>, Error> {
         match self {
             Self::There { master, .. } => context
@@ -97,8 +99,8 @@ impl DeviceShard {
         }
     }
 
-    /// The f32 parameters and their copy in the compute dtype, for this rank alone. Another holder of them keeps the
-    /// old values, and this rank goes on with a copy.
+    /// Returns the f32 parameters and their copy in the compute dtype, for this rank alone. Another
+    /// holder of them keeps the old values, and this rank goes on with a copy.
     ///
     /// # Panics
     /// If the parameters are offloaded: these are updated where they lie.
@@ -126,7 +128,7 @@ fn rounded(
     Ok(rounded)
 }
 
-/// A buffer to be written: a copy, if there is another holder.
+/// Returns a buffer to write to: a copy, if there is another holder.
 pub(super) fn make_mut<'a>(
     (device, category): (&ModelDevice, Category),
     buffer: &'a mut Arc<DeviceBuffer>,

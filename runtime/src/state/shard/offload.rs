@@ -1,6 +1,8 @@
-//! Updates on the host of a unit whose sums are on a device, and whose parameters are there or on the host.
+//! Updates on the host of a unit whose sums are on a device, and whose parameters are there or on the
+//! host.
 //!
-//! One unit at a time: its gradient is copied to the host, the parameters are updated, and the gather input goes back.
+//! One unit at a time: its gradient is copied to the host, the parameters are updated, and the gather
+//! input goes back.
 
 use std::sync::Arc;
 
@@ -15,8 +17,8 @@ use crate::state::shard::device::{DeviceShard, make_mut, upload};
 use crate::state::sums::device::DeviceSums;
 
 impl DeviceShard {
-    /// Calls `update` with f32 parameters and sums of gradients, both on the host, and copies the new parameters to the
-    /// device. Waits for the copies to the host, and nothing else.
+    /// Calls `update` with f32 parameters and sums of gradients, both on the host, and copies the
+    /// new parameters to the device. Waits for the copies to the host, and nothing else.
     ///
     /// # Errors
     /// Those of the device: the gather input may then be older than the parameters.

@@ -12,7 +12,8 @@ use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::sighting::{Sighting, When};
 
-/// This rank's sums of one unit's gradients, f32, and the notes of non-finite elements that were made meanwhile.
+/// This rank's sums of one unit's gradients, f32, and the notes of non-finite elements that were made
+/// meanwhile.
 #[derive(Debug)]
 pub(crate) struct DeviceSums {
     pub(crate) values: DeviceBuffer,
@@ -95,7 +96,8 @@ impl DeviceSums {
         copied.map_err(|error| context.device_error("read", step, error))
     }
 
-    /// The squared norm of each, and its first element that is not finite. Waits for all work that is under way.
+    /// Returns the squared norm of each, and its first element that is not finite. Waits for all
+    /// work that is under way.
     pub(crate) fn survey(context: &Context, all: &[&Self], step: u64) -> Result<Vec<Seen>, Error> {
         let device = context.model_device();
         let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();

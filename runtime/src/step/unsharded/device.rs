@@ -1,4 +1,5 @@
-//! Gradients that wait unsharded on a device for the last microbatch (mode `Local`): the unit's trainable region, summed in f32.
+//! Gradients that wait unsharded on a device for the last microbatch (mode `Local`): the unit's
+//! trainable region, summed in f32.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ impl DeviceUnsharded {
         Self { units: plan.spec().units().iter().map(|_| None).collect(), given: Vec::new() }
     }
 
-    /// Adds the gradients of one unit in a microbatch: one launch to cast and lay them out, and one to add.
+    /// Adds the gradients of one unit in a microbatch: one launch to cast and lay them out, and one
+    /// to add.
     pub(crate) fn add(
         &mut self,
         context: &Context,
@@ -104,7 +106,8 @@ impl DeviceUnsharded {
         layout.params().iter().zip(has).map(part).collect()
     }
 
-    /// The first sighting in the notes of sums that were given away. Waits for all work that is under way.
+    /// The first sighting in the notes of sums that were given away. Waits for all work that is
+    /// under way.
     pub(crate) fn sighting(&self, context: &Context, step: u64) -> Result<Option<Sighting>, Error> {
         let given: Vec<_> = self.given.iter().map(|(unit, noted)| (*unit, noted)).collect();
         first_noted(context, &given, (step, sighting_in_unit))
