@@ -247,6 +247,17 @@ impl StepMachine {
         self.orders.is_settled()
     }
 
+    /// Returns the units that the open forward has gathered, if it finds the order of the units:
+    /// a record of [`Exchange::Unit`] is about one behind some of them.
+    #[must_use]
+    pub fn found(&self) -> &[UnitId] {
+        match &self.state {
+            State::Step(training) => training.gathers.found(),
+            State::Evaluation(evaluation) => evaluation.gathers.found(),
+            State::Between | State::Opening(_) => &[],
+        }
+    }
+
     /// Returns whether a step is under way.
     #[must_use]
     pub fn is_in_step(&self) -> bool {

@@ -117,9 +117,9 @@ impl Agreement {
         self.said.iter().position(ends_it).map(Rank::new)
     }
 
-    /// The number of microbatches of all ranks in total.
+    /// Returns the number of microbatches of all ranks in total.
     pub(crate) fn total_microbatches(&self) -> u64 {
-        self.said.iter().map(|statement| statement.microbatches).sum()
+        self.said.iter().fold(0, |sum, statement| statement.microbatches.saturating_add(sum))
     }
 
     /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold the same.
@@ -222,6 +222,14 @@ mod tests {
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(3)));
         (agreement.said[2].loss, agreement.said[3].loss) = (f64::NAN, f64::INFINITY);
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(2)));
+    }
+
+    #[test]
+    fn no_number_of_microbatches_overflows() {
+        let mut agreement = agreement();
+        assert_eq!(agreement.total_microbatches(), 8);
+        agreement.said[1].microbatches = u64::MAX;
+        assert_eq!(agreement.total_microbatches(), u64::MAX);
     }
 
     #[test]

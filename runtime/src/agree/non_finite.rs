@@ -22,7 +22,8 @@ impl Sighting {
     pub(crate) fn decode(words: &[u64]) -> Option<Self> {
         let number = |word: u64| usize::try_from(word).ok().filter(|_| word != NONE);
         let when = number(words[0]).map_or(When::AllReduce, When::Microbatch);
-        Some(Self { when, parameter: number(words[1])?, from: number(words[2]) })
+        let from = number(words[2]).filter(|rank| u32::try_from(*rank).is_ok());
+        Some(Self { when, parameter: number(words[1])?, from })
     }
 
     /// The sighting in the form of the error. `holder` is the rank that made the sighting.
@@ -65,6 +66,12 @@ mod tests {
         for sighting in sightings {
             assert_eq!(Sighting::decode(&Sighting::encode(sighting)), sighting);
         }
+    }
+
+    #[test]
+    fn a_sighting_from_no_rank_is_one_of_a_sum() {
+        let decoded = Sighting::decode(&[3, 7, 1 << 40]);
+        assert_eq!(decoded, found(When::Microbatch(3), 7, None));
     }
 
     #[test]

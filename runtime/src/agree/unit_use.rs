@@ -23,16 +23,15 @@ pub(crate) fn encode(says: UnitUse, place: usize) -> [u64; WORDS] {
     [MAGIC, word, place as u64]
 }
 
-fn decode(record: &[u64]) -> (UnitUse, usize) {
+/// Decodes a record: the rank's next operation, and the number of units before it. `None` if there
+/// is no such operation.
+fn decode(record: &[u64]) -> Option<(UnitUse, usize)> {
     let says = match record[1] {
         FOLLOWS => UnitUse::Follows,
         ENDS => UnitUse::Ends,
-        unit => {
-            let index = usize::try_from(unit - FIRST_UNIT).expect("a unit's number is 32 bits");
-            UnitUse::Needs(UnitId::new(index))
-        }
+        unit => UnitUse::Needs(UnitId::new(u32::try_from(unit - FIRST_UNIT).ok()? as usize)),
     };
-    (says, usize::try_from(record[2]).expect("a model has fewer units"))
+    Some((says, usize::try_from(record[2]).ok()?))
 }
 
 /// Warns that the declared order stays, because ranks use the units in different orders: two of them
@@ -55,18 +54,49 @@ fn in_words(says: UnitUse, spec: &ModelSpec) -> String {
     }
 }
 
-/// Decodes the records of all ranks, and concludes from them: see [`NextUnit::of`].
+/// Decodes the records of all ranks, and concludes from them: see [`NextUnit::of`]. `found` are the
+/// units that the forward has gathered so far.
 ///
 /// # Errors
-/// `Disagreement` names the first rank whose protocol differs from this rank's.
+/// `Disagreement` names the first rank whose protocol differs from this rank's, or else the first
+/// rank whose record fits no forward.
 pub(crate) fn decide(
     gathered: &[u64],
     declared: &[UnitId],
+    found: &[UnitId],
     own: Rank,
 ) -> Result<(usize, NextUnit), Error> {
     check_magic(gathered, (WORDS, MAGIC), ("the protocol of the unit records", own))?;
-    let records: Vec<_> = gathered.chunks_exact(WORDS).map(decode).collect();
+    let read: Vec<_> = gathered.chunks_exact(WORDS).map(decode).collect();
+    let farthest = read.iter().flatten().filter(|(says, _)| *says != UnitUse::Follows);
+    let farthest = farthest.map(|(_, place)| *place).max().unwrap_or(0);
+    let fits = |record: &Option<(UnitUse, usize)>| match *record {
+        None => false,
+        Some((UnitUse::Follows, _)) => true,
+        Some((UnitUse::Ends, place)) => place <= found.len(),
+        // A rank that needs the unit that is declared next goes on without an exchange.
+        Some((UnitUse::Needs(unit), place)) => {
+            unit.index() < declared.len()
+                && found.get(..place).is_some_and(|before| !before.contains(&unit))
+                && (place == farthest || declared.get(place) != Some(&unit))
+        }
+    };
+    if let Some(rank) = read.iter().position(|record| !fits(record)) {
+        let [got, want] = [rank, own.index()].map(|rank| in_numbers(&gathered[rank * WORDS..]));
+        let (what, rank) = ("the next unit of the forward".into(), Rank::new(rank));
+        return Err(Error::Disagreement { what, rank, got, other: own, want });
+    }
+    let records: Vec<_> = read.into_iter().flatten().collect();
     Ok(NextUnit::of(&records, declared))
+}
+
+fn in_numbers(record: &[u64]) -> String {
+    let next = match record[1] {
+        FOLLOWS => "no forward".to_owned(),
+        ENDS => "the end".to_owned(),
+        unit => format!("unit {}", unit - FIRST_UNIT),
+    };
+    format!("{next} after {} units", record[2])
 }
 
 #[cfg(test)]
@@ -79,10 +109,55 @@ mod tests {
             [(UnitUse::Needs(UnitId::new(7)), 3), (UnitUse::Ends, 3), (UnitUse::Follows, 0)];
         let mut words = records.map(|(says, place)| encode(says, place)).concat();
         let read: Vec<_> = words.chunks_exact(WORDS).map(decode).collect();
-        assert_eq!(read, records);
+        assert_eq!(read, records.map(Some));
         words[3] += 1;
-        let message = decide(&words, &[], Rank::new(0)).unwrap_err().to_string();
+        let message = decide(&words, &[], &[], Rank::new(0)).unwrap_err().to_string();
         let expected = "the protocol of the unit records differs between ranks: rank 1 has 0x";
         assert!(message.starts_with(expected), "{message}");
+    }
+
+    /// Decides where rank 0 says this, and rank 1 sends these two words, in a model of three units.
+    fn against(own: (UnitUse, usize), words: [u64; 2]) -> Result<(usize, NextUnit), String> {
+        let declared = [0, 1, 2].map(UnitId::new);
+        let gathered = [encode(own.0, own.1), [MAGIC, words[0], words[1]]].concat();
+        let decided = decide(&gathered, &declared, &declared, Rank::new(0));
+        decided.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_record_that_fits_no_forward_is_an_error() {
+        let needs = |unit: u64| FIRST_UNIT + unit;
+        let own = (UnitUse::Needs(UnitId::new(2)), 1);
+        let follows = (UnitUse::Follows, 0);
+        let ends = (UnitUse::Ends, 3);
+        for (own, words, named) in [
+            // There is no such unit.
+            (follows, [needs(3), 1], "unit 3 after 1 units"),
+            (follows, [needs(1 << 40), 1], "unit 1099511627776 after 1 units"),
+            // There are not as many units.
+            (follows, [needs(2), 4], "unit 2 after 4 units"),
+            (ends, [ENDS, 4], "the end after 4 units"),
+            (ends, [needs(2), u64::MAX], "unit 2 after 18446744073709551615 units"),
+            // The unit was gathered before.
+            (follows, [needs(0), 1], "unit 0 after 1 units"),
+            // The unit is the declared one, which needs no exchange.
+            (own, [needs(0), 0], "unit 0 after 0 units"),
+            (ends, [needs(1), 1], "unit 1 after 1 units"),
+        ] {
+            let message = against(own, words).expect_err(named);
+            let expected = format!(
+                "the next unit of the forward differs between ranks: rank 1 has {named}, rank 0 has"
+            );
+            assert!(message.starts_with(&expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn records_of_ranks_that_differ_fit() {
+        let own = (UnitUse::Needs(UnitId::new(2)), 1);
+        let is_differ = |words| matches!(against(own, words), Ok((_, NextUnit::Differ(_))));
+        assert!(is_differ([ENDS, 3]) && is_differ([ENDS, 0]) && is_differ([FIRST_UNIT + 2, 0]));
+        assert_eq!(against(own, [FIRST_UNIT + 2, 1]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
+        assert_eq!(against(own, [FOLLOWS, 0]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
     }
 }

@@ -199,8 +199,12 @@ impl Context {
         ParamId { unit: UnitId::new(unit), index: number - self.first_parameter[unit] }
     }
 
-    /// The name of the parameter with this number in the model.
+    /// Returns the name of the parameter with this number in the model, or the number if a peer has
+    /// sent one that no parameter has.
     pub(crate) fn name_of(&self, number: usize) -> String {
+        if number >= self.parameters() {
+            return format!("number {number} of {}", self.parameters());
+        }
         let id = self.parameter(number);
         self.plan.spec()[id.unit].params[id.index].name.clone()
     }
@@ -300,4 +304,23 @@ fn first_parameters(plan: &Plan) -> Vec<usize> {
         first.push(first[first.len() - 1] + unit.params.len());
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use hsdp_sharding::{Mesh, ModelSpec, Param, Unit};
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_no_parameter_has_is_named_by_itself() {
+        let spec = ModelSpec::new().unit(Unit::new("a").param(Param::new("w", [4])));
+        let options = ModelOptions::on(Mesh::SINGLE);
+        let plan = Plan::new(spec, Mesh::SINGLE, options.plan_options()).expect("a plan");
+        let context = Context::new(World::single(), Arc::new(plan), options).expect("a context");
+        assert_eq!(
+            [0, 1, 7].map(|it| context.name_of(it)),
+            ["w", "number 1 of 1", "number 7 of 1"]
+        );
+    }
 }

@@ -60,6 +60,11 @@ impl FullPool {
         self.held.lock().limit = limit;
     }
 
+    #[cfg(test)]
+    pub(crate) fn limit(&self) -> ByteCount {
+        self.held.lock().limit
+    }
+
     /// Lends a buffer of `dtype` for each of `lens`, with arbitrary elements.
     ///
     /// # Errors

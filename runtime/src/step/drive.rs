@@ -1,4 +1,5 @@
-//! What the machine of the step says, carried out: the host of a rank.
+//! The host of the step's machine on a rank: it carries out the outputs, and returns the
+//! conclusions of exchanges.
 
 use hsdp_comm::Stage;
 use hsdp_sharding::UnitId;
@@ -18,12 +19,13 @@ use crate::step::refused::{self, Call};
 use crate::step::state::State;
 
 impl State {
-    /// Carries out what the machine says, until it has answered its last input. Returns the unit
-    /// that it hands to the program, if it hands one.
+    /// Carries out the outputs of the machine, until it has answered its last input. Returns the
+    /// unit that it hands to the program, if it hands one.
     ///
     /// # Errors
-    /// Those of collectives, of memory, and of what ranks conclude from their records, after which
-    /// the machine still waits, and the step is to be dropped; those of the machine.
+    /// Errors of collectives and of memory, and those on which ranks agree by their records. The
+    /// machine still waits then, and no call of the step can go on. A conclusion that the machine
+    /// refuses leaves it as it was.
     pub(super) fn drive(
         &mut self,
         context: &Context,
@@ -174,7 +176,8 @@ impl State {
     ) -> Result<Conclusion, Error> {
         let Place { step, microbatch } = self.place();
         let tag = context.tag(None, Stage::Header, step, microbatch);
-        let decide = |said: &[u64]| unit_use::decide(said, context.plan.order(), context.rank());
+        let (declared, found) = (context.plan.order(), self.machine.found());
+        let decide = |said: &[u64]| unit_use::decide(said, declared, found, context.rank());
         let said = unit_use::encode(says, place);
         let (place, next) = context.control.exchange_in_step(tag, said, decide)??;
         if let (NextUnit::Differ(ranks), Some(_)) = (&next, &self.step)

@@ -5,14 +5,14 @@
 //! make the wrong order of calls impossible to write. A [`Token`] identifies the microbatch and the
 //! attempt that a caller means.
 //!
-//! The engine decides nothing about the order of operations: a [`StepMachine`] does. The engine
-//! tells it what the program does, carries out what it says, and keeps buffers and operations under
-//! way.
+//! The engine decides nothing about the order of operations: a
+//! [`StepMachine`](hsdp_sharding::step::StepMachine) does. The engine feeds it with the calls of the
+//! program, carries out its outputs, and keeps buffers and operations under way.
 //!
 //! | subject | file |
 //! |---|---|
-//! | what a program calls | `engine`, `opening`, `finish`, `evaluation` |
-//! | what the machine says, carried out | `drive` |
+//! | calls of a program | `engine`, `opening`, `finish`, `evaluation` |
+//! | outputs of the machine, carried out | `drive` |
 //! | buffers and operations under way | `gathers`, `reductions`, `unsharded` |
 //! | numbers of a step | `step_state`, `exponent`, `place` |
 //! | errors of calls | `attempt`, `refused`, `check`, `unused` |
@@ -74,8 +74,8 @@ impl Engine {
         self.state.lock()
     }
 
-    /// The state, for a call that the caller's code may make from inside another call of this
-    /// model.
+    /// Waits for the state, for a call that the caller's code may make from inside another call of
+    /// this model.
     ///
     /// # Errors
     /// [`Error::Misuse`] if it does.
@@ -119,7 +119,10 @@ impl Engine {
         }
     }
 
-    /// The state, if the step that was opened is under way.
+    /// Waits for the state, if the step that was opened is under way.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it is over, or inside another call.
     pub(super) fn in_step(
         &self,
         opened: Opened,
@@ -189,7 +192,7 @@ impl Engine {
         })
     }
 
-    /// Whether `token` means a batch of an evaluation.
+    /// Returns whether `token` means a batch of an evaluation.
     pub(crate) fn is_in_batch(&self, token: Token) -> bool {
         let state = self.state.enter("has_backward");
         state.is_ok_and(|state| state.evaluation.is_some() && state.is_at(token))
@@ -228,8 +231,8 @@ impl Engine {
         });
     }
 
-    /// As [`abort_step`](Self::abort_step), for a step that the program has leaked. All ranks may
-    /// find it, in the call that fails with `error`, between steps.
+    /// Does as [`abort_step`](Self::abort_step) for a step that the program has leaked. All ranks
+    /// may find it, in the call that fails with `error`, between steps.
     pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
         self.discard_step(opened, Some(error.to_string()), |failure| {
             let mistake = error.mistake(failure.step, Location::caller());
@@ -237,8 +240,8 @@ impl Engine {
         });
     }
 
-    /// As [`abort_step`](Self::abort_step), for an evaluation, which all ranks may drop. Its number
-    /// tells it from others of the model.
+    /// Does as [`abort_step`](Self::abort_step) for an evaluation, which all ranks may drop. Its
+    /// number identifies it among those of the model.
     pub(crate) fn abort_evaluation(&self, opened: Opened, number: u64) {
         let reason = "the evaluation was dropped before its mean".to_owned();
         self.discard_step(opened, Some(reason), |failure| {
@@ -280,6 +283,7 @@ impl Engine {
         state.reductions = Reductions::new(&self.context.plan);
         state.kept.clear();
         self.context.full_pool.let_go();
+        self.context.full_pool.set_limit(state.machine.plan().memory().full);
         // A rank that has aborted the epoch itself may have left it already: this step must not end
         // the next epoch.
         if self.context.world.epoch() == epoch {
@@ -287,9 +291,9 @@ impl Engine {
         }
     }
 
-    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or
-    /// else a description of the state. Never blocks: the step may be aborted while another thread
-    /// waits in it.
+    /// Returns the reason of an abort: the first error of the step, or else the reason that was
+    /// `given`, or else a description of the state. Never blocks: the step may be aborted while
+    /// another thread waits in it.
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
         let attempt = state.as_ref().and_then(|state| state.attempt.as_ref());

@@ -56,8 +56,7 @@ impl Engine {
 }
 
 impl State {
-    /// States the end of the step, whose reductions are complete, and hears the statements of all
-    /// ranks.
+    /// Exchanges statements with all ranks, when the reductions of the step are complete.
     pub(super) fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let Place { step: number, microbatch } = self.place();
         let microbatches = self.machine.microbatches() as u64;
@@ -86,7 +85,8 @@ impl State {
     }
 }
 
-/// The first element that is not finite though this rank's partials were, in the plan's order.
+/// Returns the first element that is not finite though this rank's partials were, in the plan's
+/// order.
 fn first_after_all_reduce(
     context: &Context,
     statement: &Statement,
@@ -150,7 +150,7 @@ impl Ended<'_> {
         })
     }
 
-    /// By unit and parameter: whether it got a gradient on any rank.
+    /// Returns by unit and parameter whether it got a gradient on any rank.
     fn present(&self) -> Vec<Vec<bool>> {
         let anywhere = self.agreement.present_anywhere();
         let is_present = |id| anywhere.contains(self.context.number_of(id));
@@ -173,7 +173,7 @@ impl Ended<'_> {
         }
     }
 
-    /// The weight of the whole step.
+    /// Returns the weight of the whole step.
     fn weight(&self) -> Result<u64, Error> {
         let step = self.step.number;
         match self.agreement.total_weight() {
@@ -197,8 +197,8 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first:
-    /// the gradients follow from it.
+    /// Returns the origin of a gradient or a loss that is not finite, if there is one. A loss comes
+    /// first: the gradients follow from it.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         if let Some(rank) = self.agreement.first_loss_not_finite() {
             return Some(Origin::Loss { rank });

@@ -53,7 +53,7 @@ impl Arriving {
     }
 }
 
-/// The gathers that are under way. The machine of the step says which, and in which order.
+/// The gathers that are under way. The machine of the step decides on each, and on their order.
 #[derive(Debug, Default)]
 pub(crate) struct Gathers(Vec<Slot>);
 

@@ -41,7 +41,6 @@ impl Engine {
             return Ok(Begun::End(EndOfRun { step, supply }));
         }
         self.context.world.set_absent(&supply.exhausted);
-        self.warn_of_forgotten(&state, step);
         state.attempts += 1;
         let attempt = state.attempts;
         let opened = Opened { step, attempt, epoch };
@@ -53,10 +52,15 @@ impl Engine {
         state.reductions.begin(&self.context, sums);
         (state.attempt, state.step) = (Some(Attempt::new(opened)), Some(begun));
         self.under_way.store(attempt, Ordering::Release);
+        // The program's subscriber may panic. Then the next call between steps aborts this step.
+        self.warn_of_forgotten(&state, step);
         Ok(Begun::Step(opened))
     }
 
-    /// Tells all ranks that this one makes no more steps, and learns whether another rank does.
+    /// Exchanges with all ranks that this one makes no more steps.
+    ///
+    /// # Errors
+    /// [`Error::UnevenEnds`] if another rank has data for a step.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
         let mut state = self.state_between_steps("end_run")?;
         let begin = Begin { step: state.next_step, intent: Intent::End };
@@ -67,7 +71,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The digest of the last update, for [`compare_updates`](Self::compare_updates).
+    /// Returns the digest of the last update, for [`compare_updates`](Self::compare_updates).
     pub(crate) fn digest_of_update(&self) -> u64 {
         let state = self.state();
         state.updated.digest(state.next_step)
@@ -84,27 +88,31 @@ impl Engine {
         comparison::of_updates(&self.context, last, said)
     }
 
-    /// Ends the world if an update has stopped in its middle: the values of no step are there to be
-    /// saved.
+    /// Ends the world if an update has stopped in its middle: a checkpoint would have the values of
+    /// no step.
     ///
     /// # Errors
-    /// The end of the world.
+    /// [`Error::Comm`] that ends the world.
     pub(crate) fn check_updated(&self) -> Result<(), Error> {
         let half_updated = self.state().half_updated;
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
-    /// The state, if no step is under way, and the last update has ended. A step that was leaked is
-    /// discarded: no caller can finish it any more.
+    /// Waits for the state, if no step is under way, and the last update has ended. A step that was
+    /// leaked is discarded: no caller can finish it.
     pub(super) fn state_between_steps(
         &self,
         operation: &'static str,
     ) -> Result<Locked<'_, State>, Error> {
-        let state = self.state();
+        let mut state = self.state();
         if let Some(half) = state.half_updated {
             return Err(self.end_half_updated(half));
         }
-        let Some(attempt) = &state.attempt else { return Ok(state) };
+        let Some(attempt) = &state.attempt else {
+            // A panic may have left the machine where a step opens.
+            state.machine.abort();
+            return Ok(state);
+        };
         let opened = attempt.opened;
         let leaked = match &state.step {
             Some(step) => format!("step {}", step.number),
@@ -120,15 +128,17 @@ impl Engine {
     /// Ends the world, since parameters are neither those before the update of a step nor those
     /// after it.
     fn end_half_updated(&self, step: u64) -> Error {
-        let what = "the update has not ended, by a panic or a device that failed: some parameters are updated and others \
-                    are not";
+        let what = "the update has not ended, by a panic or a device that failed: some parameters \
+                    are updated and others are not";
         let error = self.context.misuse("optimizer step", step, what.to_owned());
         self.context.world.abort(&error.to_string());
         self.context.world.end().map_or(error, Error::Comm)
     }
 
+    /// Checks that the shards are the model's own.
+    ///
     /// # Errors
-    /// [`Error::Misuse`] while other shards are in the place of the model's.
+    /// [`Error::Misuse`] while averages are in their place.
     pub(crate) fn check_own_shards(
         &self,
         state: &State,
@@ -137,7 +147,8 @@ impl Engine {
         if state.own_shards.is_none() {
             return Ok(());
         }
-        let what = "inside with_shards the model has averaged parameters, for evaluation: its own are trained and saved outside";
+        let what = "inside with_shards the model has averaged parameters, for evaluation: its own \
+                    are trained and saved outside";
         Err(self.context.misuse(operation, state.next_step, what.to_owned()))
     }
 
@@ -149,7 +160,8 @@ impl Engine {
             rank,
             step,
             next,
-            "the gradients of a step were dropped, and no optimizer has updated the parameters with them: pass them to an optimizer"
+            "the gradients of a step were dropped, and no optimizer has updated the parameters with \
+             them: pass them to an optimizer"
         );
     }
 }
@@ -205,5 +217,49 @@ impl State {
         let opening = self.opening.as_ref().expect("a step begins");
         samples::compare(context, &opening.header)?;
         Ok(Conclusion::Agreed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hsdp_comm::World;
+    use hsdp_sharding::{ByteCount, Mesh, ModelSpec, Param, Plan, Unit};
+
+    use super::*;
+    use crate::options::ModelOptions;
+
+    fn engine() -> Engine {
+        let spec = ModelSpec::new().unit(Unit::new("a").param(Param::new("w", [4])));
+        let options = ModelOptions::on(Mesh::SINGLE);
+        let plan = Plan::new(spec, Mesh::SINGLE, options.plan_options()).expect("a plan");
+        let context = Context::new(World::single(), Arc::new(plan), options).expect("a context");
+        Engine::new(context, Vec::new())
+    }
+
+    #[test]
+    fn a_panic_where_a_step_opens_leaves_nothing() {
+        for call in [
+            |engine: &Engine| engine.begin_step(StepOptions::microbatches(1)).map(drop),
+            |engine: &Engine| engine.begin_evaluation().map(drop),
+            |engine: &Engine| engine.end_run(),
+        ] {
+            let engine = engine();
+            // What a panic would leave.
+            engine.state().machine.begin(Begin::step(0, Some(1))).expect("no step is under way");
+            call(&engine).expect("nothing is left");
+        }
+    }
+
+    #[test]
+    fn an_aborted_step_leaves_the_limit_of_the_order_that_stays() {
+        let engine = engine();
+        let begun = engine.begin_step(StepOptions::microbatches(1)).expect("a step");
+        let Begun::Step(opened) = begun else { panic!("{begun:?}") };
+        // The order that a forward has found needs as much.
+        engine.context.full_pool.set_limit(ByteCount::ZERO);
+        engine.abort_step(opened, None);
+        assert_eq!(engine.context.full_pool.limit(), engine.context.plan.memory().full);
     }
 }

@@ -19,7 +19,7 @@ use crate::step::unit_gradients::UnitGradients;
 use crate::step::unsharded::Unsharded;
 
 /// The sums of a model's units, which the steps use one after the other. The machine of the step
-/// says what is reduced, and in which order.
+/// decides on each reduction, and on their order.
 #[derive(Debug)]
 pub(crate) struct Reductions {
     /// By unit; units without a trainable parameter stay empty.
@@ -240,7 +240,7 @@ impl Reductions {
         self.with_noted(context, step, noting)
     }
 
-    /// Returns the same at the end of the step, whose sums were taken.
+    /// Does as [`sighting`](Self::sighting) at the end of the step, whose sums were taken.
     pub(crate) fn sighting_of_step(
         &self,
         context: &Context,

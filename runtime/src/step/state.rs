@@ -1,5 +1,5 @@
-//! The state of a rank's model that changes from step to step: what the machine of the step decides
-//! from, what is under way, and the numbers of the step.
+//! The state of a rank's model that changes from step to step: the machine of the step, the
+//! operations under way, and the numbers of the step.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::step::step_state::StepState;
 pub(crate) struct State {
     /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
     pub(crate) shards: Vec<Shard>,
-    /// The shards of the model while others are in their place.
+    /// The shards of the model while averages are in their place.
     pub(crate) own_shards: Option<Vec<Shard>>,
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
@@ -34,11 +34,11 @@ pub(crate) struct State {
     pub(crate) committed: u64,
     /// Steps whose update an optimizer has applied: those of `committed` without the skipped ones.
     pub(crate) applied: u64,
-    /// How often a checkpoint has replaced the parameters.
+    /// Number of checkpoints that have replaced the parameters.
     pub(crate) loads: u64,
     /// Number of checkpoints that were opened of this model.
     pub(crate) opened: u32,
-    /// How an optimizer has updated the last step.
+    /// Record of the optimizers' update of the last step.
     pub(crate) updated: Updated,
     /// The step whose update has begun and has not ended.
     pub(crate) half_updated: Option<u64>,

@@ -34,13 +34,13 @@ impl Unsharded {
 
     /// Begins a step, in the buffers of the step before.
     pub(crate) fn begin(&mut self, context: &Context) {
-        let on_device =
-            context.device.as_ref().map(|device| DeviceUnsharded::new(&context.plan, device));
-        match (on_device, &mut *self) {
+        match self {
             // The former sums are in the device's pool already.
-            (Some(sums), _) => *self = Self::Device(sums),
-            (None, Self::Host(sums)) => sums.empty(),
-            (None, Self::Device(_)) => unreachable!("a model stays where it lies"),
+            _ if context.device.is_some() => {
+                *self = Self::Device(DeviceUnsharded::new(&context.plan));
+            }
+            Self::Host(sums) => sums.empty(),
+            Self::Device(_) => unreachable!("a model stays where it lies"),
         }
     }
 

@@ -43,6 +43,14 @@ impl Default for Finding {
 }
 
 impl Gathers {
+    /// Returns the units of a forward that finds the order, so far.
+    pub(super) fn found(&self) -> &[UnitId] {
+        match &self.sequence {
+            Sequence::Known(_) => &[],
+            Sequence::Finding(finding) => &finding.found,
+        }
+    }
+
     /// Where the order of the units is being found: takes `unit` as the next one, or begins to agree
     /// on it with the other ranks, if it is not the next one as declared.
     pub(super) fn find(&mut self, orders: &Orders, unit: UnitId) {
@@ -168,11 +176,7 @@ impl Gathers {
 
     /// Goes on with the units that were not used so far, in the declared order.
     fn follow_found(&mut self, orders: &Orders) -> Arc<Order> {
-        let found = match &self.sequence {
-            Sequence::Known(_) => &[][..],
-            Sequence::Finding(finding) => &finding.found,
-        };
-        let order = orders.beginning_with(found);
+        let order = orders.beginning_with(self.found());
         self.follow(Arc::clone(&order));
         order
     }

@@ -11,6 +11,8 @@ use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::{gradients, model};
 
@@ -38,6 +40,47 @@ fn an_update_that_is_forgotten_is_told_once() {
     let [said] = &*said else { panic!("{said:?}") };
     let begins = "message=the gradients of a step were dropped, and no optimizer has updated";
     assert!(said.starts_with(begins) && said.ends_with("rank=0 step=1 next=2"), "{said}");
+}
+
+/// A subscriber that panics on a warning, as a test's may.
+struct Panics;
+
+impl Subscriber for Panics {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        panic!("a warning");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_step_whose_warning_panics_is_aborted_by_the_next_one() {
+    let _all_warnings = Said::default();
+    let mut model = model();
+    drop(gradients(&mut model));
+    let begun = tracing::subscriber::with_default(Panics, || {
+        let begin = || model.begin_step(StepOptions::microbatches(1)).map(drop);
+        catch_unwind(AssertUnwindSafe(begin)).is_ok()
+    });
+    assert!(!begun);
+    let error = model.begin_step(StepOptions::microbatches(1)).map(drop).expect_err("it is leaked");
+    assert!(error.to_string().contains("step 1 was neither finished nor dropped"), "{error}");
+    updated(&mut model);
+    model.end_run().expect("the run ends");
 }
 
 #[test]

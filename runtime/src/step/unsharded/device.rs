@@ -10,7 +10,6 @@ use hsdp_sharding::{DType, Plan, UnitId};
 
 use crate::error::Error;
 use crate::state::context::Context;
-use crate::state::model_device::ModelDevice;
 use crate::state::sighting::Sighting;
 use crate::state::sums::device::{first_noted, sighting_in_unit};
 use crate::step::place::Place;
@@ -34,7 +33,7 @@ struct Sum {
 }
 
 impl DeviceUnsharded {
-    pub(crate) fn new(plan: &Plan, _: &ModelDevice) -> Self {
+    pub(crate) fn new(plan: &Plan) -> Self {
         Self { units: plan.spec().units().iter().map(|_| None).collect(), given: Vec::new() }
     }
 
