@@ -314,7 +314,6 @@ fn cut(
     context: &Context,
     mut init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<(Vec<Shard>, InitialValues), Error> {
-    let shard_index = context.plan.mesh().coordinate(context.rank()).shard_index;
     let (mut shards, mut values) = (Vec::new(), InitialValues::default());
     for (unit, spec) in context.plan.spec().units().iter().enumerate() {
         let unit = UnitId::new(unit);
@@ -323,7 +322,7 @@ fn cut(
             let _scope = context.scope_of_parameters(unit);
             hsdp_kernels::zeros(layout.shard_len())?
         };
-        let mut pieces: Vec<Piece> = layout.pieces(shard_index).collect();
+        let mut pieces: Vec<Piece> = context.pieces(unit).collect();
         pieces.sort_unstable_by_key(|piece| piece.param);
         let mut pieces = pieces.into_iter().peekable();
         for (index, parameter) in spec.params.iter().enumerate() {

@@ -184,12 +184,27 @@ fn the_ways_of_a_gradient_are_as_the_page_says() {
     for heading in WAYS {
         let steps = steps_below(page, heading);
         assert!(steps.len() > 5, "{heading}: its list is found");
+        let files: BTreeSet<&str> = steps.iter().map(|(file, _)| *file).collect();
+        assert_eq!(files.len(), steps.len(), "{heading}: each file appears once");
         for (file, functions) in steps {
             let code = text(file).unwrap_or_else(|| panic!("{heading}: {file} is gone"));
             for function in functions {
                 assert!(has_function(code, function), "{heading}: {file} has no `{function}`");
             }
         }
+    }
+}
+
+#[test]
+fn the_files_that_the_page_links_to_are_there() {
+    let texts = sources::texts();
+    let page = texts.iter().find(|it| it.path == "docs/architecture.md");
+    let page = &page.expect("the page is there").text;
+    let links = page.split("](../").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let links: BTreeSet<&str> = links.collect();
+    assert!(links.len() > 50, "the links are found: {links:?}");
+    for link in links {
+        assert!(sources::root().join(link).exists(), "docs/architecture.md: {link} is gone");
     }
 }
 

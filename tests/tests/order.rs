@@ -11,10 +11,11 @@
 //! | `a1` | its all-reduce is issued |
 
 use hsdp::{
-    Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, Phase, ShardedModel,
+    Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, ShardedModel,
     StepOptions, UnitGradients, UnitOrder, World,
 };
 use hsdp_comm::{Channel, Tag};
+use hsdp_tests::support::events::word;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
@@ -280,21 +281,6 @@ fn told(events: &[Event]) -> String {
     }
     let lines: Vec<String> = lines.into_iter().map(|words| words.join(" ")).collect();
     lines.join("\n")
-}
-
-fn word(event: &Event) -> (usize, String) {
-    let prime = |phase: &Phase| if *phase == Phase::Backward { "'" } else { "" };
-    match event {
-        Event::Gather { unit, microbatch, phase } => {
-            (*microbatch, format!("g{unit}{}", prime(phase)))
-        }
-        Event::Unshard { unit, microbatch, phase } => {
-            (*microbatch, format!("u{unit}{}", prime(phase)))
-        }
-        Event::ReduceScatter { unit, microbatch } => (*microbatch, format!("r{unit}")),
-        Event::AllReduce { unit, microbatch } => (*microbatch, format!("a{unit}")),
-        other => panic!("{other:?} has no word yet"),
-    }
 }
 
 /// The words that begin with `initial`.

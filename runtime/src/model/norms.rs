@@ -141,12 +141,10 @@ pub(crate) fn pieces(
     unit: UnitId,
     len: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let shard_index = context.plan.mesh().coordinate(context.rank()).shard_index;
-    let pieces = context.plan.layout(unit).pieces(shard_index);
     let place = move |piece: Piece| {
         (context.number_of(ParamId { unit, index: piece.param }), piece.shard_range())
     };
-    pieces.map(place).filter(move |(_, range)| range.end <= len)
+    context.pieces(unit).map(place).filter(move |(_, range)| range.end <= len)
 }
 
 /// Reduces values of each rank over the shard group, in the order of its members. They are of the

@@ -216,9 +216,18 @@ impl Context {
     /// in padding.
     pub(crate) fn parameter_at(&self, unit: UnitId, at: usize) -> Option<usize> {
         let holds = |piece: &Piece| piece.shard_range().contains(&at);
-        let shard_index = self.plan.mesh().coordinate(self.rank()).shard_index;
-        let index = self.plan.layout(unit).pieces(shard_index).find(holds)?.param;
+        let index = self.pieces(unit).find(holds)?.param;
         Some(self.number_of(ParamId { unit, index }))
+    }
+
+    /// Returns the place of this rank's shards in their group.
+    pub(crate) fn shard_index(&self) -> usize {
+        self.plan.mesh().coordinate(self.rank()).shard_index
+    }
+
+    /// Returns the pieces of parameters in this rank's shard of a unit.
+    pub(crate) fn pieces(&self, unit: UnitId) -> impl Iterator<Item = Piece> {
+        self.plan.layout(unit).pieces(self.shard_index())
     }
 
     pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {

@@ -11,10 +11,12 @@ pub(super) struct ByShard {
 }
 
 impl ByShard {
-    /// The sums of amounts, each of which counts for every shard index in a range. No sum may exceed `u64::MAX`.
+    /// Returns the sums of amounts, each of which counts for every shard index in a range. No sum may
+    /// exceed `u64::MAX`.
     pub(super) fn sums(amounts: impl Iterator<Item = (Range<usize>, u64)>) -> Self {
         let mut changes = BTreeMap::<usize, u64>::new();
-        for (shards, amount) in amounts.filter(|(shards, _)| !shards.is_empty()) {
+        for (shards, amount) in amounts.filter(|(shards, amount)| !shards.is_empty() && *amount > 0)
+        {
             let start = changes.entry(shards.start).or_default();
             *start = start.wrapping_add(amount);
             let end = changes.entry(shards.end).or_default();

@@ -87,7 +87,26 @@ impl MemoryPlan {
 
 pub(super) fn of(plan: &Plan) -> MemoryPlan {
     let grad_full = plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum();
-    with(plan, &full_of(plan), grad_full)
+    MemoryPlan {
+        optimizer: optimizer(plan),
+        update: update(plan),
+        ..of_step(plan, &full_of(plan), grad_full)
+    }
+}
+
+/// Returns the state of the optimizer, on the rank with the most.
+fn optimizer(plan: &Plan) -> ByteCount {
+    ByteCount(state::by_shard(plan).most())
+}
+
+/// Returns the memory of an update in host memory, on the rank with the most.
+fn update(plan: &Plan) -> ByteCount {
+    plan.updates.most(|update| update.extra)
+}
+
+/// Returns the bytes of the master copies of a rank's shards.
+fn masters(plan: &Plan) -> ByteCount {
+    sum(plan, |layout| ElemCount::of(layout.master_len())).bytes(DType::F32)
 }
 
 /// Returns the bytes of a gathered unit, whose parameters have a buffer each.
@@ -107,16 +126,16 @@ fn compute_shard(plan: &Plan, unit: UnitId) -> ByteCount {
 
 /// The memory on a device.
 pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
-    let all = flat(plan);
-    let update = plan.updates.most(|update| update.extra_with_device[1]);
-    let without_optimizer =
-        MemoryPlan { optimizer: ByteCount::ZERO, update: ByteCount::ZERO, ..all };
+    let flat = flat(plan);
     match offload {
-        Offload::None => MemoryPlan { update, ..all },
-        Offload::Optimizer => without_optimizer,
+        Offload::None => {
+            let update = plan.updates.most(|update| update.extra_with_device[1]);
+            MemoryPlan { optimizer: optimizer(plan), update, ..flat }
+        }
+        Offload::Optimizer => flat,
         Offload::All => {
             let gather_input = plan.spec().unit_ids().map(|unit| compute_shard(plan, unit)).sum();
-            MemoryPlan { shard: ByteCount::ZERO, gather_input, ..without_optimizer }
+            MemoryPlan { shard: ByteCount::ZERO, gather_input, ..flat }
         }
     }
 }
@@ -124,10 +143,9 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
 /// The memory on the host of a model on a device.
 pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     let updated = || plan.reductions().iter().map(|unit| &**plan.layout(*unit));
-    let all = of(plan);
-    let through = MemoryPlan {
-        optimizer: all.optimizer,
-        update: all.update,
+    let through = || MemoryPlan {
+        optimizer: optimizer(plan),
+        update: update(plan),
         partial: most(updated(), trainable_shard).bytes(DType::F32),
         ..MemoryPlan::default()
     };
@@ -137,12 +155,12 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
             MemoryPlan { update, ..MemoryPlan::default() }
         }
         Offload::Optimizer => {
-            MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through }
+            MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through() }
         }
         Offload::All => {
             let gather_input =
                 OFFLOADED_COPIES.into_iter().map(|dtype| offloaded_copy(plan, dtype)).sum();
-            MemoryPlan { shard: all.shard, gather_input, ..through }
+            MemoryPlan { shard: masters(plan), gather_input, ..through() }
         }
     }
 }
@@ -164,16 +182,16 @@ fn most<'a>(
     units.map(elements).max().unwrap_or(ElemCount::ZERO)
 }
 
-/// The memory of a model whose units lie flat, with their padding, as on a device.
+/// Returns the memory of a step of a model whose units lie flat, with their padding, as on a device.
 fn flat(plan: &Plan) -> MemoryPlan {
     let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
     let added = plan.layouts().iter().map(|layout| trainable(layout)).max();
-    with(plan, &flat_of(plan), sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
+    of_step(plan, &flat_of(plan), sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
 }
 
-/// Computes the formulas, for `full` bytes of a gathered unit and `unsharded` elements of gradients
-/// that accumulate unsharded.
-fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -> MemoryPlan {
+/// Computes the formulas without `optimizer` and `update`, for `full` bytes of a gathered unit and
+/// `unsharded` elements of gradients that accumulate unsharded.
+fn of_step(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
     let transient = match plan.options().accumulation {
@@ -187,13 +205,12 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount) -
     let rounded = |unit: &UnitId| plan.compute_dtype(*unit) != DType::F32;
     let rounded = plan.spec().unit_ids().filter(rounded);
     MemoryPlan {
-        shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.master_len()))),
+        shard: masters(plan),
         gather_input: rounded.map(|unit| compute_shard(plan, unit)).sum(),
         full: peak_full(plan, full),
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),
-        optimizer: ByteCount(state::by_shard(plan).most()),
-        update: plan.updates.most(|update| update.extra),
+        ..MemoryPlan::default()
     }
 }
 

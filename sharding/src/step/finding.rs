@@ -82,7 +82,7 @@ impl Gathers {
                 (Stage::Open, None) => return None,
                 (Stage::Open, Some(end)) => {
                     // A unit on which the others have agreed.
-                    if let Some(output) = self.gather_along() {
+                    if let Some(output) = self.gather_along(orders) {
                         return Some(output);
                     }
                     self.agree(end);
@@ -127,9 +127,9 @@ impl Gathers {
         }
     }
 
-    fn gather_along(&mut self) -> Option<Output> {
-        let last = self.slots.len().checked_sub(1)?;
-        self.issue_next(last + 1).or_else(|| self.free_next(last))
+    fn gather_along(&mut self, orders: &Orders) -> Option<Output> {
+        let (last, spec) = (self.slots.len().checked_sub(1)?, orders.declared().plan.spec());
+        self.issue_next(last + 1).or_else(|| self.free_unless_kept(last, spec))
     }
 
     fn gather_as_declared(&mut self, orders: &Orders, place: usize) -> Option<Output> {

@@ -316,6 +316,29 @@ proptest! {
     }
 }
 
+/// A rank that uses no unit in the forward that finds the order gathers those of the others. Units
+/// that are kept are there for its backward, as where the order is known.
+#[test]
+fn a_kept_unit_that_a_rank_gathers_along_is_there_for_its_backward() {
+    let unit = |at| Unit::new(format!("{at}")).param(Param::new(format!("{at}.weight"), [7]));
+    let spec = ModelSpec::new().unit(unit(0)).unit(unit(1).keep());
+    let mesh = Mesh::new(1, 2).expect("a mesh");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
+    let [first, kept] = [0, 1].map(UnitId::new);
+    for order in [[first, kept], [kept, first]] {
+        let begin = [Call::Begin(Begin::step(0, Some(1))), Call::Microbatch];
+        let end = [Call::Offer(kept), Call::EndMicrobatch, Call::Finish];
+        let using = [Call::Need(order[0]), Call::Need(order[1]), Call::Loss];
+        let without = [Call::Loss, Call::Need(kept)];
+        let scripts =
+            vec![[&begin[..], &using, &end].concat(), [&begin[..], &without, &end].concat()];
+        let mut world = World::new(plan.clone(), Rules::default(), 1);
+        world.run(scripts).expect("no rank is stuck");
+        let words = world.words(1);
+        assert!(words.contains("u1") && !words.contains('!'), "{order:?}: {words}");
+    }
+}
+
 /// Returns the kind of a collective of units, and the bytes that a rank receives from other members;
 /// nothing if there are none.
 fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {

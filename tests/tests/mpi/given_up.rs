@@ -20,7 +20,7 @@ use hsdp_train::tell;
 use crate::Named;
 use crate::faults::folder;
 use crate::job::{Ended, has, mpirun, pause, run};
-use crate::{differing, one_order, simulated_order};
+use crate::{differing, one_order, step_machine};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("devices::the_bits_after_a_step_that_is_given_up_are_those_without", || passes("given up")),
@@ -102,7 +102,7 @@ pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
     let job = Job::join(PATIENCE).map_err(|error| error.to_string())?;
     match scenario {
         "absent" | "late" | "late-zeros" => return one_order::as_process(scenario, &job),
-        "simulated" => return simulated_order::as_process(&job),
+        "machine" | "machine-drawn" => return step_machine::as_process(scenario, &job),
         "differ" | "faults" => return differing::as_process(scenario, &job),
         _ => {}
     }

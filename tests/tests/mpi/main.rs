@@ -20,9 +20,9 @@ mod job;
 mod killed_for_memory;
 #[cfg(feature = "nccl")]
 mod one_order;
-#[cfg(feature = "nccl")]
-mod simulated_order;
 mod starting;
+#[cfg(feature = "nccl")]
+mod step_machine;
 mod training;
 
 use std::env;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         given_up::TRIALS,
         differing::TRIALS,
         one_order::TRIALS,
-        simulated_order::TRIALS,
+        step_machine::TRIALS,
     ];
     #[cfg(feature = "nccl")]
     let trials = trials.chain(on_devices.concat().into_iter().map(|trial| (trial, lacks_devices)));

@@ -5,15 +5,11 @@ use std::sync::Arc;
 use hsdp_flight::{Channel, Op, Stage};
 use hsdp_sharding::step::{
     Begin, Call, Conclusion, Exchange, Headers, Input, Intent, Kind, Operation as Issued, Output,
-    Refused, Rules, Sequences, StepMachine, Supply, Uneven, UnitOrder,
+    Refused, Rules, Sequences, StepMachine, Supply, Target, Uneven, UnitOrder,
 };
 use hsdp_sharding::{AfterForward, Plan, UnitId};
 
 use super::{Action, Block, Data, Microbatches, Operation, Placement, Reference, Step, Work};
-
-/// Microbatches that the machine makes where there are more than one: the second one stands for all
-/// that are neither the first nor the last, and has what follows on a microbatch before.
-const WRITTEN: usize = 3;
 
 /// The program of a rank in a step.
 pub(super) struct Script {
@@ -64,27 +60,24 @@ impl Script {
             Microbatches::Given(count) => (true, count.max(1)),
             Microbatches::Asked(count) => (false, count.max(1)),
         };
-        let written = usize::try_from(count).unwrap_or(usize::MAX).min(WRITTEN);
-        let microbatches = given.then_some(written);
+        let repeated = if given { count - 1 } else { count };
+        // The machine makes one microbatch for all that are not known to be the last.
+        let microbatches = given.then_some(if repeated > 0 { 2 } else { 1 });
         let intent = Intent::Step { microbatches, input: Input::Ready };
         self.feed(|machine| machine.begin(Begin { step: 0, intent }));
-        self.end_block(1, 0);
-        let repeated = if given { count - 1 } else { count };
-        for index in 0..written {
+        self.end_block(0);
+        if repeated > 0 {
+            self.block.times = repeated;
             self.microbatch();
-            let is_last = index + 1 == written;
-            // The one before the last of a step stands for all before it.
-            match (given, is_last) {
-                (true, true) => {}
-                (true, false) if index + 2 < written => self.drop_block(),
-                (false, false) => self.drop_block(),
-                _ => self.end_block(repeated, 0),
-            }
+            self.end_block(0);
+        }
+        if given {
+            self.microbatch();
         }
         let last = count - 1;
         self.block.microbatch = last;
         self.feed(StepMachine::finish);
-        self.end_block(1, last);
+        self.end_block(last);
         self.blocks
     }
 
@@ -142,7 +135,12 @@ impl Script {
                 self.gathers.truncate(place);
                 self.gathers.push(index);
             }
-            Output::ReduceScatter { unit, .. } => {
+            Output::ReduceScatter { unit, into, .. } => {
+                if into == Target::NewPartial && self.block.times > 1 {
+                    // The microbatches behind the first add to the partial.
+                    let place = self.block.scatters.len();
+                    self.act(Action::Settle(Reference::Earlier(place)));
+                }
                 let index = self.issue(output);
                 self.block.scatters.push(index);
                 self.scatters[unit.index()] = Reference::Here(index);
@@ -198,7 +196,7 @@ impl Script {
             Exchange::Statement => self.compute(Work::Update),
             // No microbatch follows: the end of the step is a block of its own.
             Exchange::Microbatch(Input::Exhausted) => {
-                self.end_block(1, self.block.microbatch + 1);
+                self.end_block(self.block.microbatch + 1);
             }
             _ => {}
         }
@@ -220,11 +218,18 @@ impl Script {
         self.act(Action::Compute(work));
     }
 
-    /// Ends the block: it takes place so many times, from a microbatch on. What follows refers to its
+    /// Ends the block, which takes place from a microbatch on. What follows refers to its
     /// reduce-scatters as those of the microbatch before.
-    fn end_block(&mut self, times: u64, microbatch: u64) {
-        let mut block = self.next_block();
-        (block.times, block.microbatch) = (times, microbatch);
+    fn end_block(&mut self, microbatch: u64) {
+        self.looks = false;
+        let next = Block { times: 1, microbatch: self.block.microbatch, ..Block::default() };
+        let mut block = std::mem::replace(&mut self.block, next);
+        block.microbatch = microbatch;
+        let units = block.scatters.iter().map(|index| block.operations[*index].unit);
+        for (place, unit) in units.enumerate() {
+            let unit = unit.map_or(0, UnitId::index);
+            self.scatters[unit] = Reference::Earlier(place);
+        }
         let operations = &block.operations;
         let mut sorted: Vec<usize> = (0..operations.len()).collect();
         sorted.sort_by_key(|index| operations[*index].channel as usize);
@@ -233,26 +238,6 @@ impl Script {
             block.places[index] = place;
         }
         self.blocks.push(block);
-    }
-
-    /// Forgets the block: another one stands for it.
-    fn drop_block(&mut self) {
-        self.next_block();
-    }
-
-    fn next_block(&mut self) -> Block {
-        self.looks = false;
-        let microbatch = self.block.microbatch;
-        let next = Block { times: 1, microbatch, ..Block::default() };
-        let block = std::mem::replace(&mut self.block, next);
-        if !block.scatters.is_empty() {
-            let units = block.scatters.iter().map(|index| block.operations[*index].unit);
-            for (place, unit) in units.enumerate() {
-                let unit = unit.map_or(0, UnitId::index);
-                self.scatters[unit] = Reference::Earlier(place);
-            }
-        }
-        block
     }
 }
 

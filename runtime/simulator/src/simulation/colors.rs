@@ -30,16 +30,31 @@ pub(super) struct GroupClass {
 }
 
 /// Numbers for keys, in the order in which they come.
-struct Numbers<K>(HashMap<K, usize>);
+struct Numbers<K> {
+    of: HashMap<K, usize>,
+    /// Last key and its number. Ranks that follow each other are often alike.
+    last: Option<(K, usize)>,
+}
 
-impl<K: Eq + Hash> Numbers<K> {
+impl<K: Clone + Eq + Hash> Numbers<K> {
     fn new() -> Self {
-        Self(HashMap::new())
+        Self { of: HashMap::new(), last: None }
+    }
+
+    fn len(&self) -> usize {
+        self.of.len()
     }
 
     fn of(&mut self, key: K) -> usize {
-        let next = self.0.len();
-        *self.0.entry(key).or_insert(next)
+        match &self.last {
+            Some((last, number)) if *last == key => *number,
+            _ => {
+                let next = self.len();
+                let number = *self.of.entry(key.clone()).or_insert(next);
+                self.last = Some((key, number));
+                number
+            }
+        }
     }
 }
 
@@ -49,7 +64,7 @@ impl Colors {
         let mut kinds = Numbers::new();
         let mut color: Vec<usize> =
             mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
-        let mut count = kinds.0.len();
+        let mut count = kinds.len();
         loop {
             let [shard, replicate] =
                 [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, shape));
@@ -65,10 +80,10 @@ impl Colors {
                     ))
                 })
                 .collect();
-            if refined.0.len() == count {
+            if refined.len() == count {
                 return Self::stable(mesh, &color, shape);
             }
-            count = refined.0.len();
+            count = refined.len();
         }
     }
 

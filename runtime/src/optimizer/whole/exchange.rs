@@ -46,7 +46,7 @@ impl Exchange {
     ) -> Result<Self, Error> {
         let plan = &context.plan;
         let owners = Owners::of(plan, wholes, has)?;
-        let index = plan.mesh().coordinate(context.rank()).shard_index;
+        let index = context.shard_index();
         let from = |member| std::mem::take(&mut owners.sent_by(plan, member)[index]);
         let received = (0..plan.mesh().shard_size()).map(from).collect();
         let sent = owners.sent_by(plan, index);
