@@ -13,6 +13,7 @@ use hsdp_sharding::{UnitId, UnitLayout};
 use self::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::error::Error;
 use crate::state::context::Context;
+use crate::state::sighting::Sighting;
 
 /// Sums in f32.
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl Sums {
     }
 
     /// These sums, if they lie on a device.
-    pub(crate) fn on_device(&self) -> Option<&DeviceSums> {
+    fn on_device(&self) -> Option<&DeviceSums> {
         match self {
             Self::Host(_) => None,
             Self::Device(sums) => Some(sums),
@@ -166,6 +167,20 @@ impl Sums {
             }
         }
         Ok(seen)
+    }
+
+    /// Returns the first element of these sums, by unit, that a device has noted as not finite.
+    /// Waits for the notes.
+    ///
+    /// # Errors
+    /// If they lie on a device that fails.
+    pub(crate) fn sighting<'a>(
+        context: &Context,
+        sums: impl Iterator<Item = (UnitId, &'a Self)>,
+        step: u64,
+    ) -> Result<Option<Sighting>, Error> {
+        let there = sums.filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
+        DeviceSums::sighting(context, &there.collect::<Vec<_>>(), step)
     }
 
     fn seen_on_host(&self) -> Seen {

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::events::Event;
 use crate::state::sighting::{Sighting, When};
-use crate::state::sums::device::DeviceSums;
 use crate::state::sums::{AllReducing, Scattered, Scattering, Sums};
 use crate::step::place::{Place, scaling_of_all_reduce, scaling_of_reduce_scatter};
 use crate::step::unit_gradients::UnitGradients;
@@ -223,7 +222,9 @@ impl Reductions {
                 }
             }
             Buffer::AllReducing(pending) => *buffer = Buffer::Held(pending.wait()?),
-            other @ (Buffer::Empty(_) | Buffer::Held(_)) => *buffer = other,
+            Buffer::Empty(_) | Buffer::Held(_) => {
+                unreachable!("the machine waits for reductions that are under way: {unit}")
+            }
         }
         Ok(())
     }
@@ -236,8 +237,8 @@ impl Reductions {
     /// Returns the first element of this rank's sums so far that is not finite. Waits for the notes
     /// of a device.
     pub(crate) fn sighting(&self, context: &Context, step: u64) -> Result<Option<Sighting>, Error> {
-        let noting = self.units.iter().map(|unit| unit.partial.held());
-        self.with_noted(context, step, noting)
+        let held = self.units.iter().map(|unit| unit.partial.held());
+        self.with_noted(context, step, held)
     }
 
     /// Does as [`sighting`](Self::sighting) at the end of the step, whose sums were taken.
@@ -259,10 +260,9 @@ impl Reductions {
         sums: impl Iterator<Item = Option<&'a Sums>>,
     ) -> Result<Option<Sighting>, Error> {
         let spares = self.units.iter().map(|unit| Some(&unit.spare)).enumerate();
-        let on_device = sums.enumerate().chain(spares);
-        let on_device =
-            on_device.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?.on_device()?)));
-        let noted = DeviceSums::sighting(context, &on_device.collect::<Vec<_>>(), step)?;
+        let noting = sums.enumerate().chain(spares);
+        let noting = noting.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?)));
+        let noted = Sums::sighting(context, noting, step)?;
         let unsharded = self.unsharded.sighting(context, step)?;
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
