@@ -101,6 +101,11 @@ fn in_numbers(record: &[u64]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hsdp_sharding::step::{Begin, Conclusion, Headers, Output, Rules, StepMachine};
+    use hsdp_sharding::{Mesh, Param, Plan, PlanOptions, Unit};
+
     use super::*;
 
     #[test]
@@ -159,5 +164,69 @@ mod tests {
         assert!(is_differ([ENDS, 3]) && is_differ([ENDS, 0]) && is_differ([FIRST_UNIT + 2, 0]));
         assert_eq!(against(own, [FIRST_UNIT + 2, 1]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
         assert_eq!(against(own, [FOLLOWS, 0]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
+    }
+
+    /// Runs a microbatch of rank 0, whose program uses these units, and whose peer sends these
+    /// records. Returns `None` if a record is refused, or there are not enough.
+    fn microbatch(plan: &Arc<Plan>, uses: &[usize], mut records: &[[u64; 2]]) -> Option<()> {
+        let mut machine = StepMachine::new(Arc::clone(plan), Rules::default());
+        let mut answer = |machine: &mut StepMachine| {
+            let mut handed = None;
+            while let Some(output) = machine.poll() {
+                match output {
+                    Output::Exchange(Exchange::Headers) => {
+                        machine.conclude(Conclusion::Headers(Headers::of_data(2))).ok()?;
+                    }
+                    Output::Exchange(Exchange::Unit { says, place }) => {
+                        let (words, rest) = records.split_first()?;
+                        records = rest;
+                        let gathered = [encode(says, place), [MAGIC, words[0], words[1]]].concat();
+                        let (order, found) = (plan.order(), machine.found());
+                        let (place, next) = decide(&gathered, order, found, Rank::new(0)).ok()?;
+                        machine.conclude(Conclusion::Unit(place, next)).ok()?;
+                    }
+                    Output::Exchange(_) => machine.conclude(Conclusion::Agreed).ok()?,
+                    Output::Await(operation) | Output::Follow(operation) => {
+                        machine.done(operation).ok()?;
+                    }
+                    Output::Hand { unit, .. } => handed = Some(unit),
+                    _ => {}
+                }
+            }
+            Some(handed)
+        };
+        machine.begin(Begin::step(0, Some(1))).ok()?;
+        answer(&mut machine)?;
+        machine.begin_microbatch().ok()?;
+        answer(&mut machine)?;
+        for unit in uses.iter().copied().map(UnitId::new) {
+            machine.need(unit).expect("each unit is used once");
+            assert_eq!(answer(&mut machine)?, Some(unit));
+        }
+        machine.end_microbatch().expect("it is open");
+        answer(&mut machine)?;
+        assert!(!machine.has_microbatch());
+        Some(())
+    }
+
+    #[test]
+    fn no_records_of_a_broken_rank_make_others_panic() {
+        let unit = |name: &str| Unit::new(name).param(Param::new(format!("{name}.w"), [4]));
+        let spec = ModelSpec::new().unit(unit("a")).unit(unit("b")).unit(unit("c"));
+        let plan = Plan::new(spec, Mesh::new(1, 2).expect("a mesh"), PlanOptions::default());
+        let plan = Arc::new(plan.expect("a plan"));
+        let records = || (0..6).flat_map(|says| (0..5).map(move |place| [says, place]));
+        let mut passed = 0;
+        for uses in [&[0, 1, 2][..], &[0, 2, 1], &[2, 0], &[]] {
+            for first in records() {
+                for second in records() {
+                    for third in records() {
+                        let ended = microbatch(&plan, uses, &[first, second, third]);
+                        passed += usize::from(ended.is_some());
+                    }
+                }
+            }
+        }
+        assert!(passed > 100, "{passed}");
     }
 }
