@@ -3,7 +3,7 @@
 
 use std::mem;
 
-use hsdp_comm::{Channel, Error, Group, Lent, Tag, World};
+use hsdp_comm::{Channel, Error, Group, Lent, Op, Tag, World};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
@@ -71,11 +71,29 @@ impl Control {
         let mine = mine.as_bytes();
         let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
         let longest = self.exchange(tag, [mine.len() as u64], most)?;
-        let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
-        padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
-        let send = || self.group.broadcast(tag, rank.index(), padded)?.wait();
+        let send = || {
+            let words = padded(mine, longest).ok_or_else(|| Error::OutOfMemory {
+                op: Op::Broadcast,
+                rank: self.world.rank(),
+                step: tag.step,
+                bytes: usize::try_from(longest).unwrap_or(usize::MAX),
+                what: format!("a text of rank {rank}"),
+            })?;
+            self.group.broadcast(tag, rank.index(), words)?.wait()
+        };
         joint::run(&self.world, tag.step, send).map(|words| text_of(&words))
     }
+}
+
+/// Returns a text as words, with zeros behind it that make it as long as the `longest` text; `None`
+/// if there is no memory for it.
+fn padded(text: &[u8], longest: u64) -> Option<Vec<u64>> {
+    let words = usize::try_from(longest).ok()?.div_ceil(size_of::<u64>());
+    let mut padded = Vec::new();
+    padded.try_reserve_exact(words).ok()?;
+    padded.extend(text.chunks(size_of::<u64>()).map(word));
+    padded.resize(words, 0);
+    Some(padded)
 }
 
 /// Up to eight bytes, the rest of them zeros.
@@ -94,6 +112,12 @@ fn text_of(words: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_length_that_no_memory_holds_is_no_text() {
+        assert_eq!(padded(b"eight by", 9).as_deref(), Some(&[word(b"eight by"), 0][..]));
+        assert_eq!([1 << 62, u64::MAX].map(|longest| padded(b"eight by", longest)), [None, None]);
+    }
 
     #[test]
     fn text_survives_the_way_through_words() {
