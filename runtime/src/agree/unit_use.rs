@@ -70,14 +70,16 @@ pub(crate) fn decide(
     let read: Vec<_> = gathered.chunks_exact(WORDS).map(decode).collect();
     let farthest = read.iter().flatten().filter(|(says, _)| *says != UnitUse::Follows);
     let farthest = farthest.map(|(_, place)| *place).max().unwrap_or(0);
+    let mut places = vec![usize::MAX; declared.len()];
+    found.iter().enumerate().for_each(|(place, unit)| places[unit.index()] = place);
     let fits = |record: &Option<(UnitUse, usize)>| match *record {
         None => false,
         Some((UnitUse::Follows, _)) => true,
-        Some((UnitUse::Ends, place)) => place <= found.len(),
+        Some((_, place)) if place > found.len() => false,
+        Some((UnitUse::Ends, _)) => true,
         // A rank that needs the unit that is declared next goes on without an exchange.
         Some((UnitUse::Needs(unit), place)) => {
-            unit.index() < declared.len()
-                && found.get(..place).is_some_and(|before| !before.contains(&unit))
+            places.get(unit.index()).is_some_and(|before| *before >= place)
                 && (place == farthest || declared.get(place) != Some(&unit))
         }
     };
