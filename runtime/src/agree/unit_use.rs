@@ -68,8 +68,9 @@ pub(crate) fn decide(
 ) -> Result<(usize, NextUnit), Error> {
     check_magic(gathered, (WORDS, MAGIC), ("the protocol of the unit records", own))?;
     let read: Vec<_> = gathered.chunks_exact(WORDS).map(decode).collect();
-    let farthest = read.iter().flatten().filter(|(says, _)| *says != UnitUse::Follows);
-    let farthest = farthest.map(|(_, place)| *place).max().unwrap_or(0);
+    let in_forward = read.iter().flatten().filter(|(says, _)| *says != UnitUse::Follows);
+    let places_of_ranks = in_forward.map(|(_, place)| *place);
+    let farthest = places_of_ranks.filter(|place| *place <= found.len()).max().unwrap_or(0);
     let mut places = vec![usize::MAX; declared.len()];
     found.iter().enumerate().for_each(|(place, unit)| places[unit.index()] = place);
     let fits = |record: &Option<(UnitUse, usize)>| match *record {
@@ -157,6 +158,15 @@ mod tests {
             );
             assert!(message.starts_with(&expected), "{message}");
         }
+    }
+
+    #[test]
+    fn the_broken_rank_is_named_and_not_one_that_needs_the_declared_unit() {
+        let (declared, found) = ([0, 1, 2].map(UnitId::new), [UnitId::new(2)]);
+        let own = encode(UnitUse::Needs(UnitId::new(1)), 1);
+        let gathered = [own, [MAGIC, ENDS, 7]].concat();
+        let message = decide(&gathered, &declared, &found, Rank::new(0)).unwrap_err().to_string();
+        assert!(message.contains("rank 1 has the end after 7 units"), "{message}");
     }
 
     #[test]
