@@ -12,9 +12,9 @@ use crate::error::Error;
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
 const WORDS: usize = Exchange::MEAN;
 
-/// Sums of all ranks.
+/// Totals of all ranks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sums {
+pub(crate) struct Totals {
     sum: f64,
     /// Number of items, which no number of ranks overflows in 128 bits.
     items: u128,
@@ -31,16 +31,16 @@ pub(crate) fn encode(sum: f64, items: u64, [low, high]: [u64; 2]) -> [u64; WORDS
 ///
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
-pub(crate) fn decode(said: &[u64], own: Rank) -> Result<Sums, Error> {
+pub(crate) fn decode(said: &[u64], own: Rank) -> Result<Totals, Error> {
     check_magic(said, (WORDS, MAGIC), ("the protocol of the means", own))?;
     let records = || said.chunks_exact(WORDS);
     let sum = records().map(|record| f64::from_bits(record[1])).sum();
     let items = records().map(|record| u128::from(record[2])).sum();
     let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
-    Ok(Sums { sum, items, operations })
+    Ok(Totals { sum, items, operations })
 }
 
-impl Sums {
+impl Totals {
     /// Returns the sum of all ranks' sums, divided by all ranks' items.
     ///
     /// # Errors

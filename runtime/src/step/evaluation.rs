@@ -45,15 +45,15 @@ impl Engine {
         opened: Opened,
         (sum, items): (f64, u64),
     ) -> Result<f64, Error> {
-        let sums = self.in_evaluation(opened, "mean", |context, state| {
+        let totals = self.in_evaluation(opened, "mean", |context, state| {
             let asked = state.machine.mean();
             asked.map_err(|refused| state.refused_in_evaluation(context, "mean", refused))?;
             state.evaluation_mut().own = (sum, items);
             state.drive(context, "mean")?;
-            Ok(state.evaluation_mut().sums.take().expect("the ranks have added up their sums"))
+            Ok(state.evaluation_mut().totals.take().expect("the ranks have added up their sums"))
         });
         // An error on which all ranks agree leaves the evaluation whole.
-        sums?.mean(opened.step)
+        totals?.mean(opened.step)
     }
 
     /// Ends an evaluation whose means were taken, and aborts any other on all ranks.
@@ -114,9 +114,9 @@ impl State {
         let (sum, items) = self.evaluation_mut().own;
         let said = mean::encode(sum, items, context.operations_word());
         let decode = |said: &[u64]| mean::decode(said, context.rank());
-        let sums = context.control.exchange_in_step(tag, said, decode)??;
-        context.check_operations(sums.operations)?;
-        self.evaluation_mut().sums = Some(sums);
+        let totals = context.control.exchange_in_step(tag, said, decode)??;
+        context.check_operations(totals.operations)?;
+        self.evaluation_mut().totals = Some(totals);
         Ok(Conclusion::Agreed)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::step::StepMachine;
 
 use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::mean::Sums;
+use crate::agree::mean::Totals;
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::precision::LossScale;
@@ -64,7 +64,7 @@ pub(crate) struct State {
     pub(super) opening: Option<Opening>,
     /// The numbers of the step that is under way.
     pub(super) step: Option<StepState>,
-    /// The sums of the evaluation that is under way.
+    /// The evaluation that is under way.
     pub(super) evaluation: Option<EvaluationState>,
 }
 
@@ -81,8 +81,8 @@ pub(super) struct Opening {
 pub(super) struct EvaluationState {
     /// This rank's sum and its items, while the mean is taken.
     pub(super) own: (f64, u64),
-    /// The sums of all ranks, once they have agreed on them.
-    pub(super) sums: Option<Sums>,
+    /// The totals of all ranks, once they have agreed on them.
+    pub(super) totals: Option<Totals>,
 }
 
 impl State {
