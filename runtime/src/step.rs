@@ -12,12 +12,12 @@ mod gathers;
 pub(crate) mod gradients;
 mod opening;
 mod place;
-pub(crate) mod reductions;
+mod reductions;
 mod refused;
 pub(crate) mod state;
 mod step_state;
 pub(crate) mod unit_gradients;
-pub(crate) mod unsharded;
+mod unsharded;
 mod unused;
 
 use std::fmt;

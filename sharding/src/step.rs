@@ -1,8 +1,8 @@
 //! The order of a step: a state machine that decides which operations a rank issues, and when.
 //!
 //! The machine of a rank lives as long as its model. Its host feeds it with what the program does
-//! (inputs), and carries out what it says (outputs), one by one. It does nothing itself: it holds no
-//! buffer and no value, starts no thread, and reads no clock. So one machine drives the runtime,
+//! (inputs), and carries out what it says (outputs), one by one. It does nothing itself: it holds
+//! no buffer and no value, starts no thread, and reads no clock. So one machine drives the runtime,
 //! which executes the outputs, and the simulator, which gives each of them a time.
 //!
 //! | input | the program | what follows, besides gathers ahead |
@@ -321,8 +321,8 @@ impl StepMachine {
         }
     }
 
-    /// Reports that an operation is complete: the one that the machine waits for, or the one that it
-    /// [watches](Self::watching).
+    /// Reports that an operation is complete: the one that the machine waits for, or the one that
+    /// it [watches](Self::watching).
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`] for any other one.

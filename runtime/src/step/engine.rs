@@ -6,8 +6,8 @@
 //! attempt that a caller means.
 //!
 //! The engine decides nothing about the order of operations: a
-//! [`StepMachine`](hsdp_sharding::step::StepMachine) does. The engine feeds it with the calls of the
-//! program, carries out its outputs, and keeps buffers and operations under way.
+//! [`StepMachine`](hsdp_sharding::step::StepMachine) does. The engine feeds it with the calls of
+//! the program, carries out its outputs, and keeps buffers and operations under way.
 //!
 //! | subject | file |
 //! |---|---|

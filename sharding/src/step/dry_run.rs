@@ -39,8 +39,8 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// Runs the first step of a model: of `microbatches` microbatches if the number is given, and of
-    /// `count` if ranks ask each other.
+    /// Runs the first step of a model: of `microbatches` microbatches if the number is given, and
+    /// of `count` if ranks ask each other.
     ///
     /// # Panics
     /// If the number is 0.

@@ -68,8 +68,8 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Takes part in the batches that other ranks still have, and exchanges sums. Collective over the
-    /// world.
+    /// Takes part in the batches that other ranks still have, and exchanges sums. Collective over
+    /// the world.
     ///
     /// # Errors
     /// [`Refused::Unfinished`], [`Refused::OutOfTurn`].

@@ -27,12 +27,13 @@ pub(super) struct Finding {
 enum Stage {
     /// No agreement is under way.
     Open,
-    /// Before the first exchange: the other gathers of the forward, in the declared order. Other ranks
-    /// may wait in them, and come to the exchange after them.
+    /// Before the first exchange: the other gathers of the forward, in the declared order. Other
+    /// ranks may wait in them, and come to the exchange after them.
     Gathering { says: UnitUse, place: usize },
     /// The exchange.
     Asking { says: UnitUse, place: usize },
-    /// After the exchange: units that were gathered beyond `place` are dropped, to be gathered again.
+    /// After the exchange: units that were gathered beyond `place` are dropped, to be gathered
+    /// again.
     Returning { place: usize, next: NextUnit },
 }
 
@@ -51,8 +52,8 @@ impl Gathers {
         }
     }
 
-    /// Where the order of the units is being found: takes `unit` as the next one, or begins to agree
-    /// on it with the other ranks, if it is not the next one as declared.
+    /// Where the order of the units is being found: takes `unit` as the next one, or begins to
+    /// agree on it with the other ranks, if it is not the next one as declared.
     pub(super) fn find(&mut self, orders: &Orders, unit: UnitId) {
         let Sequence::Finding(finding) = &mut self.sequence else { return };
         if finding.found.contains(&unit) {
@@ -64,8 +65,8 @@ impl Gathers {
         }
     }
 
-    /// Where the order of the units is being found: ends the forward of this rank. A rank that has used
-    /// no unit gathers along with the others.
+    /// Where the order of the units is being found: ends the forward of this rank. A rank that has
+    /// used no unit gathers along with the others.
     pub(super) fn end_finding(&mut self) {
         if let Sequence::Finding(finding) = &mut self.sequence {
             let ends = if finding.found.is_empty() { UnitUse::Follows } else { UnitUse::Ends };
@@ -73,8 +74,8 @@ impl Gathers {
         }
     }
 
-    /// Returns the next output of the agreement that is under way. `None`: the next unit is known, or
-    /// if this rank has ended its forward, the order is.
+    /// Returns the next output of the agreement that is under way. `None`: the next unit is known,
+    /// or if this rank has ended its forward, the order is.
     pub(super) fn find_next(&mut self, orders: &mut Orders) -> Option<Output> {
         loop {
             let Sequence::Finding(finding) = &mut self.sequence else { return None };

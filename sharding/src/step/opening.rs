@@ -84,7 +84,8 @@ impl StepMachine {
                 self.state = State::Between;
                 return Ok(());
             }
-            // A rank that ends its run takes no part in steps of other ranks, not even without data.
+            // A rank that ends its run takes no part in steps of other ranks, not even without
+            // data.
             _ if !ending.is_empty() => {
                 Refused::UnevenEnds { ending: ending.clone(), ready: supply.ready.clone() }
             }

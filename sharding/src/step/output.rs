@@ -52,7 +52,8 @@ pub enum Output {
     AllReduce(UnitId),
     /// Adds the all-reduced sums of a microbatch to the unit's partial.
     Fold(UnitId),
-    /// Waits for the result of an operation. Nothing follows before it is [done](super::StepMachine::done).
+    /// Waits for the result of an operation. Nothing follows before it is
+    /// [done](super::StepMachine::done).
     Await(Operation),
     /// Waits for an operation whose result the next operation on the same buffer works on. Nothing
     /// follows before it is [done](super::StepMachine::done), at once where the buffer itself keeps

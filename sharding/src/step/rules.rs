@@ -35,17 +35,18 @@ pub enum Sequences {
     One,
 }
 
-/// The policy for a forward that uses the units in another order than the declared one. A unit that is
-/// needed before its turn makes all units before it wait in memory, in the worst case the whole model.
+/// The policy for a forward that uses the units in another order than the declared one. A unit that
+/// is needed before its turn makes all units before it wait in memory, in the worst case the whole
+/// model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UnitOrder {
-    /// The order of use becomes the schedule. The first microbatch has no prefetch, and the ranks agree
-    /// at the end of its forward. If that forward leaves the declared order, they agree there, and on
-    /// each unit that follows before they gather it: then the call that needs a unit is collective over
-    /// the world. The model's plan is in that order once the step is finished. Ids of units, layouts,
-    /// checkpoints and the order of norms stay as declared. If ranks use the units in different orders,
-    /// the declared order stays, with a warning. Later forwards in another order are correct, and need
-    /// more memory.
+    /// The order of use becomes the schedule. The first microbatch has no prefetch, and the ranks
+    /// agree at the end of its forward. If that forward leaves the declared order, they agree
+    /// there, and on each unit that follows before they gather it: then the call that needs a unit
+    /// is collective over the world. The model's plan is in that order once the step is finished.
+    /// Ids of units, layouts, checkpoints and the order of norms stay as declared. If ranks use the
+    /// units in different orders, the declared order stays, with a warning. Later forwards in
+    /// another order are correct, and need more memory.
     #[default]
     Follow,
     /// A unit that is used after a unit that is declared behind it is refused, with both names.

@@ -2,8 +2,8 @@
 
 use crate::Rank;
 
-/// The policy for steps in which some ranks have data and others have none. It is equal on all ranks,
-/// which compare it.
+/// The policy for steps in which some ranks have data and others have none. It is equal on all
+/// ranks, which compare it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Uneven {
     /// An error on all ranks, which lists the ranks with data and the ranks without.
@@ -13,9 +13,9 @@ pub enum Uneven {
     /// remaining data of the other ranks is not used. A step without a given number of microbatches
     /// ends in the same way.
     Stop,
-    /// Ranks without data take part with weight 0 until no rank has data. Gradients are those of the
-    /// available data, and every rank updates its shards. Not allowed for an objective in which weights
-    /// do not enter.
+    /// Ranks without data take part with weight 0 until no rank has data. Gradients are those of
+    /// the available data, and every rank updates its shards. Not allowed for an objective in which
+    /// weights do not enter.
     ZeroWeight,
 }
 

@@ -23,8 +23,8 @@ fn dry_run(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option
     DryRun::of(&Arc::new(plan), options.1, microbatches, 2)
 }
 
-/// The gathers, hand-outs, reduce-scatters and all-reduces of a step, a line for each microbatch and
-/// its end.
+/// The gathers, hand-outs, reduce-scatters and all-reduces of a step, a line for each microbatch
+/// and its end.
 fn order(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option<usize>) -> String {
     let step = dry_run(mesh, options, microbatches);
     let words = |outputs: &Vec<Output>| -> Vec<String> {

@@ -28,9 +28,9 @@ pub enum NextUnit {
 
 impl NextUnit {
     /// Concludes from the records of all ranks, in rank order: each with the number of units that
-    /// the rank has used before, which are the first ones of the `declared` order. Returns the number
-    /// of units after which the conclusion comes, and the conclusion. A rank that has used more units
-    /// needs the declared one there.
+    /// the rank has used before, which are the first ones of the `declared` order. Returns the
+    /// number of units after which the conclusion comes, and the conclusion. A rank that has used
+    /// more units needs the declared one there.
     ///
     /// # Panics
     /// If a rank has used more units than there are.
