@@ -207,7 +207,23 @@ impl Ended<'_> {
         if let Some((holder, sighting)) = self.agreement.first_non_finite() {
             return Some(sighting.origin(holder, name_of));
         }
-        // No element is larger than the norm of the whole gradient.
-        (norm / divisor > f64::from(f32::MAX)).then_some(Origin::Division { norm, divisor })
+        exceeds_f32(norm / divisor).then_some(Origin::Division { norm, divisor })
+    }
+}
+
+/// Returns whether an element of a gradient of this norm may exceed f32: none is larger than the
+/// norm. A norm that is NaN, though no rank has found an element that is, may be of any size.
+fn exceeds_f32(norm: f64) -> bool {
+    norm.is_nan() || norm > f64::from(f32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_norm_that_is_no_number_may_exceed_f32() {
+        let norms = [0.0, 1e38, 1e39, f64::INFINITY, f64::NAN];
+        assert_eq!(norms.map(exceeds_f32), [false, false, true, true, true]);
     }
 }
