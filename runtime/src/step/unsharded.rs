@@ -99,7 +99,7 @@ struct Sum {
     state: SumState,
 }
 
-/// The state of a sum. It only goes forward in a step.
+/// The state of a sum in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SumState {
     /// No gradient has come.
@@ -107,7 +107,7 @@ enum SumState {
     Nothing,
     /// It is the sum of the gradients so far.
     Some,
-    /// It was given away.
+    /// It was given away. Another gradient begins a new sum.
     Given,
 }
 
