@@ -200,7 +200,7 @@ impl Headers {
     /// Returns the headers of `ranks` ranks, which all have data, name no samples and give no hint.
     #[must_use]
     pub fn of_data(ranks: usize) -> Self {
-        let supply = Supply::default().renewed((0..ranks).map(|_| Input::Ready));
+        let supply = Supply::of((0..ranks).map(|_| Input::Ready));
         Self { supply, ..Self::default() }
     }
 }

@@ -93,7 +93,7 @@ impl StepHeader {
         compare(gathered)?;
         let ending = (0..).map(Rank::new).zip(all()).filter(|(_, header)| ends(header));
         let headers = Headers {
-            supply: Supply::default().renewed(all().map(input)),
+            supply: Supply::of(all().map(input)),
             ending: ending.map(|(rank, _)| rank).collect(),
             weight_hint: all().map(|header| header[HINT]).max().unwrap_or(0),
             names_samples: all().any(|header| header[0] & NAMES_SAMPLES != 0),

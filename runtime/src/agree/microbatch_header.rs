@@ -21,7 +21,7 @@ pub(crate) fn encode(input: Input) -> [u64; WORDS] {
 pub(crate) fn decode(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
     check_magic(gathered, (WORDS, MAGIC), ("the protocol of the microbatch header", own))?;
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
-    Ok(Supply::default().renewed(gathered.chunks_exact(WORDS).map(input)))
+    Ok(Supply::of(gathered.chunks_exact(WORDS).map(input)))
 }
 
 /// Compares the first words of the records of all ranks.

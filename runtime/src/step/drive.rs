@@ -149,7 +149,6 @@ impl State {
         let decode = |said: &[u64]| microbatch_header::decode(said, context.rank());
         let said = microbatch_header::encode(input);
         let supply = context.control.exchange_in_step(tag, said, decode)??;
-        self.supply = supply.clone();
         Ok(Conclusion::Supply(supply))
     }
 
@@ -160,7 +159,9 @@ impl State {
             return;
         }
         let absent = match &self.step {
-            _ if self.machine.has_microbatch() => &*self.supply.exhausted,
+            _ if self.machine.has_microbatch() => {
+                self.machine.supply().map_or(&[][..], |supply| &supply.exhausted)
+            }
             Some(step) => &*step.absent,
             None => &[],
         };

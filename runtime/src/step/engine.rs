@@ -113,7 +113,7 @@ impl Engine {
             Ok(state) => Error::EndOfData {
                 step: opened.step,
                 microbatch: Some(state.machine.microbatches()),
-                supply: state.supply.clone(),
+                supply: state.machine.supply().cloned().unwrap_or_default(),
             },
             Err(error) => error,
         }

@@ -47,7 +47,7 @@ impl Engine {
         let mut begun = StepState::new(&self.context, step, options);
         begun.absent.clone_from(&supply.exhausted);
         begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
-        (state.supply, state.shutdown) = (supply, shutdown);
+        state.shutdown = shutdown;
         let sums = state.kept.take(&self.context.plan);
         state.reductions.begin(&self.context, sums);
         (state.attempt, state.step) = (Some(Attempt::new(opened)), Some(begun));

@@ -193,7 +193,10 @@ impl Reductions {
     /// Adds the sums of a unit's microbatch to its partial.
     pub(crate) fn fold(&mut self, context: &Context, at: Place, unit: UnitId) -> Result<(), Error> {
         let of_unit = &mut self.units[unit.index()];
-        let (reduced, _) = of_unit.microbatch.take().unwrap_or_default().take();
+        let Some(mut reduced) = of_unit.microbatch.take() else {
+            unreachable!("the machine folds sums of a microbatch that were reduced");
+        };
+        let (reduced, _) = reduced.take();
         let (partial, fold) = of_unit.partial.take();
         let mut partial = partial.sized(context, reduced.len(), (at.step, unit))?;
         partial.fold_in(context, (&reduced, fold), at.step)?;

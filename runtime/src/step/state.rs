@@ -10,7 +10,7 @@ use crate::agree::mean::Totals;
 use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::precision::LossScale;
-use crate::options::uneven::{Shutdown, Supply};
+use crate::options::uneven::Shutdown;
 use crate::state::context::Context;
 use crate::state::kept::Kept;
 use crate::state::shard::Shard;
@@ -48,8 +48,6 @@ pub(crate) struct State {
     pub(super) attempts: u64,
     /// The evaluations so far.
     pub(super) evaluations: u64,
-    /// The ranks with and without data, as of the last exchange about data.
-    pub(super) supply: Supply,
     /// Whether a rank asked, when the last step began, that it be the last.
     pub(crate) shutdown: Shutdown,
     /// The order of steps and evaluations.
@@ -102,7 +100,6 @@ impl State {
             last_weight: 0,
             attempts: 0,
             evaluations: 0,
-            supply: Supply::default(),
             shutdown: Shutdown::default(),
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: Gathers::default(),

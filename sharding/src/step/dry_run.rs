@@ -140,7 +140,7 @@ impl Host {
 
     /// Returns the conclusion of ranks that all say the same.
     fn conclusion(&self, exchange: Exchange) -> Conclusion {
-        let supply = |input: Input| Supply::default().renewed((0..self.ranks).map(|_| input));
+        let supply = |input: Input| Supply::of((0..self.ranks).map(|_| input));
         match exchange {
             Exchange::Headers => Conclusion::Headers(Headers::of_data(self.ranks)),
             Exchange::Microbatch(input) | Exchange::Batch(input) => {

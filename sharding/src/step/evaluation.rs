@@ -21,6 +21,8 @@ pub(super) struct Evaluation {
     /// Batches so far. A rank that has no batch left counts those of the others.
     pub(super) batches: usize,
     pub(super) gathers: Gathers,
+    /// The ranks with and without another batch, as of the last question.
+    pub(super) supply: Supply,
 }
 
 impl Evaluation {
@@ -47,7 +49,12 @@ impl StepMachine {
             return Err(Refused::OutOfTurn { input: "evaluate" });
         }
         let gathers = Gathers::new(Purpose::Evaluation(None));
-        let evaluation = Evaluation { progress: Progress::Between, batches: 0, gathers };
+        let evaluation = Evaluation {
+            progress: Progress::Between,
+            batches: 0,
+            gathers,
+            supply: Supply::default(),
+        };
         self.state = State::Evaluation(Box::new(evaluation));
         Ok(())
     }
@@ -133,7 +140,7 @@ impl StepMachine {
     }
 
     /// Takes the ranks that have another batch. If one has, all gather along.
-    pub(super) fn take_batch(&mut self, supply: &Supply) {
+    pub(super) fn take_batch(&mut self, supply: Supply) {
         let State::Evaluation(evaluation) = &mut self.state else { return };
         evaluation.progress = if supply.ready.is_empty() {
             Progress::Over
@@ -141,6 +148,7 @@ impl StepMachine {
             evaluation.gathers.begin(&self.orders);
             Progress::InBatch
         };
+        evaluation.supply = supply;
         if self.goal == Goal::Batch {
             self.goal = Goal::Nothing;
         }

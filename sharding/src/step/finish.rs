@@ -92,7 +92,8 @@ impl StepMachine {
                 Stage::Asking { awaited } => {
                     let is_scatter =
                         |it: &(usize, Operation)| matches!(it.1, Operation::ReduceScatter(_));
-                    let next = training.reductions.under_way(&self.plan, awaited).find(is_scatter);
+                    let plan = &self.orders.current().plan;
+                    let next = training.reductions.under_way(plan, awaited).find(is_scatter);
                     let Some((place, scatter)) = next else {
                         let all_reduces = training.reductions.all_reduced();
                         return Some(Output::Exchange(Exchange::Interim { all_reduces }));

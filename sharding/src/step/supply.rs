@@ -48,12 +48,9 @@ pub enum Course {
 }
 
 impl Supply {
-    /// Returns the supply of these inputs, in rank order. Reuses the memory of `self`.
-    #[must_use]
-    pub fn renewed(self, inputs: impl Iterator<Item = Input>) -> Self {
-        let mut supply = self;
-        supply.ready.clear();
-        supply.exhausted.clear();
+    /// Returns the supply of these inputs, in rank order.
+    pub fn of(inputs: impl Iterator<Item = Input>) -> Self {
+        let mut supply = Self::default();
         for (rank, input) in inputs.enumerate() {
             match input {
                 Input::Ready => supply.ready.push(Rank::new(rank)),
@@ -81,7 +78,7 @@ mod tests {
     use super::*;
 
     fn supply(inputs: [Input; 3]) -> Supply {
-        Supply::default().renewed(inputs.into_iter())
+        Supply::of(inputs.into_iter())
     }
 
     #[test]
@@ -99,9 +96,7 @@ mod tests {
 
     #[test]
     fn ranks_are_named() {
-        let before = supply([Input::Exhausted, Input::Ready, Input::Exhausted]);
-        let inputs = [Input::Ready, Input::Exhausted, Input::Ready];
-        let supply = before.renewed(inputs.into_iter());
+        let supply = supply([Input::Ready, Input::Exhausted, Input::Ready]);
         assert_eq!(supply.ready, [0, 2].map(Rank::new));
         assert_eq!(supply.exhausted, [1].map(Rank::new));
     }

@@ -148,6 +148,17 @@ impl StepMachine {
         }
     }
 
+    /// Returns the ranks with and without data, as of the last exchange about data in the step or the
+    /// evaluation that is under way.
+    #[must_use]
+    pub fn supply(&self) -> Option<&Supply> {
+        match &self.state {
+            State::Step(training) => Some(&training.supply),
+            State::Evaluation(evaluation) => Some(&evaluation.supply),
+            State::Between | State::Opening(_) => None,
+        }
+    }
+
     /// Returns the number of microbatches that are finished in the step, or of batches in the
     /// evaluation. It is the number of the open one, too: they count from 0.
     #[must_use]
@@ -419,7 +430,7 @@ impl StepMachine {
         match (exchange, conclusion) {
             (_, Conclusion::Headers(headers)) => self.take_headers(headers),
             (Exchange::Batch(_), Conclusion::Supply(supply)) => {
-                self.take_batch(&supply);
+                self.take_batch(supply);
                 Ok(())
             }
             (_, Conclusion::Supply(supply)) => self.take_supply(supply),

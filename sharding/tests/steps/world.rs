@@ -420,7 +420,7 @@ impl World {
         };
         let supply = |input: fn(&Exchange) -> Option<Input>| {
             let inputs: Option<Vec<Input>> = records.iter().map(input).collect();
-            inputs.map(|inputs| Supply::default().renewed(inputs.into_iter())).ok_or_else(differ)
+            inputs.map(|inputs| Supply::of(inputs.into_iter())).ok_or_else(differ)
         };
         match records[0] {
             Exchange::Headers => {
@@ -435,7 +435,7 @@ impl World {
                 let ending = (0..).map(Rank::new).zip(intents());
                 let ending = ending.filter(|(_, intent)| *intent == Intent::End);
                 Ok(Conclusion::Headers(Headers {
-                    supply: Supply::default().renewed(inputs),
+                    supply: Supply::of(inputs),
                     ending: ending.map(|(rank, _)| rank).collect(),
                     weight_hint: self.weight_hint,
                     names_samples: self.names_samples,

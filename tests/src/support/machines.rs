@@ -230,7 +230,7 @@ fn conclusion(plan: &Plan, members: &[Member], said: &[Exchange]) -> Conclusion 
                 Exchange::Batch(input) if is_batch => *input,
                 _ => meet(),
             });
-            Conclusion::Supply(Supply::default().renewed(inputs))
+            Conclusion::Supply(Supply::of(inputs))
         }
         Exchange::Unit { .. } => {
             let uses = said.iter().map(|it| match it {
@@ -257,7 +257,7 @@ fn headers(members: &[Member]) -> Headers {
     });
     let ending = members.iter().enumerate().filter(|(_, member)| member.intent == Intent::End);
     Headers {
-        supply: Supply::default().renewed(inputs),
+        supply: Supply::of(inputs),
         ending: ending.map(|(rank, _)| Rank::new(rank)).collect(),
         weight_hint: members.iter().map(|member| member.weights[0]).max().unwrap_or(0),
         names_samples: members.iter().any(|member| member.names_samples),

@@ -171,7 +171,7 @@ impl Script {
     }
 
     fn exchange(&mut self, exchange: Exchange, output: Output) {
-        let supply = |input| Supply::default().renewed(std::iter::once(input));
+        let supply = |input| Supply::of(std::iter::once(input));
         let conclusion = match exchange {
             // A hint of weights, as each step but the first has one.
             Exchange::Headers => {
