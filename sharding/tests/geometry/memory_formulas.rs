@@ -1,10 +1,15 @@
-//! The formulas of memory against a ledger of allocations that plays a step.
+//! The formulas of memory against a ledger of the allocations in a step, which the machine of the step
+//! decides.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
+use hsdp_sharding::step::{
+    Begin, Conclusion, Exchange, Headers, Output, Refused, Rules, StepMachine, Target, UnitOrder,
+};
 use hsdp_sharding::{
-    Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
-    Param, Phase, Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
+    AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload, Param, Phase,
+    Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -30,20 +35,45 @@ impl Ledger {
     }
 }
 
-/// Plays the gathers of one microbatch, each use in turn, as a training loop would.
+/// The rank of a training loop that uses each unit in turn, and drops it. The machine of the step says
+/// what it gathers and reduces meanwhile.
 struct Player {
     units: Vec<Unit>,
     /// The units as the forward uses them.
-    order: Vec<usize>,
-    /// The compute dtype of units without their own.
+    order: Vec<UnitId>,
+    /// Compute dtype of units without their own.
     compute: DType,
-    prefetch: usize,
-    issued: usize,
-    asked: usize,
+    machine: StepMachine,
+    ranks: usize,
+    played: Played,
+}
+
+/// The microbatch that was played.
+#[derive(Default)]
+struct Played {
     ledger: Ledger,
+    /// All gathers in order.
+    gathers: Vec<(usize, &'static str)>,
+    /// Units whose gradients were accumulated unsharded.
+    accumulated: BTreeSet<usize>,
+    /// Units with a partial, and units with sums of a microbatch apart from it.
+    partials: BTreeSet<usize>,
+    transients: BTreeSet<usize>,
 }
 
 impl Player {
+    fn of(plan: &Plan) -> Self {
+        let rules = Rules { order: UnitOrder::Error, ..Rules::default() };
+        Self {
+            units: plan.spec().units().to_vec(),
+            order: plan.order().to_vec(),
+            compute: plan.options().param_dtype,
+            machine: StepMachine::new(Arc::new(plan.clone()), rules),
+            ranks: plan.mesh().world_size(),
+            played: Played::default(),
+        }
+    }
+
     fn kept(&self, unit: usize) -> bool {
         self.units[unit].after_forward == AfterForward::Keep
     }
@@ -59,60 +89,98 @@ impl Player {
         size * unit.params.iter().map(Param::numel).sum::<usize>()
     }
 
-    /// All gathers in order.
-    fn queue(&self) -> Vec<(usize, &'static str)> {
-        let back = self.order.iter().rev().filter(|unit| self.comes_back(**unit));
-        let forward = self.order.iter().map(|unit| (*unit, "forward"));
-        forward.chain(back.map(|unit| (*unit, "backward"))).collect()
+    fn feed(&mut self, input: impl FnOnce(&mut StepMachine) -> Result<(), Refused>) {
+        input(&mut self.machine).expect("the loop keeps to the order of a step");
+        while let Some(output) = self.machine.poll() {
+            self.carry_out(output);
+        }
     }
 
-    fn ask(&mut self, unit: usize, copy: &'static str) {
-        let queue = self.queue();
-        assert_eq!(queue[self.asked], (unit, copy));
-        while self.issued <= self.asked + self.prefetch && self.issued < queue.len() {
-            let (unit, copy) = queue[self.issued];
-            self.ledger.allocate(unit, copy, self.bytes(unit));
-            self.issued += 1;
+    fn carry_out(&mut self, output: Output) {
+        let played = &mut self.played;
+        match output {
+            Output::Gather { unit, phase, .. } => {
+                let (unit, copy) = (unit.index(), name(phase));
+                played.gathers.push((unit, copy));
+                let bytes = self.bytes(unit);
+                self.played.ledger.allocate(unit, copy, bytes);
+            }
+            Output::Accumulate(unit) => drop(played.accumulated.insert(unit.index())),
+            Output::ReduceScatter { unit, into: Target::Microbatch, .. } => {
+                played.transients.insert(unit.index());
+            }
+            Output::ReduceScatter { unit, .. } | Output::Fold(unit) => {
+                played.partials.insert(unit.index());
+            }
+            Output::Await(operation) | Output::Follow(operation) => {
+                self.machine.done(operation).expect("the machine waits for it");
+            }
+            Output::Exchange(exchange) => {
+                let conclusion = match exchange {
+                    Exchange::Headers => Conclusion::Headers(Headers::of_data(self.ranks)),
+                    _ => Conclusion::Agreed,
+                };
+                self.machine.conclude(conclusion).expect("all ranks say the same");
+            }
+            Output::Hand { .. } | Output::Free { .. } | Output::AllReduce(_) => {}
         }
-        self.asked += 1;
-        self.note(copy);
+    }
+
+    /// Uses a unit, and drops it if the loop does not need it any more.
+    fn use_of(&mut self, unit: UnitId, phase: Phase) {
+        self.feed(|machine| machine.need(unit));
+        self.note(name(phase));
+        if !self.kept(unit.index()) {
+            self.played.ledger.free(unit.index(), name(phase));
+        }
     }
 
     /// Records the bytes that are live in this half.
     fn note(&mut self, half: &'static str) {
-        let held: usize = self.ledger.live.values().sum();
-        let most = self.ledger.most.entry(half).or_default();
+        let ledger = &mut self.played.ledger;
+        let held: usize = ledger.live.values().sum();
+        let most = ledger.most.entry(half).or_default();
         *most = held.max(*most);
     }
 
-    fn play(mut self) -> Ledger {
+    fn play(&mut self) {
+        self.feed(|machine| machine.begin(Begin::step(0, Some(1))));
+        self.feed(StepMachine::begin_microbatch);
         for unit in self.order.clone() {
-            self.ask(unit, "forward");
-            if !self.kept(unit) {
-                self.ledger.free(unit, "forward");
-            }
+            self.use_of(unit, Phase::Forward);
         }
+        self.feed(StepMachine::loss);
         for unit in self.order.clone().into_iter().rev() {
             self.note("backward");
-            if self.kept(unit) {
-                self.ledger.free(unit, "forward");
-            } else if self.comes_back(unit) {
-                self.ask(unit, "backward");
-                self.ledger.free(unit, "backward");
+            if self.kept(unit.index()) {
+                self.played.ledger.free(unit.index(), "forward");
+            } else if self.comes_back(unit.index()) {
+                self.use_of(unit, Phase::Backward);
+            }
+            if self.units[unit.index()].is_trainable() {
+                self.feed(|machine| machine.offer(unit));
             }
         }
-        assert!(self.ledger.live.is_empty());
-        self.ledger
+        self.feed(StepMachine::end_microbatch);
+        self.feed(StepMachine::finish);
+        assert!(self.played.ledger.live.is_empty());
+    }
+}
+
+fn name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
     }
 }
 
 /// Two ranks read one copy of each unit, for three microbatches. One still reads the `slow`-th gather; the other, which holds the
 /// copies, runs ahead as far as the gathers allow. Returns the bytes that it holds then.
-fn held_for(player: &Player, slow: usize) -> usize {
-    let queue = player.queue();
+fn held_for(player: &Player, prefetch: usize, slow: usize) -> usize {
+    let queue = &player.played.gathers;
     let issued_by = |asked: usize| {
         let of_microbatch = (asked / queue.len() + 1) * queue.len();
-        of_microbatch.min(asked.saturating_add(player.prefetch).saturating_add(1))
+        of_microbatch.min(asked.saturating_add(prefetch).saturating_add(1))
     };
     let mut fast = slow;
     while fast + 1 < 3 * queue.len() && fast < issued_by(slow) {
@@ -121,37 +189,35 @@ fn held_for(player: &Player, slow: usize) -> usize {
     let kept = |index: usize| player.kept(queue[index % queue.len()].0);
     let bytes = |index: usize| player.bytes(queue[index % queue.len()].0);
     // Of the earlier forwards, those of kept units whose backward is still to come: the units that are used before this one.
-    let used = |index: usize| player.order.iter().position(|unit| *unit == queue[index].0);
+    let used = |index: usize| player.order.iter().position(|unit| unit.index() == queue[index].0);
     let before = (0..slow).filter(|&index| kept(index) && used(index) < used(slow));
     before.chain(slow..issued_by(fast)).map(bytes).sum()
 }
 
-fn player(plan: &Plan) -> Player {
-    let units = plan.spec().units().to_vec();
-    let (compute, prefetch) = (plan.options().param_dtype, plan.options().prefetch);
-    let order = plan.order().iter().map(|unit| unit.index()).collect();
-    Player { units, order, compute, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
+fn played(plan: &Plan) -> Player {
+    let mut player = Player::of(plan);
+    player.play();
+    player
 }
 
-fn peak_full(plan: &Plan) -> usize {
-    let player = player(plan);
+fn peak_full(plan: &Plan, player: &Player) -> usize {
     match plan.options().full_copies {
-        FullCopies::PerRank => player.play().peak,
-        FullCopies::PerProcess if plan.mesh().world_size() == 1 => player.play().peak,
-        FullCopies::PerProcess => {
-            let slow = 0..player.queue().len();
-            slow.map(|slow| held_for(&player, slow)).max().unwrap_or(0)
+        FullCopies::PerProcess if plan.mesh().world_size() > 1 => {
+            let slow = 0..player.played.gathers.len();
+            let held = |slow| held_for(player, plan.options().prefetch, slow);
+            slow.map(held).max().unwrap_or(0)
         }
+        FullCopies::PerRank | FullCopies::PerProcess => player.played.ledger.peak,
     }
 }
 
-/// The f32 values that a rank holds, counted parameter by parameter and piece by piece; padding is the
-/// rest.
+/// The f32 values that a rank holds in the step that was played, counted parameter by parameter and
+/// piece by piece; padding is the rest.
 fn counted(plan: &Plan) -> MemoryPlan {
-    let options = plan.options();
-    let (mut shard, mut trainable, mut grad_full, mut without_master) = (0, 0, 0, 0);
+    let (options, player) = (plan.options(), played(plan));
+    let (mut shard, mut partial, mut grad_full, mut without_master) = (0, 0, 0, 0);
     let mut gather_input = 0;
-    for (unit, layout) in plan.spec().units().iter().zip(plan.layouts()) {
+    for (at, (unit, layout)) in plan.spec().units().iter().zip(plan.layouts()).enumerate() {
         let ranks = layout.shard_size();
         shard += layout.full_len() / ranks;
         if unit.compute_dtype.unwrap_or(options.param_dtype) != DType::F32 {
@@ -160,21 +226,21 @@ fn counted(plan: &Plan) -> MemoryPlan {
         if unit.params.iter().any(|param| param.stored.is_some()) {
             without_master += layout.frozen().len / ranks;
         }
-        trainable += layout.trainable().len / ranks;
-        for param in unit.params.iter().filter(|param| param.role == Role::Trainable) {
-            grad_full += param.shape.iter().product::<usize>();
+        let sums = [&player.played.partials, &player.played.transients];
+        let sums = sums.into_iter().filter(|units| units.contains(&at)).count();
+        partial += sums * (layout.trainable().len / ranks);
+        if player.played.accumulated.contains(&at) {
+            let trainable = unit.params.iter().filter(|param| param.role == Role::Trainable);
+            grad_full += trainable.map(Param::numel).sum::<usize>();
         }
     }
-    let replicas = plan.mesh().ranks().len() > plan.mesh().shard_size();
-    let every = options.accumulation == Accumulation::Every && replicas;
-    let local = options.accumulation == Accumulation::Local;
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
         shard: words(shard - without_master),
         gather_input: ByteCount::of(gather_input),
-        full: ByteCount::of(peak_full(plan)),
-        grad_full: words(if local { grad_full } else { 0 }),
-        partial: words(if every { 2 * trainable } else { trainable }),
+        full: ByteCount::of(peak_full(plan, &player)),
+        grad_full: words(grad_full),
+        partial: words(partial),
         optimizer: words(most_state(plan)),
         update: ByteCount::ZERO,
     }
@@ -217,7 +283,7 @@ proptest! {
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
         prop_assert_eq!(phases.into_iter().max(), Some(plan.memory().full));
         if full_copies == FullCopies::PerRank {
-            let most = player(&plan).play().most;
+            let most = played(&plan).played.ledger.most;
             prop_assert_eq!(phases, ["forward", "backward"].map(|half| ByteCount::of(most[half])));
         }
         let on_device = plan.memory_on_device(Offload::None).full;
