@@ -11,7 +11,7 @@
 //!
 //! | change | found as |
 //! |---|---|
-//! | a unit that is to be dropped is handed out | another event |
+//! | a unit is handed out in place of being dropped | another event |
 //! | at a hand-out the place before is dropped; a gather is not waited for | a panic |
 //! | the first unit is gathered in place of another | other values |
 //! | the first unit is reduced in place of another | a panic |
@@ -222,7 +222,7 @@ fn the_simulator_lists_what_the_machine_says() {
     }
 }
 
-/// Compares the second step of ranks, of which the last one has no data in it.
+/// Compares the second step of a world whose last rank has no data for it.
 fn compare_with_simulator(
     options: &ModelOptions,
     sequences: Sequences,

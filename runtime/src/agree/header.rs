@@ -39,7 +39,7 @@ pub(crate) struct StepHeader {
 /// The result of the headers of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// What the order of the step follows from.
+    /// Conclusion from which the order of the step follows.
     pub(crate) headers: Headers,
     /// Whether any rank asks that this step be the last.
     pub(crate) shutdown: Shutdown,

@@ -44,7 +44,7 @@ pub struct Checkpoints {
     /// The earlier saves in the background that have succeeded, oldest first, until the caller
     /// takes them.
     pub(super) saved: VecDeque<Saved>,
-    /// The memory to which the next save in the background copies.
+    /// Memory for the copy that the next save in the background makes.
     pub(super) snapshot: Snapshot,
     pub(super) content: Content,
     pub(super) other_options: OtherOptions,

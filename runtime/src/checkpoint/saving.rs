@@ -195,9 +195,9 @@ fn settings_of(spec: &ModelSpec) -> BTreeMap<String, String> {
 /// The elements that this rank writes, in place where possible.
 struct Contents<'a> {
     written: Vec<Written>,
-    /// By unit.
+    /// Shards, by unit.
     shards: Vec<HostShard>,
-    /// By `written`; empty for parameters.
+    /// Values of state, by `written`; empty for parameters.
     states: Vec<Cow<'a, [f32]>>,
 }
 

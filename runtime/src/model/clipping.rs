@@ -35,7 +35,7 @@ impl Display for Norm {
 
 /// The parameters of a call.
 struct Chosen {
-    /// By the number of a parameter in the model.
+    /// Whether a parameter is among them, by its number in the model.
     has: Vec<bool>,
     is_all: bool,
     /// Their number, and a digest of their names, for the comparison of ranks.

@@ -23,15 +23,16 @@ pub(crate) trait MovingAverage: Send {
     fn write(&self, lines: &mut String);
 
     /// Moves elements on, on the host.
-    fn update(&mut self, of: (UnitId, Piece), parameters: &[f32]);
+    fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]);
 
     /// Moves pieces of a unit on, on a device. Waits for nothing.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn update_on_device(
         &mut self,
-        of: (UnitId, &Stream),
+        unit: UnitId,
+        stream: &Stream,
         pieces: &[Piece],
         master: &DeviceBuffer,
     ) -> Result<(), CudaError>;

@@ -143,14 +143,15 @@ impl MovingAverage for Average {
         writeln!(lines, "{} decay {:?}", Self::KIND, self.decay).expect("a string takes any text");
     }
 
-    fn update(&mut self, (unit, piece): (UnitId, Piece), parameters: &[f32]) {
+    fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]) {
         let step = self.step();
         sgd(&step, self.values.host(unit, piece.shard_range()), parameters, None);
     }
 
     fn update_on_device(
         &mut self,
-        (unit, stream): (UnitId, &Stream),
+        unit: UnitId,
+        stream: &Stream,
         pieces: &[Piece],
         master: &DeviceBuffer,
     ) -> Result<(), CudaError> {

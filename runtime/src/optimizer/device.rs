@@ -70,6 +70,6 @@ fn average_unit(
     let (master, _) = shard.exclusive(device)?;
     let pieces: Vec<Piece> = trained_pieces(context, unit).collect();
     averages.iter().try_for_each(|average| {
-        average.lock().update_on_device((unit, device.stream()), &pieces, master)
+        average.lock().update_on_device(unit, device.stream(), &pieces, master)
     })
 }

@@ -31,7 +31,7 @@ pub trait Optimizer {
     /// Parameters that got no gradient on any rank, and their state, do not change.
     ///
     /// # Errors
-    /// Those of [`ShardedModel::update_by`].
+    /// Errors of [`ShardedModel::update_by`].
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let mut this = self;
         model.update_by(gradients, [(&mut this, |_| true)])
@@ -85,7 +85,7 @@ pub trait Optimizer {
     /// Updates some elements of a unit on a device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError>;
 
     /// Sets the learning rate for the next steps. Those of [groups](crate::Grouped::group) keep

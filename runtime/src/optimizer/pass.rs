@@ -45,7 +45,7 @@ impl<'a> Pass<'a> {
         for piece in trained_pieces(self.context, unit) {
             let range = piece.shard_range();
             if !self.has_gradient(unit, &piece) {
-                self.average((unit, piece), &master[range]);
+                self.average(unit, piece, &master[range]);
                 continue;
             }
             let (optimizer, _) = &mut optimizers[self.optimizer_of(unit, &piece)];
@@ -79,15 +79,15 @@ impl<'a> Pass<'a> {
                     Some(moved) => moved.measure(number, parameters, update),
                     None => update(parameters),
                 }
-                self.average((unit, piece), parameters);
+                self.average(unit, piece, parameters);
             });
         }
     }
 
     /// Moves the averages of some elements on, to the parameters after the update.
-    fn average(self, of: (UnitId, Piece), parameters: &[f32]) {
+    fn average(self, unit: UnitId, piece: Piece, parameters: &[f32]) {
         for average in self.averages {
-            average.lock().update(of, parameters);
+            average.lock().update(unit, piece, parameters);
         }
     }
 

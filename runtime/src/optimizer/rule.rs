@@ -26,7 +26,7 @@ pub trait Rule: OptimizerOptions {
     /// Updates pieces of a unit on a device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn update_on_device(
         &self,
         run: UnitRun<'_>,

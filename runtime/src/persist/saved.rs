@@ -22,7 +22,7 @@ pub struct SavedState<'a> {
     pub(crate) fitting: Option<&'a Fitting>,
 }
 
-/// The optimizers to which the state in a checkpoint belongs.
+/// Optimizers that own the state in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
     /// One optimizer updates all trainable parameters.

@@ -34,9 +34,9 @@ pub enum Spread {
     /// An element for each block of this number of elements of the parameter, which is cut between
     /// blocks only.
     Blocks(usize),
-    /// This number of elements, all of which each rank of the shard group has.
+    /// A number of elements; each rank of the shard group has all of them.
     Whole(usize),
-    /// This number of elements, all of which one rank of the shard group has.
+    /// A number of elements; one rank of the shard group has all of them.
     Owned {
         /// The number.
         len: usize,
@@ -46,7 +46,7 @@ pub enum Spread {
 }
 
 impl Spread {
-    /// The shape of the tensor, for a parameter.
+    /// Returns the shape of the tensor for a parameter.
     pub(crate) fn shape(self, parameter: &Param) -> Vec<u64> {
         match self {
             Self::Elements => parameter.shape.iter().map(|size| *size as u64).collect(),
@@ -55,7 +55,7 @@ impl Spread {
         }
     }
 
-    /// The elements that a rank has of which `range` of the parameter decides what it writes.
+    /// Returns the elements of the tensor that belong to `range` of the parameter.
     pub(crate) fn range(self, range: Range<usize>) -> Range<usize> {
         match self {
             Self::Elements => range,

@@ -168,7 +168,7 @@ impl Context {
         self.device.as_ref().is_some_and(ModelDevice::updates_there)
     }
 
-    /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they
+    /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made. They
     /// stay there, or go on to a device, or only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);

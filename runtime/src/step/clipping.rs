@@ -44,7 +44,7 @@ impl Clip {
 /// How gradients are clipped besides [`Gradients::clip`](crate::Gradients::clip).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clipping {
-    /// By the number of a parameter in the model; empty as long as one factor counts for all.
+    /// Clips by the number of a parameter in the model; empty while one factor counts for all.
     pub(crate) of_parameters: Vec<Clip>,
     /// A line for each call, which ranks compare.
     pub(crate) lines: String,

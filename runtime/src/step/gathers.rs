@@ -19,7 +19,7 @@ use crate::step::place::Place;
 /// One place in the sequence of gathers.
 #[derive(Debug)]
 enum Slot {
-    /// Nothing is under way here.
+    /// No gather is under way here.
     Vacant,
     /// The gather is under way.
     Arriving(Arriving),

@@ -246,7 +246,7 @@ mod tests {
             |engine: &Engine| engine.end_run(),
         ] {
             let engine = engine();
-            // What a panic would leave.
+            // A panic in the exchange of headers leaves the machine like this.
             engine.state().machine.begin(Begin::step(0, Some(1))).expect("no step is under way");
             call(&engine).expect("nothing is left");
         }

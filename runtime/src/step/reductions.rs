@@ -21,7 +21,7 @@ use crate::step::unsharded::Unsharded;
 /// decides on each reduction, and on their order.
 #[derive(Debug)]
 pub(crate) struct Reductions {
-    /// By unit; units without a trainable parameter stay empty.
+    /// Sums by unit; those of a unit without a trainable parameter stay empty.
     units: Vec<UnitSums>,
     /// The sums of microbatches before they are reduced.
     unsharded: Unsharded,
@@ -124,7 +124,7 @@ impl Reductions {
     ) -> Result<(), Error> {
         let gradients = self.take_offered(unit);
         if let Some(non_finite) = self.unsharded.add(context, at, (unit, &gradients))? {
-            self.note(context, unit, (at.microbatch, non_finite));
+            self.note(context, unit, at.microbatch, non_finite);
         }
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Reductions {
                 let Scattered { sums, non_finite } = pending.wait()?;
                 *buffer = Buffer::Held(sums);
                 if let Some(non_finite) = non_finite {
-                    self.note(context, unit, (microbatch, non_finite));
+                    self.note(context, unit, microbatch, non_finite);
                 }
             }
             Buffer::AllReducing(pending) => *buffer = Buffer::Held(pending.wait()?),
@@ -275,7 +275,7 @@ impl Reductions {
     }
 
     /// Keeps a sighting if it is the first.
-    fn note(&mut self, context: &Context, unit: UnitId, (microbatch, found): (usize, NonFiniteAt)) {
+    fn note(&mut self, context: &Context, unit: UnitId, microbatch: usize, found: NonFiniteAt) {
         let parameter = context.number_of(ParamId { unit, index: found.param });
         let (when, from) = (When::Microbatch(microbatch), found.from.map(Rank::index));
         let sighting = Sighting { when, parameter, from };

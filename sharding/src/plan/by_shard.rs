@@ -11,8 +11,8 @@ pub(super) struct ByShard {
 }
 
 impl ByShard {
-    /// Returns the sums of amounts, each of which counts for every shard index in a range. No sum may
-    /// exceed `u64::MAX`.
+    /// Returns the sums of amounts by shard index. An amount counts for every shard index in its range.
+    /// No sum may exceed `u64::MAX`.
     pub(super) fn sums(amounts: impl Iterator<Item = (Range<usize>, u64)>) -> Self {
         let mut changes = BTreeMap::<usize, u64>::new();
         for (shards, amount) in amounts.filter(|(shards, amount)| !shards.is_empty() && *amount > 0)

@@ -48,9 +48,9 @@ enum Sums {
 /// The reductions of one step.
 #[derive(Debug)]
 pub(super) struct Reductions {
-    /// By unit.
+    /// State of the gradients, by unit.
     offers: Vec<Offer>,
-    /// By unit.
+    /// State of the sums, by unit.
     sums: Vec<Sums>,
     /// Number of reductions that were issued in this microbatch.
     scattered: usize,

@@ -126,7 +126,7 @@ impl Player {
         }
     }
 
-    /// Uses a unit, and drops it if the loop does not need it any more.
+    /// Uses a unit, and drops it unless the loop keeps it.
     fn use_of(&mut self, unit: UnitId, phase: Phase) {
         self.feed(|machine| machine.need(unit));
         self.note(name(phase));

@@ -85,7 +85,7 @@ impl<C: Carrier> Tape<C> {
     /// Makes a value of `tensor`, in the states that the caller names: `R` over the replicate axis, `S` over the shard
     /// axis.
     ///
-    /// Nothing checks these states: ranks whose Replicate values differ compute different things.
+    /// The states are not checked: ranks whose Replicate values differ compute different results.
     #[must_use]
     pub fn assume<R: State, S: State>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
         Dist::new(self.tag(tensor, [R::STATE, S::STATE]))

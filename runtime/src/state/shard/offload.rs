@@ -21,7 +21,7 @@ impl DeviceShard {
     /// new parameters to the device. Waits for the copies to the host, and nothing else.
     ///
     /// # Errors
-    /// Those of the device: the gather input may then be older than the parameters.
+    /// Errors of the device: the gather input may then be older than the parameters.
     pub(crate) fn update_on_host(
         &mut self,
         context: &Context,
