@@ -271,8 +271,8 @@ fn lion_of(len: usize) -> Case {
     Case { bytes: 5 * bytes::<f32>(len), run: Box::new(run) }
 }
 
-/// What the end of a step works on: a gradient that is still to be divided, and parameters that are also wanted in another
-/// dtype, where they are.
+/// Buffers of the end of a step: a gradient that is not divided yet, and parameters, with a copy of
+/// another dtype where there is one.
 #[derive(Clone)]
 struct End<T> {
     gradient: Vec<f32>,

@@ -9,7 +9,7 @@ pub(crate) use self::model::*;
 #[cfg(not(shuttle))]
 pub(crate) use self::plain::*;
 
-/// Those of a program.
+/// The primitives of programs, which no model checker drives.
 #[cfg(not(shuttle))]
 mod plain {
     use std::time::Instant;

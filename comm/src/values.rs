@@ -30,7 +30,7 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Group::all_gather`](crate::Group::all_gather), and of its wait.
+    /// Errors of [`Group::all_gather`](crate::Group::all_gather), and of its wait.
     pub fn sum(&self, value: f64) -> Result<f64, Error> {
         let group = self.world_group(Channel::Control);
         let values = group.all_gather(Tag::default(), vec![value])?.wait()?;

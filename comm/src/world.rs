@@ -87,7 +87,8 @@ impl World {
     /// them. All processes of the job compare their requests, also those that are no ranks.
     ///
     /// # Errors
-    /// Those of the comparison; [`Error::BadRank`] if there are fewer processes; [`Error::BadFault`], of which the other ranks are told.
+    /// Errors of the comparison; [`Error::BadRank`] if there are fewer processes;
+    /// [`Error::BadFault`], which the other ranks are told.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn of_first(
         size: usize,

@@ -57,7 +57,7 @@ impl<'a> Matrix<'a> {
 pub enum Threads {
     /// The calling thread.
     One,
-    /// Those of rayon's current pool, if the product is large.
+    /// Threads of rayon's current pool, if the product is large.
     Pool,
 }
 

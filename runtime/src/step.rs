@@ -1,7 +1,6 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
 pub(crate) mod attempt;
-mod check;
 pub(crate) mod clipping;
 mod drive;
 pub(crate) mod engine;

@@ -169,9 +169,10 @@ impl Plan {
         &self.schedule.reductions
     }
 
-    /// By reduction: the number of gathers of the microbatch that come before it, where gathers and reductions are one sequence. It
-    /// follows the gathers that are issued when its unit's turn comes in the backward: those of the units after it in the forward, its own, and
-    /// those that are prefetched.
+    /// Numbers, for each reduction, of the gathers of the microbatch that come before it, where
+    /// gathers and reductions are one sequence. A reduction follows the gathers that are issued
+    /// when its unit's turn comes in the backward: of the units after it in the forward, of the
+    /// unit itself, and of units that are prefetched.
     #[must_use]
     pub fn gathers_before_reductions(&self) -> Vec<usize> {
         self.schedule.gathers_before(&self.spec, self.options.prefetch)

@@ -44,7 +44,7 @@ use hsdp_tests::support::models::{
 use hsdp_tests::support::programs::{Program, plain_step};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
-/// What steps are like, besides the model's options.
+/// Settings of steps, besides the model's options.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     microbatches: Microbatches,

@@ -58,7 +58,7 @@ pub(crate) fn measure(options: &Options, folder: &Path) -> Result<Measured, Erro
     Ok(all)
 }
 
-/// What a rank copies, and its times.
+/// Measures the bytes that a rank copies, and its times.
 fn rank(
     world: World,
     (options, folder): (&Options, &Path),

@@ -33,7 +33,7 @@ pub(crate) enum Bus {
 }
 
 impl Bus {
-    /// What an algorithm bandwidth is multiplied with; `None` where nothing is moved.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth. `None` where no bytes move.
     pub(crate) fn factor(self, ranks: usize) -> Option<f64> {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {

@@ -57,7 +57,7 @@ impl Place {
         (0..self.ranks).map(|rank| brought(rank, index)).sum()
     }
 
-    /// What the ranks bring, one part after the other.
+    /// Returns an element of the parts of all ranks, one part after the other.
     pub(crate) fn gathered(self, index: usize) -> f32 {
         brought(index / self.part, index % self.part)
     }

@@ -59,7 +59,8 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// What the host takes for a launch. The device is waited for before and afterwards, outside of it.
+/// Returns the time that the host takes for a launch. Waits for the device before and afterwards,
+/// outside of this time.
 fn row(stream: &Stream, case: &mut dyn Case) -> Result<Duration, CudaError> {
     stream.wait("what was before a row", PATIENCE)?;
     let began = Instant::now();

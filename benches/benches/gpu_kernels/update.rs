@@ -88,7 +88,7 @@ impl Update {
         })
     }
 
-    /// What the twin makes of the same: parameters, what they are rounded to, and states.
+    /// Returns the results of the twin: parameters, their rounded copies, and states.
     fn expected(&self) -> (Vec<f32>, Option<HostBuffer>, [Vec<f32>; 2]) {
         let len = self.parameters.len();
         let gradient = numbers(GRADIENT, len);

@@ -25,7 +25,7 @@ pub(crate) struct Row {
     pub(crate) slow: Duration,
     /// What rank 0 receives in a step, by the plan.
     pub(crate) traffic: Traffic,
-    /// What a rank holds, by the plan.
+    /// Bytes of partial sums that a rank holds, by the plan.
     pub(crate) partial: ByteCount,
     pub(crate) grad_full: ByteCount,
 }

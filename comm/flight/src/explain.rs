@@ -55,7 +55,7 @@ pub struct Explanation {
 /// The first operation at which ranks differ or are stuck.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
-    /// Nothing is wrong, as far as the records show.
+    /// No fault, as far as the records show.
     Nothing,
     /// Members issued different calls.
     Mismatch {

@@ -207,7 +207,7 @@ impl Queue {
     /// The last call is on the stream.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub(super) fn issued(&self) -> Result<(), CudaError> {
         let done = Some(self.stream.moment()?);
         if let Some(last) = self.state.lock().calls.back_mut() {

@@ -73,7 +73,7 @@ pub(super) enum Turned {
     Relays,
     /// Nor is anything owed; but others are waited for.
     Awaits,
-    /// Nothing is under way.
+    /// No operation is under way.
     Idle,
 }
 

@@ -154,7 +154,7 @@ impl Stream {
     /// [`lion`](crate::lion).
     ///
     /// # Errors
-    /// Those of [`adamw`](Self::adamw).
+    /// Errors of [`adamw`](Self::adamw).
     pub fn lion(
         &self,
         update: DeviceUpdate<'_>,

@@ -84,7 +84,7 @@ pub struct Factored<'a> {
 /// The variances of the elements of a run.
 #[derive(Debug, Clone, Copy)]
 pub enum Variance<'a> {
-    /// Those of the elements of a parameter from this one on.
+    /// Factors of a parameter, and the index of the run's first element in it.
     Factored(&'a Factored<'a>, usize),
     /// The second moment of each element of the run, and the least variance.
     Each(&'a [f32], f32),

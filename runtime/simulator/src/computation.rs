@@ -46,7 +46,8 @@ impl Computation {
     /// parameters cost only the time to add up their gradients.
     ///
     /// # Errors
-    /// Those of [`ModelSpec::validate`], and [`Error::Computation`] if an attention has no heads, or heads of size 0.
+    /// Errors of [`ModelSpec::validate`], and [`Error::Computation`] if an attention has no heads,
+    /// or heads of size 0.
     pub fn of(model: &ModelSpec, hints: &Hints<'_>) -> Result<Self, Error> {
         model.validate()?;
         let units = model.units().iter().map(|unit| UnitShapes::of(unit, hints));

@@ -84,7 +84,7 @@ impl Workload {
     /// Predicts its time alone, many times as fast.
     ///
     /// # Errors
-    /// Those of [`predict`](Self::predict).
+    /// Errors of [`predict`](Self::predict).
     pub fn time(&self, machine: &Machine) -> Result<Time, Error> {
         Ok(self.timing(machine)?.step)
     }
@@ -111,7 +111,7 @@ impl Workload {
     /// The costs of its actions on a machine.
     ///
     /// # Errors
-    /// Those of [`predict`](Self::predict).
+    /// Errors of [`predict`](Self::predict).
     pub fn costs<'a>(&self, machine: &'a Machine) -> Result<impl Costs + use<'a>, Error> {
         OnMachine::new(self, machine)
     }

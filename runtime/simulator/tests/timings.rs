@@ -150,7 +150,7 @@ impl Simulator {
         issued.filter(|at| !self.complete.contains(&self.key(rank, *at))).collect()
     }
 
-    /// Those of them that are under way.
+    /// Returns the operations that are under way.
     fn under_way(&self, rank: usize) -> Vec<usize> {
         let mut streams = BTreeSet::new();
         let open = self.open(rank).into_iter();

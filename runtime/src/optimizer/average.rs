@@ -41,7 +41,7 @@ impl Average {
     /// An average that begins as a copy of the parameters.
     ///
     /// # Errors
-    /// Those of [`Ema::new`](crate::Ema::new).
+    /// Errors of [`Ema::new`](crate::Ema::new).
     pub(crate) fn copy_of(context: &Context, shards: &[Shard], decay: f64) -> Result<Self, Error> {
         let mut average = Self::zeros(context, decay, ("Ema::new", 0))?;
         average.fill(context, |(unit, piece), into| {
@@ -106,7 +106,7 @@ impl Average {
     /// frozen.
     ///
     /// # Errors
-    /// Those of a device.
+    /// Errors of a device.
     pub(crate) fn copy_to(
         &self,
         context: &Context,
@@ -124,7 +124,7 @@ impl Average {
     /// Copies all averages of a unit over the parameters of this rank's shard.
     ///
     /// # Errors
-    /// Those of a device.
+    /// Errors of a device.
     pub(crate) fn copy_over(
         &self,
         context: &Context,

@@ -29,7 +29,7 @@ impl Control {
     /// Collective over the world.
     ///
     /// # Errors
-    /// Those of an all-gather.
+    /// Errors of an all-gather.
     pub(crate) fn exchange<R>(
         &self,
         tag: Tag,
@@ -43,7 +43,7 @@ impl Control {
     /// when it is dropped.
     ///
     /// # Errors
-    /// Those of an all-gather.
+    /// Errors of an all-gather.
     pub(crate) fn exchange_in_step<R>(
         &self,
         tag: Tag,
@@ -66,7 +66,7 @@ impl Control {
     /// other ranks, as in [`exchange`](Self::exchange). Collective over the world.
     ///
     /// # Errors
-    /// Those of an all-gather and a broadcast.
+    /// Errors of an all-gather and a broadcast.
     pub(crate) fn text_of(&self, tag: Tag, rank: Rank, mine: &str) -> Result<String, Error> {
         let mine = mine.as_bytes();
         let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);

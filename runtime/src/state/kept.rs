@@ -28,7 +28,7 @@ struct Held {
 enum Forgotten {
     #[default]
     None,
-    /// Those of this step.
+    /// Gradients of this step were dropped.
     Step(u64),
     /// The caller has been told, and is not told again.
     Told,

@@ -41,7 +41,7 @@ impl Shard {
     /// The parameters as they are kept: other handles to them, or a copy of those on a device.
     ///
     /// # Errors
-    /// Those of a device.
+    /// Errors of a device.
     pub(crate) fn kept(&self, context: &Context) -> Result<HostShard, Error> {
         Ok(match self {
             Self::Host(shard) => shard.clone(),
@@ -82,7 +82,7 @@ impl Shard {
     /// Copies f32 parameters, from the `from`-th on: parts of a single parameter.
     ///
     /// # Errors
-    /// Those of a device.
+    /// Errors of a device.
     pub(crate) fn copy_to(
         &self,
         context: &Context,

@@ -35,7 +35,6 @@ use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::attempt::{Attempt, Opened, Token};
-use crate::step::check;
 use crate::step::gathers::Gathers;
 use crate::step::reductions::Reductions;
 use crate::step::state::State;
@@ -320,7 +319,7 @@ impl State {
         let scale = self.loss_scale.value();
         let step = self.step_mut();
         step.check_seeded(context, scale)?;
-        check::gradients(context, step.number, unit, &gradients)?;
+        gradients.check(context, step.number, unit)?;
         let gradients = step.of_items(context, gradients);
         match self.machine.offer(unit) {
             // The unit has no gradient, as was checked.

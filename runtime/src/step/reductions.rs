@@ -46,9 +46,9 @@ struct UnitSums {
 /// A buffer of sums, and the reduction that is under way on it.
 #[derive(Debug)]
 enum Buffer {
-    /// Nothing has been added to it in the step. A buffer of the step before may lie here.
+    /// A buffer without sums of this step: new, or one of the step before.
     Empty(Sums),
-    /// Nothing is under way.
+    /// Sums that no collective uses.
     Held(Sums),
     /// A reduce-scatter adds to it.
     Scattering { pending: Scattering, microbatch: usize },
@@ -56,7 +56,7 @@ enum Buffer {
     AllReducing(AllReducing),
 }
 
-/// Nothing, and no buffer.
+/// An empty buffer, which holds no memory.
 impl Default for Buffer {
     fn default() -> Self {
         Self::Empty(Sums::default())

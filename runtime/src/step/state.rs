@@ -156,7 +156,7 @@ impl State {
     /// Runs a call of the step or the evaluation that is under way, and notes how it ends.
     ///
     /// # Errors
-    /// Those of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in
+    /// Errors of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in
     /// the middle of its work.
     pub(super) fn attempt<T>(
         &mut self,

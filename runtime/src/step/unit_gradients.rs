@@ -3,6 +3,11 @@
 use std::sync::Arc;
 
 use hsdp_kernels::GradientValues;
+use hsdp_sharding::step::Refused;
+use hsdp_sharding::{Role, UnitId};
+
+use crate::error::Error;
+use crate::state::context::Context;
 
 /// The gradients of one unit in one microbatch, for [`Pass::reduce`](crate::Pass::reduce): one
 /// entry for each parameter of the unit, in the order of its declaration.
@@ -61,6 +66,45 @@ impl UnitGradients {
     pub fn without(mut self) -> Self {
         self.entries.push(None);
         self
+    }
+
+    /// Checks that the model has the unit, and that these are its gradients: one entry for each
+    /// parameter, each gradient of the parameter's size, and none for frozen ones.
+    pub(crate) fn check(&self, context: &Context, step: u64, unit: UnitId) -> Result<(), Error> {
+        let units = context.plan.spec().units().len();
+        if unit.index() >= units {
+            let what = Refused::NoSuchUnit { unit, units }.to_string();
+            return Err(context.misuse("reduce", step, what));
+        }
+        let spec = &context.plan.spec()[unit];
+        if self.entries.len() != spec.params.len() {
+            let what = format!(
+                "unit {} has {} parameters, {} gradients were given",
+                spec.name,
+                spec.params.len(),
+                self.entries.len()
+            );
+            return Err(context.misuse("reduce", step, what));
+        }
+        let slots = context.plan.layout(unit).params();
+        for ((slot, parameter), gradient) in slots.iter().zip(&spec.params).zip(&self.entries) {
+            let Some(gradient) = gradient else { continue };
+            if parameter.role == Role::Frozen {
+                let what =
+                    format!("parameter {} is frozen and was given a gradient", &parameter.name);
+                return Err(context.misuse("reduce", step, what));
+            }
+            if gradient.len() != slot.len {
+                return Err(Error::Size {
+                    operation: "reduce",
+                    name: parameter.name.clone(),
+                    rank: context.rank(),
+                    got: gradient.len(),
+                    want: slot.len,
+                });
+            }
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 /// Displayed and parsed as `none`, `optimizer`, `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Offload {
-    /// Nothing is offloaded: the whole model lies on the device.
+    /// The whole model lies on the device.
     #[default]
     None,
     /// The state of the optimizer is in host memory. For an update, gradients and parameters are copied to the host, and parameters

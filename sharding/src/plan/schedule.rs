@@ -56,7 +56,8 @@ impl Schedule {
         Self { order, gathers, reductions }
     }
 
-    /// By reduction: the number of gathers before it, where gathers and reductions are one sequence.
+    /// Returns the number of gathers before each reduction, where gathers and reductions are one
+    /// sequence.
     pub(super) fn gathers_before(&self, spec: &ModelSpec, prefetch: usize) -> Vec<usize> {
         let all = self.gathers.len();
         let mut places = vec![None; spec.units().len()];

@@ -11,8 +11,7 @@ pub(super) struct Order {
     pub(super) plan: Arc<Plan>,
     /// By unit: the places of its gathers, for the forward and for the backward.
     places: Vec<[Option<usize>; 2]>,
-    /// By reduction: the number of gathers before it, where gathers and reductions are one
-    /// sequence.
+    /// Number of gathers before each reduction, where gathers and reductions are one sequence.
     gathers_before: Vec<usize>,
 }
 

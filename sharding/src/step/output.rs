@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Conclusion, Input, UnitUse};
 use crate::{Phase, UnitId};
 
-/// What a host does next.
+/// The next action of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Exchanges records with all ranks. Nothing follows before its conclusion.

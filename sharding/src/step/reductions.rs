@@ -35,9 +35,9 @@ enum Offer {
 /// The sums of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sums {
-    /// Nothing has come to them in this step.
+    /// No gradient has come to them in this step.
     Empty,
-    /// Nothing is under way.
+    /// Sums that no collective uses.
     Held,
     /// A reduce-scatter adds to them.
     Scattering,

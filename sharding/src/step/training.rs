@@ -91,12 +91,6 @@ impl Training {
         output.or_else(|| self.reductions.issue_next(order, rules, (turn, issued)))
     }
 
-    /// Issues reductions whose turn has come.
-    fn reduce_next(&mut self, order: &Order, rules: &Rules) -> Option<Output> {
-        let (turn, issued) = (self.turn(), self.gathers.issued);
-        self.reductions.next(order, rules, (turn, issued))
-    }
-
     /// Returns the reduce-scatter whose completion lets an all-reduce begin.
     pub(super) fn watching(&self, plan: &Plan, rules: &Rules) -> Option<Operation> {
         let may_start = self.turn() == Turn::Last && reduces_once(plan) && !rules.is_one_sequence();
@@ -377,7 +371,8 @@ impl StepMachine {
     pub(super) fn reduce_next(&mut self) -> Option<Output> {
         let State::Step(training) = &mut self.state else { return None };
         training.open?;
-        training.reduce_next(self.orders.current(), &self.rules)
+        let (turn, issued) = (training.turn(), training.gathers.issued);
+        training.reductions.next(self.orders.current(), &self.rules, (turn, issued))
     }
 
     pub(super) fn end_microbatch_next(&mut self) -> Option<Output> {

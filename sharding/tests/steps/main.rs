@@ -95,7 +95,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         })
 }
 
-/// What the programs of a world do in a microbatch.
+/// Programs of a world in a microbatch.
 struct Programs<'a> {
     plan: &'a Plan,
     draws: Draws,

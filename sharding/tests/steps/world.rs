@@ -29,7 +29,7 @@ impl Draws {
     }
 }
 
-/// What a rank's program does in a step or an evaluation, one after the other.
+/// A call of a rank's program in a step or an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Begin(Begin),

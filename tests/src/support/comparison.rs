@@ -21,13 +21,13 @@ pub struct Comparison<'a> {
     options: &'a ModelOptions,
     plan: Arc<Plan>,
     sequences: Sequences,
-    /// What the ranks do, by rank.
+    /// Programs by rank.
     pub programs: Vec<Program>,
-    /// What their machines say, by rank.
+    /// Outputs of their machines, by rank.
     pub said: Vec<Vec<Placed>>,
 }
 
-/// What an engine did: its operations, its events, and the norms of its gradients.
+/// Operations and events of an engine, and the norms of its gradients.
 #[derive(Debug)]
 pub struct Ran {
     flights: Vec<Flight>,

@@ -19,7 +19,7 @@ pub struct Drawn {
     pub spec: ModelSpec,
     /// Its options.
     pub options: ModelOptions,
-    /// What the ranks do, by rank.
+    /// Programs by rank.
     pub programs: Vec<Program>,
 }
 

@@ -19,7 +19,7 @@ pub struct Placed {
     pub step: u64,
     /// Number of the microbatch; behind the last one, its number.
     pub microbatch: usize,
-    /// What the machine says.
+    /// Output of the machine.
     pub output: Output,
 }
 
@@ -95,7 +95,7 @@ struct Member {
     said: Vec<Placed>,
     /// Number of steps so far.
     steps: u64,
-    /// What it said where the last step began.
+    /// Intent of the rank where the last step began.
     intent: Intent,
     names_samples: bool,
     /// Largest weight of a microbatch: of the step before, and of the step that is under way.

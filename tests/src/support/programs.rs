@@ -10,7 +10,7 @@ use hsdp_sharding::{AfterForward, Role};
 
 use crate::support::handmade::in_f32;
 
-/// What a rank does, part by part, until it ends its run.
+/// The program of a rank, part by part, until it ends its run.
 pub type Program = Vec<Part>;
 
 /// A step or an evaluation.

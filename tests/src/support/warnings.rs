@@ -13,7 +13,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 pub struct Said(Arc<Mutex<Vec<(String, Instant)>>>);
 
 impl Default for Said {
-    /// Nothing is said yet.
+    /// Begins to listen, with no warning so far.
     fn default() -> Self {
         // `tracing` decides for each place in the code whether any subscriber hears it. If a thread reaches the place first while another
         // makes its subscriber, the decision can miss that one. A subscriber of the whole process is always there.

@@ -36,7 +36,7 @@ fn train_until_it_ends(
     }
 }
 
-/// What a world has that takes up the newest checkpoint of a directory, and its step.
+/// Returns the step and the state of each rank in a world that loads the newest checkpoint.
 fn resumed(options: &ModelOptions, root: &Path) -> Vec<(u64, Hash)> {
     on_ranks(options.mesh.world_size(), |world| {
         let mut training = Training::new(world, options)?;

@@ -20,7 +20,7 @@ fn options() -> ModelOptions {
     ModelOptions::on(mesh(2, 2))
 }
 
-/// What a rank has in the end: bits after more training, and whether its fault has come.
+/// Bits of a rank after more training, and whether its fault has come.
 type End = (Hash, bool);
 
 /// Saves, and makes a step.

@@ -16,7 +16,7 @@ pub(crate) enum Fault {
     Dies,
 }
 
-/// What a loss of power takes.
+/// Files that a loss of power takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// Nothing: only the process has died.

@@ -395,7 +395,7 @@ fn what_fits_is_everything_where_nothing_differs() {
     }
 }
 
-/// What a checkpoint leaves out is not known by anything but its digest.
+/// A checkpoint shows parameters that it leaves out by their digest alone.
 #[test]
 fn another_base_is_refused_also_where_what_fits_is_taken() {
     let (first, second) = (spec(&[A, ("*b", B.1)]), spec(&[A, B, C]));

@@ -114,7 +114,7 @@ impl<O: Optimizer + Checkpointed> Training<O> {
     }
 }
 
-/// What the program saves beside.
+/// Returns the value that the program saves beside the model.
 pub(crate) fn cursor(step: u64) -> Value {
     json!({ "cursor": 100 * step, "seed": 0.1 })
 }

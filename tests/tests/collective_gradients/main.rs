@@ -11,7 +11,7 @@ use hsdp::collective::{Collective, Copies, Differentiable, Reducer};
 use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::worlds::on_ranks;
 
-/// What a rank has after a backward.
+/// Output and gradients of a rank after a backward.
 #[derive(Clone, Debug, PartialEq)]
 struct Done<T> {
     output: Option<Vec<T>>,

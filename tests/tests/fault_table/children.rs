@@ -16,7 +16,7 @@ const TOLD: &str = "told: ";
 /// Commits a fault and checks what follows.
 type Play = fn() -> Happened;
 
-/// What a child may play.
+/// Roles of a child process.
 const ROLES: [(&str, Play); 5] = [
     ("without_memory", without_memory::refused_by_the_allocator),
     ("panicking", processes::panic_in_a_thread),

@@ -207,7 +207,7 @@ fn bits(shards: &Shards) -> Vec<Vec<u32>> {
 /// How a rank fared.
 #[derive(Debug, Default)]
 pub(crate) struct Fared {
-    /// What it was told, in order, and when.
+    /// Errors that it was told, in order, and when.
     pub(crate) told: Vec<(Error, Instant)>,
     /// Its parameters before the first step, and after each that was applied.
     history: Vec<Shards>,

@@ -40,7 +40,7 @@ fn empty(dtype: DType, len: usize) -> DeviceBuffer {
     DeviceBuffer::new(&device(), dtype, len, "a test").expect("memory")
 }
 
-/// What a rank contributes: whole numbers, of which sums are exact in every dtype.
+/// Returns the contribution of a rank: whole numbers whose sums are exact in every dtype.
 fn contribution(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|index| ((index * 7 + rank * 3) % 16) as f32).collect()
 }

@@ -31,7 +31,7 @@ fn gradients() -> (Vec<(usize, HostBuffer)>, usize) {
     (gradients, start + 7)
 }
 
-/// What the twin makes of them.
+/// Returns the result of the twin.
 fn expected(
     gradients: &[(usize, HostBuffer)],
     len: usize,

@@ -52,7 +52,7 @@ pub(crate) fn steps(out: &Path) -> usize {
     fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// What the records that were left say, and how many there are.
+/// Returns the number of the records that were left, and their explanation.
 fn explained(out: &Path) -> Result<(usize, String), String> {
     let files = fs::read_dir(out.join("flight")).map_err(|error| format!("flight: {error}"))?;
     let records = files.flatten().map(|file| FlightRecord::read_from(&file.path()));

@@ -23,7 +23,7 @@ enum Wording {
     Mean,
 }
 
-/// What a step ends with: the gradient, and the parameter after an update.
+/// Results of a step: the gradient, and the parameter after an update.
 #[derive(Clone, Debug, PartialEq)]
 struct Updated {
     gradient: Vec<f32>,

@@ -219,7 +219,8 @@ fn an_option_that_is_nan_is_the_same_as_another_that_is_nan() {
     });
 }
 
-/// Nothing is updated, so the rates of a skipped step do not matter; nor do those that are set after the last update.
+/// Rates of a skipped step do not matter, since no parameter changes; nor do those that are set
+/// after the last update.
 #[test]
 fn rates_that_no_update_has_used_are_not_compared() {
     on_ranks(4, |world| {

@@ -30,7 +30,7 @@ pub(crate) enum Spot {
 /// The damage that the network does in each direction. It forwards bytes unchanged where there is none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Damage {
-    /// Nothing is forwarded, and no connection ends.
+    /// Directions in which no bytes are forwarded, while no connection ends.
     cut: [bool; 2],
     /// The next message is changed.
     changed: [Option<Spot>; 2],

@@ -144,7 +144,7 @@ fn a_rank_without_a_label_that_counts_has_weight_0() {
     let folder = TempDir::new().expect("a folder");
     write(folder.path(), &config(&json!({})), Written::Whole(DType::F32));
     let mut batches = Batches::read(&golden("padded"));
-    // Those of rank 1 of four, in all steps and in the evaluations.
+    // The labels of rank 1 of four, in all steps and in the evaluations.
     for labels in [&mut batches.training[1], &mut batches.held_out[1]] {
         let dim = labels.rank() - 2;
         let none = labels.narrow(dim, 6, 6).and_then(|it| it.zeros_like()? - 100.0);

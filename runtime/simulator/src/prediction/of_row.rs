@@ -16,7 +16,7 @@ impl StepRow {
     /// measured do so.
     ///
     /// # Errors
-    /// Those of a plan and of a computation.
+    /// Errors of a plan and of a computation.
     pub fn workload(&self) -> Result<Workload, Error> {
         let Self { ranks, shards, microbatches, batch, model } = *self;
         let spec = model.spec().updated_by(|_| State::Elements(2));

@@ -26,8 +26,8 @@ impl Least {
     }
 }
 
-/// What a plan adds to the computation of a step: the costs of its operations, and of its work on
-/// gradients and parameters but the update.
+/// Costs that a plan adds to the computation of a step: its operations, and its work on gradients
+/// and parameters except the update.
 pub(super) struct PlanCost {
     /// Costs of every microbatch but the last.
     repeated: Least,

@@ -145,7 +145,7 @@ impl Space<'_> {
     /// The plan of a choice, of the model with its choice after forwards.
     ///
     /// # Errors
-    /// Those of a plan.
+    /// Errors of a plan.
     pub(super) fn plan(&self, choice: &PlanChoice) -> Result<Plan, Error> {
         let [param_dtype, reduce_dtype] = choice.dtypes;
         let options = PlanOptions {

@@ -89,7 +89,7 @@ struct State {
     computation: Time,
     /// The times of its computation, its streams and the reduce-scatters before, less the base.
     relative: Vec<i64>,
-    /// Those of its thread, and of its exchanges.
+    /// Times of its thread and of its exchanges, less the base.
     thread: [i64; 2],
     shares: Shares,
 }

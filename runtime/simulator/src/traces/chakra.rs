@@ -29,7 +29,8 @@ impl Traces<'_> {
     /// that it takes does not depend on the number of microbatches. ASTRA-sim expects the file to be called `NAME.RANK.et`.
     ///
     /// # Errors
-    /// Those of the sink, which is written node by node; [`io::ErrorKind::InvalidInput`] for an operation that no step has.
+    /// Errors of the sink, which is written node by node; [`io::ErrorKind::InvalidInput`] for an
+    /// operation that no step has.
     ///
     /// # Panics
     /// If the mesh does not [contain](hsdp_sharding::Mesh::contains) the rank.
@@ -50,7 +51,7 @@ impl Traces<'_> {
     /// memory, ranks that gather and reduce are two groups.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub fn write_chakra_groups(&self, sink: &mut impl Write) -> io::Result<()> {
         let mesh = self.orders.mesh;
         let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();

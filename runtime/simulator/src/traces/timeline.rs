@@ -46,7 +46,7 @@ impl Traces<'_> {
     /// resolution of Perfetto, so that spans of a thread do not overlap there either.
     ///
     /// # Errors
-    /// Those of the sink, which is written in small pieces.
+    /// Errors of the sink, which is written in small pieces.
     pub fn write_timeline(
         &self,
         timing: &Timing,

@@ -27,7 +27,7 @@ pub trait Carrier: Debug + Sized {
     /// one on others.
     ///
     /// # Errors
-    /// Those of [`Collective::forward`], a dtype without gradients, and the autograd's own.
+    /// Errors of [`Collective::forward`], a dtype without gradients, and errors of the autograd.
     fn apply(call: &Call<'_, Self::Tensor>) -> Result<Applied<Self::Tensor>, Self::Error>;
 
     /// The same elements as `tensor`, as another tensor: the two have gradients of their own.

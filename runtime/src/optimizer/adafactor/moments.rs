@@ -20,7 +20,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Those of a parameter of at least two dims.
+    /// Returns the sizes of a parameter of at least two dims. `None` for another one.
     pub(super) fn of(param: &Param) -> Option<Self> {
         let [before @ .., rows, columns] = &param.shape[..] else { return None };
         Some(Self { count: before.iter().product(), rows: *rows, columns: *columns })
@@ -53,7 +53,7 @@ impl Factors {
         Ok(Self { sizes, moments })
     }
 
-    /// Those of all parameters of at least two dims that `has` selects.
+    /// Makes the factors of all parameters of at least two dims that `has` selects.
     pub(super) fn of_all(
         context: &Context,
         (operation, step): Of,

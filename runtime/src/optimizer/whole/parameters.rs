@@ -73,7 +73,7 @@ pub struct WholeParameters {
 struct Held {
     covered: Covered,
     exchange: Exchange,
-    /// Those of all owners.
+    /// Tensors of the state of all owners.
     tensors: Vec<StateTensor>,
     /// The state of the parameters that this rank owns.
     states: BTreeMap<ParamId, Vec<f32>>,

@@ -88,7 +88,7 @@ impl VjpCase {
             .collect()
     }
 
-    /// What a rank's elements get of the cotangents of the whole reduction.
+    /// Returns the share of a rank's elements in the cotangents of the whole reduction.
     fn shared(&self, reducer: Reducer, rank: usize, whole: &[f64]) -> Vec<f64> {
         let share = |(element, cotangent): (usize, &f64)| {
             let column = self.column(element);

@@ -26,7 +26,7 @@ fn train(model: &mut ShardedModel, optimizer: &mut impl Optimizer) -> Result<(),
     Ok(())
 }
 
-/// What a run begins with.
+/// Beginning of a run.
 #[derive(Clone, Copy, Debug)]
 enum Begin {
     /// Two steps, and a checkpoint of them.

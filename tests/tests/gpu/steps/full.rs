@@ -28,7 +28,7 @@ fn with_each_unit(options: &ModelOptions, look: impl Fn(Full) + Sync) {
     });
 }
 
-/// What a parameter starts from, in a dtype.
+/// Returns the first values of a parameter, in a dtype.
 fn initial(full: &Full, index: usize, dtype: DType) -> HostBuffer {
     let values = springs::initial(&spec()[full.unit()].params[index]);
     let mut rounded = HostBuffer::zeros(dtype, values.len()).expect("memory");

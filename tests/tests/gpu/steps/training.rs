@@ -119,7 +119,7 @@ pub(super) struct Training {
     step: u64,
 }
 
-/// What a rank has after training.
+/// State of a rank after training.
 pub(super) struct Trained {
     pub(super) parameters: BTreeMap<String, Vec<f32>>,
     /// Of the last step.

@@ -47,7 +47,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// backward is an all_reduce.
     ///
     /// # Errors
-    /// Those of [`Carrier::apply`].
+    /// Errors of [`Carrier::apply`].
     pub fn share<A: MeshAxis>(
         &self,
         axis: A,
@@ -79,7 +79,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// make. `[n, ..]` to `[size * n, ..]`.
     ///
     /// # Errors
-    /// Those of [`Carrier::apply`].
+    /// Errors of [`Carrier::apply`].
     pub fn place<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Partial>, C::Error>
     where
         Self: Along<A, Carrier = C>,
@@ -91,7 +91,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// The first rank keeps its copy, the others get zeros: terms of a sum in which the value counts once.
     ///
     /// # Errors
-    /// Those of [`Carrier::apply`].
+    /// Errors of [`Carrier::apply`].
     pub fn only_first<A: MeshAxis>(
         &self,
         axis: A,
