@@ -34,6 +34,9 @@ type SlotContent<S> = (Option<S>, Option<DataMessage>);
 
 impl Execution {
     /// Issues an operation: the contribution of this member is on its way when this returns.
+    ///
+    /// The operation is opened with the request that sends the contribution. Another rank that has this contribution may end the
+    /// world; then the progress engine has put all messages that came before that end into their slots.
     pub(super) fn begin<S: Transmit>(
         member: Member<'_>,
         described: Described,
@@ -44,14 +47,21 @@ impl Execution {
         let at = At { actual, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
         let execution =
             Arc::new(Self { access: Arc::clone(access), compared: Arc::clone(&compared), at });
-        let sent = execution.pack_guarded(&mut own);
-        let sent = sent.and_then(|messages| execution.endpoint().commit(&compared, messages));
-        if let Err(error) = sent {
+        let failed = |error| {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
+            error
+        };
+        let messages = execution.pack_guarded(&mut own).map_err(failed)?;
+        let contribution = (Some(own), None);
+        let ticket =
+            access.submit(member, Arc::clone(&compared), contribution, execution.assembling())?;
+        let operation = ticket.operation();
+        let open = execution.opening::<S>(operation);
+        if let Err(error) = execution.endpoint().commit(&compared, messages, open) {
+            access.table.remove(operation.key);
+            operation.fail_gathering(&error);
             return Err(error);
         }
-        let ticket = access.submit(member, compared, (Some(own), None), execution.assembling())?;
-        execution.open::<S>(ticket.operation());
         Ok(ticket)
     }
 
@@ -62,8 +72,8 @@ impl Execution {
         move |contributions| Unpack::new(execution, contributions)
     }
 
-    /// From now on, messages of this round go into the slots of the operation.
-    fn open<S: Transmit>(self: &Arc<Self>, operation: &Arc<Operation>) {
+    /// Returns the request by which messages of this round go into the slots of the operation.
+    fn opening<S: Transmit>(self: &Arc<Self>, operation: &Arc<Operation>) -> Request {
         let (execution, round) = (Arc::clone(self), (Arc::clone(&self.compared), self.at.round));
         let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
             let descriptor = Arc::clone(&message.data_header.descriptor);
@@ -72,8 +82,7 @@ impl Execution {
             // An error has ended the world already: this rank hears of it where it waits.
             let _ = execution.access.arrive(place, &descriptor, contribution, assemble);
         };
-        let open = Open::new(Arc::clone(operation), round, Box::new(lay));
-        self.endpoint().post(Request::Open(open));
+        Request::Open(Open::new(Arc::clone(operation), round, Box::new(lay)))
     }
 
     fn endpoint(&self) -> &Endpoint {
@@ -145,14 +154,14 @@ impl Execution {
     fn go_on<S: Transmit>(&self, operation: &Arc<Operation>, mut own: S) {
         let at = At { round: self.at.round + 1, ..self.at.clone() };
         let next = Arc::new(Self { at, ..self.clone() });
-        let Ok(messages) = next.pack_guarded(&mut own) else {
+        let Ok(mut requests) = next.pack_guarded(&mut own) else {
             // That has ended the world.
             return self.access.fail_at_end(operation);
         };
         let (place, contribution) = ((operation, self.at.slot), (Some(own), None));
         self.access.gather_again::<SlotContent<S>, Unpack<S>>(place, &self.compared, contribution);
-        messages.into_iter().for_each(|message| self.endpoint().post(message));
-        next.open::<S>(operation);
+        requests.push(next.opening::<S>(operation));
+        self.endpoint().post_all(requests);
     }
 }
 

@@ -130,6 +130,11 @@ impl Endpoint {
         self.change(|outgoing| outgoing.requests.push_back(request));
     }
 
+    /// Posts requests that the progress engine carries out in one turn, before it receives.
+    pub(crate) fn post_all(&self, requests: Vec<Request>) {
+        self.change(|outgoing| outgoing.requests.extend(requests));
+    }
+
     /// Changes the requests, and wakes the progress thread for it.
     fn change<T>(&self, change: impl FnOnce(&mut Outgoing) -> T) -> T {
         let changed = change(&mut self.outgoing.lock());
@@ -137,12 +142,13 @@ impl Endpoint {
         changed
     }
 
-    /// Sends the contribution of this rank to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
-    /// first, and the others see the same.
+    /// Sends the contribution of this rank to an operation and opens it, unless this rank has said that it brings
+    /// nothing more to the epoch: one of the two comes first, and the others see the same.
     pub(crate) fn commit(
         &self,
         descriptor: &Descriptor,
         messages: Vec<Request>,
+        open: Request,
     ) -> Result<(), Error> {
         let exchange = self.exchanged(descriptor, &messages);
         self.change(|outgoing| {
@@ -155,6 +161,7 @@ impl Endpoint {
                 Some(exchange) => outgoing.requests.push_back(exchange),
                 None => outgoing.requests.extend(messages),
             }
+            outgoing.requests.push_back(open);
             Ok(())
         })
     }
