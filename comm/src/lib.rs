@@ -90,7 +90,7 @@
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).
 //!
-//! A module imports only modules that do not lead back to it (`tests/tests/architecture.rs` names the exceptions).
+//! A module imports only modules that do not lead back to it (`tests/tests/sources/architecture.rs` names the exceptions).
 
 /// How operations are carried. Today ranks that share no memory are a part of the backend of threads.
 mod backend {
