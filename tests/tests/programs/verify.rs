@@ -25,7 +25,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-const MESHES: [&str; 5] = ["1x1", "1x4", "2x2", "4x1", "2x3"];
+const MESHES: [&str; 6] = ["1x1", "1x4", "2x2", "4x1", "2x3", "3x2"];
 const SMALL: [&str; 8] = ["--layers", "2", "--width", "16", "--heads", "2", "--context", "16"];
 const EXACTLY: &str = "losses, gradients and parameters bit-identical";
 const WITHIN: &str = "gradients of 3 steps within";

@@ -25,25 +25,15 @@ const ELEMENTS: usize = 200;
 
 #[test]
 fn a_dropped_step_leaves_nothing_for_the_next() {
-    let options = mean_over_ranks(2, 2, DType::F32);
-    let gradients = on_ranks(4, |world| {
-        let mut model = model(world, &options)?;
-        drop_a_step_after(&mut model, 100.0)?;
-        accumulated(&mut model, StepOptions::microbatches(1), &[1.0])
-    });
-    assert_eq!(common(gradients), everywhere(1.0)); // and not 101
-}
-
-#[test]
-fn a_dropped_step_of_unsharded_gradients_leaves_nothing_either() {
-    let options =
-        ModelOptions { accumulation: Accumulation::Local, ..mean_over_ranks(2, 2, DType::F32) };
-    let gradients = on_ranks(4, |world| {
-        let mut model = model(world, &options)?;
-        drop_a_step_after(&mut model, 100.0)?;
-        accumulated(&mut model, StepOptions::microbatches(1), &[1.0])
-    });
-    assert_eq!(common(gradients), everywhere(1.0));
+    for accumulation in Accumulation::ALL {
+        let options = ModelOptions { accumulation, ..mean_over_ranks(2, 2, DType::F32) };
+        let gradients = on_ranks(4, |world| {
+            let mut model = model(world, &options)?;
+            drop_a_step_after(&mut model, 100.0)?;
+            accumulated(&mut model, StepOptions::microbatches(1), &[1.0])
+        });
+        assert_eq!(common(gradients), everywhere(1.0), "{accumulation}"); // and not 101
+    }
 }
 
 /// The rest of it is a matter of types: see `runtime/tests/compile_fail/optimizer_without_finish.rs`.
@@ -81,17 +71,26 @@ fn small_gradients_between_large_ones_are_not_lost_on_a_16_bit_wire() {
 
 #[test]
 fn three_hundred_microbatches_of_1_give_300_and_not_256() {
-    let options = mean_over_ranks(2, 2, DType::BF16);
-    assert_eq!(gradient(&options, &[1.0; 300]), everywhere(300.0));
+    for (replicate, shard) in [(2, 2), (1, 4), (4, 1)] {
+        for accumulation in Accumulation::ALL {
+            let options =
+                ModelOptions { accumulation, ..mean_over_ranks(replicate, shard, DType::BF16) };
+            assert_eq!(gradient(&options, &[1.0; 300]), everywhere(300.0), "{accumulation}");
+        }
+    }
 }
 
 /// 8 times 8000 fit an f16, and overflowed all the same; 8 times 60000 fit the f32 that they are accumulated in.
 #[test]
 fn an_f16_wire_has_room_for_eight_microbatches() {
-    for accumulation in Accumulation::ALL {
-        let options = ModelOptions { accumulation, ..mean_over_ranks(2, 2, DType::F16) };
-        assert_eq!(gradient(&options, &[8000.0; 8]), everywhere(64000.0), "{accumulation}");
-        assert_eq!(gradient(&options, &[60000.0; 8]), everywhere(480_000.0), "{accumulation}");
+    for (replicate, shard) in [(2, 2), (2, 8), (4, 1), (1, 4)] {
+        for accumulation in Accumulation::ALL {
+            let options =
+                ModelOptions { accumulation, ..mean_over_ranks(replicate, shard, DType::F16) };
+            let on = format!("{replicate}x{shard} {accumulation}");
+            assert_eq!(gradient(&options, &[8000.0; 8]), everywhere(64000.0), "{on}");
+            assert_eq!(gradient(&options, &[60000.0; 8]), everywhere(480_000.0), "{on}");
+        }
     }
 }
 
@@ -113,25 +112,19 @@ fn a_factor_is_the_same_from_a_steps_begin_to_its_end_on_all_ranks() {
 #[test]
 fn a_factor_divides_once_where_the_shard_axis_has_one_rank() {
     for wire in [DType::F32, DType::BF16, DType::F16] {
-        for (replicate, shard) in [(4, 1), (2, 2), (1, 4)] {
+        for (replicate, shard) in [(4, 1), (2, 2), (1, 4), (1, 1)] {
             let precision = Precision { wire, ..Precision::default() };
             let objective = Objective::Factor(8.0);
             let options =
                 ModelOptions { objective, precision, ..ModelOptions::on(mesh(replicate, shard)) };
+            let ranks: f32 = [0.0, 1.0, 2.0, 3.0, 4.0][replicate * shard];
             assert_eq!(
-                gradient(&options, &[16.0]),
-                everywhere(4.0 * 16.0 / 8.0),
+                gradient(&options, &[16.0, 16.0]),
+                everywhere(ranks * 32.0 / 8.0),
                 "{wire} {replicate}x{shard}"
             );
         }
     }
-}
-
-#[test]
-fn a_world_of_one_divides_by_the_factor_once() {
-    let objective = Objective::Factor(8.0);
-    let options = ModelOptions { objective, ..ModelOptions::on(mesh(1, 1)) };
-    assert_eq!(gradient(&options, &[16.0, 16.0]), everywhere(4.0));
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! microbatches, then over the replicas.
 
 mod baseline;
-mod gpt;
 mod mlp;
 mod mlp_runs;
 mod weights;

@@ -54,6 +54,22 @@ fn options_that_would_destroy_the_parameters_are_refused_by_name() {
     let momentum = Momentum::Classic(f64::NAN);
     let told = sgd(SgdOptions { momentum, ..SgdOptions::default() });
     assert_eq!(told, "sgd momentum NaN: it must be 0 or more, and below 1");
+    let grouped = refused(|model| {
+        let adamw = AdamW::new(model, on()).group(|_| false, |it| it);
+        Box::new(adamw.group(|_| true, |it| AdamWOptions { eps: -1.0, ..it }))
+    });
+    assert_eq!(grouped, "adamw group 1 eps -1.0: it must be finite and above 0 in f32");
+    let muon = |options: MuonOptions| refused(|model| Box::new(Muon::new(model, options)));
+    let told = muon(MuonOptions { momentum: 1.0, ..MuonOptions::default() });
+    assert_eq!(told, "muon momentum 1.0: it must be 0 or more, and below 1");
+    let mut options = MuonOptions::default();
+    options.newton_schulz.coefficients[1] = f64::INFINITY;
+    let told = "muon newton_schulz.coefficients.1 inf: it must be finite in f32";
+    assert_eq!(muon(options), told);
+    let mut options = MuonOptions::default();
+    options.newton_schulz.eps = 1e-60;
+    let told = "muon newton_schulz.eps 1e-60: it must be finite and above 0 in f32";
+    assert_eq!(muon(options), told);
 }
 
 /// What f32 cannot hold, alone or in the products of an update.

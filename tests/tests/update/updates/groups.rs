@@ -154,16 +154,6 @@ fn a_group_of_an_optimizer_of_rate_0_may_change_all_options_but_the_rate() {
 }
 
 #[test]
-fn options_of_a_group_that_would_destroy_its_parameters_are_refused() {
-    let mut model = model();
-    let bad = |it| AdamWOptions { eps: -1.0, ..it };
-    let mut adamw = AdamW::new(&model, BASE).group(is_third, decayed).group(is_weight, bad);
-    let gradients = gradients(&mut model);
-    let refused = adamw.step(&mut model, gradients).expect_err("eps is below 0").to_string();
-    assert!(refused.contains("adamw group 1 eps -1.0: it must be finite"), "{refused}");
-}
-
-#[test]
 fn momentum_of_a_group_alone_is_refused() {
     let mut model = model();
     let plain = SgdOptions { momentum: Momentum::Off, ..SGD };

@@ -1,6 +1,4 @@
-//! Norms, clipping, learning rates and losses, against the gradient of the same items computed in one piece, in f64.
-
-use std::collections::BTreeMap;
+//! Learning rates and losses of steps.
 
 use hsdp::{
     Error, LearningRate, LossSum, ModelOptions, Objective, Optimizer, Sgd, SgdOptions,
@@ -8,61 +6,8 @@ use hsdp::{
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
-
-use crate::updates::Parameters;
-
-const MESHES: [(usize, usize); 6] = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)];
-
-/// Replicas hold the same gradient: counting each would make the norm sqrt(R) times too long.
-#[test]
-fn the_norm_is_that_of_the_unsharded_gradient_on_every_mesh() {
-    for (replicate, shard) in MESHES {
-        let ranks = replicate * shard;
-        let norms = on_ranks(ranks, |world| {
-            let rank = world.rank().index();
-            let mut model = model(world, &ModelOptions::on(mesh(replicate, shard)))?;
-            let mut step = model.begin_step(StepOptions::microbatches(2))?;
-            springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-            springs::microbatch(&mut step, Batch::of(rank, 0, 1))?;
-            Ok(step.finish()?.norm())
-        });
-        let expected = norm(&reference(ranks));
-        let norm = common(norms);
-        assert!(
-            (norm - expected).abs() <= 1e-6 * expected,
-            "{replicate}x{shard}: {norm}, expected {expected}"
-        );
-    }
-}
-
-#[test]
-fn clipping_scales_a_long_gradient_to_the_norm_and_leaves_a_short_one() {
-    let norm = norm(&reference(4));
-    for max_norm in [norm / 3.0, norm * 3.0] {
-        let factor = f64::min(1.0, max_norm / (norm + 1e-6));
-        let (trained, _) = one_update(max_norm);
-        for (name, gradient) in reference(4) {
-            let before = initial(&name);
-            for ((after, before), gradient) in trained[&name].iter().zip(before).zip(gradient) {
-                let expected = f64::from(before) - gradient * factor;
-                assert!(
-                    (f64::from(*after) - expected).abs() < 1e-5,
-                    "{name}: {after}, expected {expected}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn the_norm_that_is_told_is_that_before_clipping() {
-    let (_, unclipped) = one_update(f64::INFINITY);
-    let (_, clipped) = one_update(0.5);
-    assert!(unclipped > 0.5);
-    assert_eq!(clipped.to_bits(), unclipped.to_bits());
-}
 
 #[test]
 fn each_step_uses_the_learning_rate_of_its_schedule() {
@@ -113,42 +58,6 @@ fn the_loss_of_a_step_is_that_of_its_objective() {
     assert_eq!(loss(Objective::Sum, [1, 1, 1, 5]), (18.0, 8));
     assert_eq!(loss(Objective::Factor(4.0), [1, 1, 1, 5]), (4.5, 8));
     assert_eq!(loss(Objective::Sum, [0, 0, 0, 0]), (0.0, 0));
-}
-
-/// Parameters and gradient norm of one update with learning rate 1 on four ranks.
-fn one_update(max_norm: f64) -> (Parameters, f64) {
-    common(on_ranks(4, |world| {
-        let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
-        let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
-        let mut step = model.begin_step(StepOptions::microbatches(2))?;
-        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-        springs::microbatch(&mut step, Batch::of(rank, 0, 1))?;
-        let gradients = step.finish()?.clip(max_norm);
-        let norm = gradients.norm();
-        sgd.step(&mut model, gradients)?;
-        Ok((model.full_parameters()?, norm))
-    }))
-}
-
-/// The gradient of a first step of two microbatches on so many ranks, computed in one piece.
-fn reference(ranks: usize) -> BTreeMap<String, Vec<f64>> {
-    let parameters = three_units()
-        .params()
-        .map(|(_, param)| (param.name.clone(), springs::initial(param)))
-        .collect();
-    let batch = |microbatch| move |rank| Batch::of(rank, 0, microbatch);
-    let batches: Vec<Batch> = (0..ranks).map(batch(0)).chain((0..ranks).map(batch(1))).collect();
-    springs::mean_gradient(&three_units(), &parameters, &batches)
-}
-
-fn norm(gradient: &BTreeMap<String, Vec<f64>>) -> f64 {
-    gradient.values().flatten().map(|element| element * element).sum::<f64>().sqrt()
-}
-
-fn initial(name: &str) -> Vec<f32> {
-    let spec = three_units();
-    springs::initial(&spec[spec.find(name).expect("a parameter of the model")])
 }
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
