@@ -34,7 +34,6 @@ mod places;
 mod rule;
 mod run;
 mod sgd;
-mod state;
 mod update;
 mod updating;
 mod whole;

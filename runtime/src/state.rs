@@ -18,5 +18,6 @@ pub(crate) mod model_id;
 mod scratch;
 pub(crate) mod shard;
 pub(crate) mod sighting;
+pub(crate) mod store;
 pub(crate) mod sums;
 pub(crate) mod unused;

@@ -48,14 +48,14 @@ pub(super) fn update_unit(
         let updated = shard.exclusive(device).and_then(|(parameters, rounded)| {
             let (gradient, divisor) = (sums.values(), gradients.divisor);
             let update = DeviceUpdate { parameters, rounded, gradient, divisor };
-            let (stream, clip) = (device.stream(), gradients.clip_factor());
+            let (stream, clip) = (&device.stream, gradients.clip_factor());
             optimizer.update_on_device(DeviceRun { unit, stream, update, pieces, clip })
         });
-        let failed = |error| context.device_error("optimizer step", gradients.step, error);
+        let failed = |error| context.site("optimizer step", gradients.step).device(error);
         updated.map_err(failed)?;
     }
     average_unit(pass, (unit, shard))
-        .map_err(|error| context.device_error("optimizer step", gradients.step, error))
+        .map_err(|error| context.site("optimizer step", gradients.step).device(error))
 }
 
 /// Moves the averages of a unit on, to the parameters after the update.
@@ -70,6 +70,6 @@ fn average_unit(
     let (master, _) = shard.exclusive(device)?;
     let pieces: Vec<Piece> = trained_pieces(context, unit).collect();
     averages.iter().try_for_each(|average| {
-        average.lock().update_on_device(unit, device.stream(), &pieces, master)
+        average.lock().update_on_device(unit, &device.stream, &pieces, master)
     })
 }

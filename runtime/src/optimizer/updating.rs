@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_kernels::{divide_in_place, scaled_copy};
 use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
 
 use crate::error::Error;
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::pieces::trained_pieces;
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::state::sums::Sums;
@@ -94,9 +94,9 @@ impl Updating<'_> {
             Sums::Host(values) => scaled_copy(into, &values[range], divisor),
             Sums::Device(sums) => {
                 let device = self.context.device.as_ref().expect("the sums lie on a device");
-                let by = (device.stream(), device.patience());
+                let by = (&*device.stream, device.patience);
                 let read = sums.values().read_back_into(by, range.start, into);
-                read.map_err(|error| self.device_error(error))?;
+                read.map_err(|error| self.site().device(error))?;
                 divide_in_place(into, divisor);
             }
         }
@@ -117,14 +117,9 @@ impl Updating<'_> {
         }
     }
 
-    /// The error of a buffer for parameters of a unit.
-    pub(super) fn no_memory(&self, error: hsdp_kernels::Error, unit: UnitId) -> Error {
-        self.context.no_memory(error, "optimizer step", (self.gradients.step, unit))
-    }
-
-    /// The error of a device in this update.
-    pub(super) fn device_error(&self, error: CudaError) -> Error {
-        self.context.device_error("optimizer step", self.gradients.step, error)
+    /// Returns this update, for errors that name it.
+    pub(super) fn site(&self) -> ErrorSite<'_> {
+        self.context.site("optimizer step", self.gradients.step)
     }
 
     /// Elements of this rank's shard of a unit, in f32.

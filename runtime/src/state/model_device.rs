@@ -28,24 +28,6 @@ pub(crate) struct ModelDevice {
 }
 
 impl ModelDevice {
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Whether units are updated on the device, and not on the host.
-    pub(crate) fn updates_there(&self) -> bool {
-        self.offload == Offload::None
-    }
-
-    /// Whether f32 shards stay on the host.
-    pub(crate) fn leaves_masters_here(&self) -> bool {
-        self.offload == Offload::All
-    }
-
-    pub(crate) fn patience(&self) -> Duration {
-        self.patience
-    }
-
     /// Opens the device of a placement and compiles its kernels; returns `None` on the host.
     ///
     /// # Errors
@@ -55,7 +37,7 @@ impl ModelDevice {
         placement: Placement,
         patience: Duration,
         plan: &Plan,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Arc<Self>>, Error> {
         let Placement::Cuda { ordinal, offload } = placement else { return Ok(None) };
         let open = || {
             let device = Device::new(ordinal)?;
@@ -63,8 +45,9 @@ impl ModelDevice {
             device.stream()
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
-        let (stream, scratch) = (Arc::new(stream), Mutex::new(Scratch::new(plan, offload)?));
-        Ok(Some(Self { stream, patience, offload, scratch }))
+        let stream = Arc::new(stream);
+        let scratch = Mutex::new(Scratch::new(plan, offload)?);
+        Ok(Some(Arc::new(Self { stream, patience, offload, scratch })))
     }
 
     /// Connects the groups by NCCL, if the world uses NCCL.

@@ -60,7 +60,7 @@ impl Sums {
             _ if context.device.is_some() => Ok(Self::Device(DeviceSums::new(context, len, step)?)),
             Self::Host(values) => {
                 let values = sized(values, len, Category::Partial);
-                let no_memory = |error| context.no_memory(error, "reduction", (step, unit));
+                let no_memory = |error| context.site("reduction", step).memory(unit, error);
                 values.map(Self::Host).map_err(no_memory)
             }
             Self::Device(_) => unreachable!("a model on the host has its sums there"),

@@ -146,7 +146,7 @@ fn issue(context: &Context, at: Place, shard: &Shard, gather: Gather) -> Result<
             return Ok(Arriving::Device(DeviceArriving::issue(context, (tag, layout), shard)?));
         }
     };
-    let no_memory = |error| context.no_memory(error, "gather", (at.step, unit));
+    let no_memory = |error| context.site("gather", at.step).memory(unit, error);
     let compute = context.plan.compute_dtype(unit);
     let lens = context.plan.layout(unit).params().iter().map(|slot| slot.len);
     let lend = || context.full_pool.lend(compute, lens);

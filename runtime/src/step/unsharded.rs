@@ -59,8 +59,8 @@ impl Unsharded {
         match self {
             Self::Host(sums) => {
                 let added = sums.add(context.rank(), unit, gradients);
-                let at = (place.step, unit);
-                added.map_err(|error| context.no_memory(error, "accumulation", at))
+                let site = context.site("accumulation", place.step);
+                added.map_err(|error| site.memory(unit, error))
             }
             Self::Device(sums) => sums.add(context, place, (unit, gradients)).map(|()| None),
         }

@@ -28,7 +28,7 @@ impl DeviceArriving {
     ) -> Result<Self, Error> {
         let input = shard.gather_input();
         let full = context.model_device().buffer(Category::Full, input.dtype(), layout.full_len());
-        let full = full.map_err(|error| context.device_error("gather", tag.step, error))?;
+        let full = full.map_err(|error| context.site("gather", tag.step).device(error))?;
         let gather = &context.gather;
         let pending = gather.gather_unit_on_device(tag, Arc::clone(&layout), input, full)?;
         Ok(Self { pending, layout })

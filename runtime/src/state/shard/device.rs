@@ -36,7 +36,7 @@ impl DeviceShard {
             Offload::None | Offload::Optimizer => Self::there(device, (&master, compute)),
             Offload::All => Self::offloaded(device, (master, compute)),
         };
-        placed.map_err(|error| context.device_error("init", 0, error))
+        placed.map_err(|error| context.site("init", 0).device(error))
     }
 
     /// Makes the whole shard on the device, rounded there where the compute dtype is another.
@@ -75,7 +75,7 @@ impl DeviceShard {
                 .model_device()
                 .read_f32(master)
                 .map(Arc::new)
-                .map_err(|error| context.device_error("read", 0, error)),
+                .map_err(|error| context.site("read", 0).device(error)),
             Self::Offloaded { master, .. } => Ok(Arc::clone(master)),
         }
     }
@@ -91,7 +91,7 @@ impl DeviceShard {
         match self {
             Self::There { master, .. } => master
                 .read_back_into((&device.stream, device.patience), from, into)
-                .map_err(|error| context.device_error("read", 0, error)),
+                .map_err(|error| context.site("read", 0).device(error)),
             Self::Offloaded { master, .. } => {
                 copy_past_caches(into, &master[from..from + into.len()]);
                 Ok(())

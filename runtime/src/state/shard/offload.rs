@@ -29,7 +29,7 @@ impl DeviceShard {
         update: impl FnOnce(&mut [f32], &[f32]),
     ) -> Result<(), Error> {
         let updated = self.update_through_host(context, sums, update);
-        updated.map_err(|error| context.device_error("optimizer step", step, error))
+        updated.map_err(|error| context.site("optimizer step", step).device(error))
     }
 
     fn update_through_host(

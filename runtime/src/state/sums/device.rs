@@ -27,7 +27,7 @@ impl DeviceSums {
             let values = device.buffer(Category::Partial, DType::F32, len)?;
             Ok(Self { values, noted: Noted::new(&device.stream)? })
         };
-        make().map_err(|error| context.device_error("reduction", step, error))
+        make().map_err(|error| context.site("reduction", step).device(error))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -41,7 +41,7 @@ impl DeviceSums {
     /// Clears the notes of another step.
     pub(crate) fn begin(&mut self, context: &Context, step: u64) -> Result<(), Error> {
         let cleared = self.noted.clear(&context.model_device().stream);
-        cleared.map_err(|error| context.device_error("reduction", step, error))
+        cleared.map_err(|error| context.site("reduction", step).device(error))
     }
 
     pub(crate) fn scatter(
@@ -87,13 +87,13 @@ impl DeviceSums {
             (Divisor::ONE, fold),
             None,
         );
-        added.map_err(|error| context.device_error("reduction", step, error))
+        added.map_err(|error| context.site("reduction", step).device(error))
     }
 
     /// A copy on the host. Waits for the copy.
     pub(crate) fn to_host(&self, context: &Context, step: u64) -> Result<Vec<f32>, Error> {
         let copied = context.model_device().read_f32(&self.values);
-        copied.map_err(|error| context.device_error("read", step, error))
+        copied.map_err(|error| context.site("read", step).device(error))
     }
 
     /// Returns the squared norm of each, and its first element that is not finite. Waits for all
@@ -102,7 +102,7 @@ impl DeviceSums {
         let device = context.model_device();
         let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();
         let seen = device.stream.inspect(&values, device.patience);
-        seen.map_err(|error| context.device_error("norm", step, error))
+        seen.map_err(|error| context.site("norm", step).device(error))
     }
 
     /// The first sighting in the notes of these units. Waits for all work that is under way.
@@ -131,7 +131,7 @@ pub(crate) fn first_noted(
     let (device, notes) =
         (context.model_device(), units.iter().map(|(_, noted)| *noted).collect::<Vec<_>>());
     let read = device.stream.read_noted(&notes, device.patience);
-    let read = read.map_err(|error| context.device_error("check", step, error))?;
+    let read = read.map_err(|error| context.site("check", step).device(error))?;
     let sightings = units.iter().zip(read).flat_map(|((unit, _), noted)| {
         let WhatWasNoted { contribution, sum } = noted;
         let own = contribution.and_then(|found| sighting_of_contribution(context, *unit, found));

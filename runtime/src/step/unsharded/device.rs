@@ -46,7 +46,7 @@ impl DeviceUnsharded {
         (unit, gradients): (UnitId, &UnitGradients),
     ) -> Result<(), Error> {
         let added = self.add_on_device(context, place, (unit, gradients));
-        added.map_err(|error| context.device_error("accumulation", place.step, error))
+        added.map_err(|error| context.site("accumulation", place.step).device(error))
     }
 
     fn add_on_device(
