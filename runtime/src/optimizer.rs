@@ -16,7 +16,6 @@ mod assignment;
 mod average;
 mod closure;
 mod covered;
-mod device;
 mod eight_bit;
 mod elementwise;
 pub(crate) mod ema;

@@ -12,7 +12,7 @@ use crate::optimizer::pieces::trained_pieces;
 use crate::state::context::{Context, ErrorSite};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
-use crate::state::sums::Sums;
+use crate::state::store::Located;
 use crate::step::gradients::{Gradients, Verdict};
 
 /// The update in which an optimizer takes part, before it changes anything.
@@ -88,15 +88,11 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        let sums = &self.gradients.grad_shards[parameter.unit.index()];
         let divisor = self.gradients.divisor;
-        match sums {
-            Sums::Host(values) => scaled_copy(into, &values[range], divisor),
-            Sums::Device(sums) => {
-                let device = self.context.device.as_ref().expect("the sums lie on a device");
-                let by = (&*device.stream, device.patience);
-                let read = sums.values().read_back_into(by, range.start, into);
-                read.map_err(|error| self.site().device(error))?;
+        match self.gradients.grad_shards.of(parameter.unit) {
+            Located::Host(values) => scaled_copy(into, &values[range], divisor),
+            there @ Located::Device(_) => {
+                there.copy_to(&self.site(), range.start, into)?;
                 divide_in_place(into, divisor);
             }
         }
@@ -111,10 +107,7 @@ impl Updating<'_> {
     /// # Panics
     /// If the gradient lies on the host.
     pub(super) fn gradient_on_device(&self, unit: UnitId) -> (&DeviceBuffer, f64) {
-        match &self.gradients.grad_shards[unit.index()] {
-            Sums::Device(sums) => (sums.values(), self.gradients.divisor),
-            Sums::Host(_) => unreachable!("the gradient of a model on the host lies there"),
-        }
+        (self.gradients.grad_shards.of(unit).there(), self.gradients.divisor)
     }
 
     /// Returns this update, for errors that name it.

@@ -8,7 +8,7 @@ use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::step::{Rules, Sequences};
-use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
+use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
 
 use crate::error::Error;
 use crate::options::ModelOptions;
@@ -184,11 +184,6 @@ impl Context {
     /// Whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
-    }
-
-    /// A unit with its layout.
-    pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
-        (unit, Arc::clone(self.plan.layout(unit)))
     }
 
     /// How many parameters the model has.

@@ -73,6 +73,14 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
         }
     }
 
+    /// Returns the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.borrow().len(),
+            Self::Device(there) => there.value.borrow().len(),
+        }
+    }
+
     /// Returns the elements on the host.
     ///
     /// # Panics
@@ -81,6 +89,17 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
         match self {
             Self::Host(values) => values.borrow(),
             Self::Device(_) => elsewhere(),
+        }
+    }
+
+    /// Returns the buffer on a device.
+    ///
+    /// # Panics
+    /// If the elements lie on the host.
+    pub(crate) fn there(&self) -> &DeviceBuffer {
+        match self {
+            Self::Device(there) => there.value.borrow(),
+            Self::Host(_) => elsewhere(),
         }
     }
 }
@@ -98,11 +117,7 @@ impl Store {
         let device = site.context.update_device();
         let zeros = |(unit, len)| match device {
             None => {
-                // The text of an error is made outside of the scope, in which memory may be short.
-                let zeros = {
-                    let _optimizer = memory::scope(Category::Optimizer);
-                    hsdp_kernels::zeros(len)
-                };
+                let zeros = zeros_in(Category::Optimizer, len);
                 zeros.map(Self::Host).map_err(|error| site.memory(UnitId::new(unit), error))
             }
             Some(device) => {
@@ -150,6 +165,16 @@ impl Store {
         let written = value.write(&device.stream, Values::F32(&values));
         Ok(written.map_err(|error| site.device(error))?)
     }
+}
+
+/// Makes zeros on the host that count in this category. The text of an error is made outside of the
+/// scope, in which memory may be short.
+///
+/// # Errors
+/// If there is no memory for them.
+pub(crate) fn zeros_in(category: Category, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    let _scope = memory::scope(category);
+    hsdp_kernels::zeros(len)
 }
 
 fn zeros_on(device: &ModelDevice, len: usize) -> Result<DeviceBuffer, CudaError> {

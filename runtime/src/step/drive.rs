@@ -13,7 +13,6 @@ use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::step::exponent::exponent_of;
-use crate::step::gathers::Gather;
 use crate::step::place::Place;
 use crate::step::refused::{self, Call};
 use crate::step::state::State;
@@ -44,10 +43,10 @@ impl State {
                 }
                 Output::Gather { place, unit, phase } => {
                     let shard = &self.shards[unit.index()];
-                    self.gathers.issue(context, at, shard, Gather { place, unit, phase })?;
+                    self.gathers.issue(context, at, shard, place, unit, phase)?;
                 }
                 Output::Hand { place, unit, phase } => {
-                    handed = Some(self.gathers.hand(context, at, Gather { place, unit, phase }));
+                    handed = Some(self.gathers.hand(context, at, place, unit, phase));
                 }
                 Output::Free { place, .. } => self.gathers.free(place),
                 Output::Accumulate(unit) => self.reductions.accumulate(context, at, unit)?,
@@ -76,7 +75,7 @@ impl State {
     fn wait(&mut self, context: &Context, at: Place, operation: Operation) -> Result<(), Error> {
         match operation {
             Operation::Gather { place, unit, phase } => {
-                self.gathers.wait(context, at, Gather { place, unit, phase })?;
+                self.gathers.wait(context, at, place, unit, phase)?;
             }
             Operation::ReduceScatter(unit) | Operation::AllReduce(unit) => {
                 self.reductions.wait(context, unit)?;

@@ -35,7 +35,7 @@ use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::attempt::{Attempt, Opened, Token};
-use crate::step::gathers::Gathers;
+use crate::step::gathers::UnitGathers;
 use crate::step::reductions::Reductions;
 use crate::step::state::State;
 use crate::step::unit_gradients::UnitGradients;
@@ -278,7 +278,7 @@ impl Engine {
         }
         state.attempt = None;
         state.machine.abort();
-        state.gathers = Gathers::default();
+        state.gathers = UnitGathers::default();
         state.reductions = Reductions::new(&self.context.plan);
         state.kept.clear();
         self.context.full_pool.let_go();

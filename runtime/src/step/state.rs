@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::options::precision::LossScale;
 use crate::options::uneven::Shutdown;
 use crate::state::context::Context;
-use crate::state::kept::Kept;
 use crate::state::shard::Shard;
+use crate::state::sums::SumsPool;
 use crate::step::attempt::{Attempt, Stopped, Token};
-use crate::step::gathers::Gathers;
+use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::Reductions;
 use crate::step::step_state::StepState;
@@ -52,10 +52,10 @@ pub(crate) struct State {
     pub(crate) shutdown: Shutdown,
     /// The order of steps and evaluations.
     pub(super) machine: StepMachine,
-    pub(super) gathers: Gathers,
+    pub(super) gathers: UnitGathers,
     pub(super) reductions: Reductions,
     /// The source of the sums of a step. Gradients return the sums to it.
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) kept: Arc<SumsPool>,
     /// The attempt at a step or an evaluation that is under way.
     pub(super) attempt: Option<Attempt>,
     /// A step while it begins, or the end of the run.
@@ -102,7 +102,7 @@ impl State {
             evaluations: 0,
             shutdown: Shutdown::default(),
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
-            gathers: Gathers::default(),
+            gathers: UnitGathers::default(),
             reductions: Reductions::new(&context.plan),
             kept: Arc::default(),
             attempt: None,

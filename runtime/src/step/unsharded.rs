@@ -15,7 +15,7 @@ use self::device::DeviceUnsharded;
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::sighting::Sighting;
-use crate::state::sums::sized;
+use crate::state::store::zeros_in;
 use crate::step::place::Place;
 use crate::step::unit_gradients::UnitGradients;
 
@@ -180,7 +180,7 @@ impl Sum {
     /// another length.
     fn exclusive(&mut self, len: usize) -> Result<&mut Vec<f32>, hsdp_kernels::Error> {
         if Arc::get_mut(&mut self.buffer).is_none_or(|buffer| buffer.len() != len) {
-            self.buffer = Arc::new(sized(Vec::new(), len, Category::GradFull)?);
+            self.buffer = Arc::new(zeros_in(Category::GradFull, len)?);
         }
         Ok(Arc::get_mut(&mut self.buffer).expect("there is no other handle"))
     }

@@ -11,7 +11,7 @@ use hsdp_sharding::{DType, Plan, UnitId};
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::sighting::Sighting;
-use crate::state::sums::device::{first_noted, sighting_in_unit};
+use crate::state::sums::{NotedUnit, first_noted, sighting_in_unit};
 use crate::step::place::Place;
 use crate::step::unit_gradients::UnitGradients;
 
@@ -108,7 +108,7 @@ impl DeviceUnsharded {
     /// The first sighting in the notes of sums that were given away. Waits for all work that is
     /// under way.
     pub(crate) fn sighting(&self, context: &Context, step: u64) -> Result<Option<Sighting>, Error> {
-        let given: Vec<_> = self.given.iter().map(|(unit, noted)| (*unit, noted)).collect();
-        first_noted(context, &given, (step, sighting_in_unit))
+        let given = self.given.iter().map(|(unit, noted)| NotedUnit { unit: *unit, noted });
+        first_noted(&context.site("check", step), &given.collect::<Vec<_>>(), sighting_in_unit)
     }
 }
