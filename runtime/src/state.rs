@@ -10,6 +10,7 @@ pub(crate) mod control;
 pub(crate) mod events;
 pub(crate) mod full;
 pub(crate) mod full_pool;
+pub(crate) mod gradients;
 pub(crate) mod joint;
 pub(crate) mod lock;
 pub(crate) mod model_device;

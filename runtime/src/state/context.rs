@@ -239,11 +239,6 @@ impl Context {
         ErrorSite { context: self, operation, step }
     }
 
-    /// The device, for parts of the model that lie on one.
-    pub(crate) fn model_device(&self) -> &Arc<ModelDevice> {
-        self.device.as_ref().expect("a part on a device belongs to a model on that device")
-    }
-
     pub(crate) fn tag(
         &self,
         unit: Option<UnitId>,

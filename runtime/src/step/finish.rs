@@ -22,7 +22,7 @@ use crate::step::attempt::Opened;
 use crate::step::clipping::Clipping;
 use crate::step::engine::{Engine, NO_ATTEMPT};
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::place::Place;
+use crate::step::reductions::StepPlace;
 use crate::step::state::State;
 use crate::step::step_state::StepState;
 use crate::step::unused;
@@ -58,7 +58,7 @@ impl Engine {
 impl State {
     /// Exchanges statements with all ranks, when the reductions of the step are complete.
     pub(super) fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
-        let Place { step: number, microbatch } = self.place();
+        let StepPlace { step: number, microbatch } = self.place();
         let microbatches = self.machine.microbatches() as u64;
         let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
         let seen = GradientSums::survey(&context.site("norm", number), grad_shards.all())?;

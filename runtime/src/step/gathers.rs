@@ -9,7 +9,7 @@ use crate::state::context::Context;
 use crate::state::events::Event;
 use crate::state::full::{Arriving, Full};
 use crate::state::shard::Shard;
-use crate::step::place::Place;
+use crate::step::reductions::StepPlace;
 
 /// One place in the sequence of gathers.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl UnitGathers {
     pub(crate) fn issue(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         shard: &Shard,
         place: usize,
         unit: UnitId,
@@ -49,7 +49,7 @@ impl UnitGathers {
     pub(crate) fn wait(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         place: usize,
         unit: UnitId,
         phase: Phase,
@@ -71,7 +71,7 @@ impl UnitGathers {
     pub(crate) fn hand(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         place: usize,
         unit: UnitId,
         phase: Phase,

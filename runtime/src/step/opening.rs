@@ -49,7 +49,7 @@ impl Engine {
         begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
         state.shutdown = shutdown;
         let sums = state.kept.take(&self.context.plan);
-        state.reductions.begin(&self.context, sums);
+        state.reductions.begin(sums);
         (state.attempt, state.step) = (Some(Attempt::new(opened)), Some(begun));
         self.under_way.store(attempt, Ordering::Release);
         // The program's subscriber may panic. Then the next call between steps aborts this step.

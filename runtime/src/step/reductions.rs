@@ -1,26 +1,40 @@
-//! The sums of one step's gradients, by unit, and the reductions that are under way on them.
+//! The sums of one step's gradients, by unit, the reductions that are under way on them, and how
+//! these divide.
 
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Contribution, NonFiniteAt, Stage};
-use hsdp_kernels::Fold;
+use hsdp_comm::{Contribution, NonFiniteAt, Scaling, Stage};
+use hsdp_kernels::{Divisor, Fold, Wire};
 use hsdp_sharding::step::{Source, Target};
-use hsdp_sharding::{ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::error::Error;
+use crate::options::divide::{DividePlan, Divides, Parties};
 use crate::state::context::Context;
 use crate::state::events::Event;
+use crate::state::gradients::{UnitGradients, Unsharded};
 use crate::state::sighting::{Sighting, When};
 use crate::state::sums::{GradientSums, SumsUnderWay};
-use crate::step::place::{Place, scaling_of_all_reduce, scaling_of_reduce_scatter};
-use crate::step::unit_gradients::UnitGradients;
-use crate::step::unsharded::Unsharded;
+
+/// The place of an operation in the run: a step, and a microbatch of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepPlace {
+    pub(crate) step: u64,
+    pub(crate) microbatch: usize,
+}
+
+impl StepPlace {
+    /// Returns the number of microbatches so far, with this one.
+    pub(crate) fn microbatches(self) -> usize {
+        self.microbatch + 1
+    }
+}
 
 /// The sums of a model's units, which the steps use one after the other. The machine of the step
 /// decides on each reduction, and on their order.
 #[derive(Debug)]
-pub(crate) struct Reductions {
+pub(crate) struct UnitReductions {
     /// Sums by unit; those of a unit without a trainable parameter stay empty.
     units: Vec<UnitSums>,
     /// The sums of microbatches before they are reduced.
@@ -92,23 +106,23 @@ impl UnitSums {
     }
 }
 
-impl Reductions {
+impl UnitReductions {
     /// Makes the sums of a model, of no step yet.
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(context: &Context) -> Self {
         Self {
-            units: plan.spec().units().iter().map(|_| UnitSums::none()).collect(),
-            unsharded: Unsharded::new(plan),
+            units: context.plan.spec().units().iter().map(|_| UnitSums::none()).collect(),
+            unsharded: Unsharded::new(context),
             sighting: None,
         }
     }
 
     /// Begins a step, whose partials use the buffers `sums` of a step before.
-    pub(crate) fn begin(&mut self, context: &Context, sums: Vec<GradientSums>) {
+    pub(crate) fn begin(&mut self, sums: Vec<GradientSums>) {
         for (unit, sums) in self.units.iter_mut().zip(sums) {
             unit.partial = UnitBuffer::Empty(sums);
         }
         self.sighting = None;
-        self.unsharded.begin(context);
+        self.unsharded.begin();
     }
 
     /// Takes a unit's gradients of the microbatch, to be accumulated or reduced.
@@ -120,11 +134,13 @@ impl Reductions {
     pub(crate) fn accumulate(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
     ) -> Result<(), Error> {
         let gradients = self.take_offered(unit);
-        if let Some(non_finite) = self.unsharded.add(context, at, (unit, &gradients))? {
+        let site = context.site("accumulation", at.step);
+        let added = self.unsharded.add(&site, unit, at.microbatch, &gradients)?;
+        if let Some(non_finite) = added {
             self.note(context, unit, at.microbatch, non_finite);
         }
         Ok(())
@@ -134,7 +150,7 @@ impl Reductions {
     pub(crate) fn reduce_scatter(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
         from: Source,
         into: Target,
@@ -142,7 +158,9 @@ impl Reductions {
         let (gradients, summed) = match from {
             Source::Offered => (self.take_offered(unit), 1),
             Source::Zeros => (context.plan.layout(unit).params().iter().map(|_| None).collect(), 1),
-            Source::Accumulated => (self.unsharded.take(&context.plan, unit), at.microbatches()),
+            Source::Accumulated => {
+                (self.unsharded.take(context.plan.layout(unit), unit), at.microbatches())
+            }
         };
         let of_unit = &mut self.units[unit.index()];
         let ((sums, fold), is_first) = match into {
@@ -179,7 +197,7 @@ impl Reductions {
     pub(crate) fn all_reduce(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
     ) -> Result<(), Error> {
         let of_unit = &mut self.units[unit.index()];
@@ -193,7 +211,12 @@ impl Reductions {
     }
 
     /// Adds the sums of a unit's microbatch to its partial.
-    pub(crate) fn fold(&mut self, context: &Context, at: Place, unit: UnitId) -> Result<(), Error> {
+    pub(crate) fn fold(
+        &mut self,
+        context: &Context,
+        at: StepPlace,
+        unit: UnitId,
+    ) -> Result<(), Error> {
         let of_unit = &mut self.units[unit.index()];
         let Some(mut reduced) = of_unit.microbatch.take() else {
             unreachable!("the machine folds sums of a microbatch that were reduced");
@@ -264,8 +287,9 @@ impl Reductions {
         let spares = self.units.iter().map(|unit| Some(&unit.spare)).enumerate();
         let noting = sums.enumerate().chain(spares);
         let noting = noting.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?)));
-        let noted = GradientSums::sighting(&context.site("check", step), noting)?;
-        let unsharded = self.unsharded.sighting(context, step)?;
+        let site = context.site("check", step);
+        let noted = GradientSums::sighting(&site, noting)?;
+        let unsharded = self.unsharded.sighting(&site)?;
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 
@@ -280,4 +304,40 @@ impl Reductions {
         let sighting = Sighting { when, parameter, from };
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
+}
+
+/// Returns how a reduce-scatter scales whose contributions are sums of this many microbatches.
+fn scaling_of_reduce_scatter(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
+    scaling(context, divide_plan(context, microbatches).reduce_scatter)
+}
+
+/// Returns how an all-reduce of sums of this many microbatches scales; without replicas, by 1.
+fn scaling_of_all_reduce(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
+    let divides = divide_plan(context, microbatches).all_reduce;
+    scaling(context, divides.unwrap_or(Divides::NONE))
+}
+
+fn divide_plan(context: &Context, microbatches: usize) -> DividePlan {
+    DividePlan::of(Parties {
+        wire: context.options.wire(),
+        shard_members: context.plan.mesh().shard_size(),
+        replicate_members: Some(context.plan.mesh().replicate_size()),
+        microbatches_in_contribution: microbatches,
+        microbatches_in_partial: microbatches,
+        objective: context.options.objective,
+    })
+}
+
+fn scaling(context: &Context, divides: Divides) -> Result<Scaling, Error> {
+    let wire = Wire::try_from(context.options.wire())
+        .map_err(|error| Error::Options { what: error.to_string() })?;
+    Ok(Scaling { wire, pre: divisor(divides.pre)?, post: divisor(divides.post)? })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a power of two, or members over one: exact in f32"
+)]
+fn divisor(divisor: f64) -> Result<Divisor, Error> {
+    Ok(Divisor::new(divisor as f32)?)
 }

@@ -17,7 +17,7 @@ use crate::state::sums::SumsPool;
 use crate::step::attempt::{Attempt, Stopped, Token};
 use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::reductions::Reductions;
+use crate::step::reductions::UnitReductions;
 use crate::step::step_state::StepState;
 
 /// The state that changes from step to step.
@@ -53,7 +53,7 @@ pub(crate) struct State {
     /// The order of steps and evaluations.
     pub(super) machine: StepMachine,
     pub(super) gathers: UnitGathers,
-    pub(super) reductions: Reductions,
+    pub(super) reductions: UnitReductions,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
     /// The attempt at a step or an evaluation that is under way.
@@ -103,7 +103,7 @@ impl State {
             shutdown: Shutdown::default(),
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: UnitGathers::default(),
-            reductions: Reductions::new(&context.plan),
+            reductions: UnitReductions::new(context),
             kept: Arc::default(),
             attempt: None,
             opening: None,

@@ -9,8 +9,8 @@ use crate::options::StepOptions;
 use crate::options::objective::{LossSum, Objective};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
+use crate::state::gradients::UnitGradients;
 use crate::state::sums::GradShards;
-use crate::step::unit_gradients::UnitGradients;
 
 /// A step that has begun and not finished.
 #[derive(Debug)]
