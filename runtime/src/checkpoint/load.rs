@@ -7,13 +7,12 @@ use serde_json::Value;
 
 use super::checkpoints::Checkpoints;
 use super::differences::Wanted;
-use super::optimizer;
 use super::portions::{self, Portion};
 use super::results::Resumed;
 use super::settings::Content;
 use super::together::{Failed, Opened, Together};
-use super::{differences, frozen, options};
-use crate::agree::updated::Updated;
+use super::{differences, frozen, optimizer, options};
+use crate::agree::comparison::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;

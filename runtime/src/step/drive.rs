@@ -7,8 +7,8 @@ use hsdp_sharding::step::{
     Conclusion, Exchange, Input, NextUnit, Operation, Output, Refused, UnitUse,
 };
 
-use crate::agree::interim::Interim;
-use crate::agree::{comparison, microbatch_header, unit_use};
+use crate::agree::agreement::Interim;
+use crate::agree::{comparison, header, unit_use};
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::full::Full;
@@ -150,8 +150,8 @@ impl State {
         input: Input,
     ) -> Result<Conclusion, Error> {
         let tag = context.tag(None, stage, self.next_step, self.machine.microbatches());
-        let decode = |said: &[u64]| microbatch_header::decode(said, context.rank());
-        let said = microbatch_header::encode(input);
+        let decode = |said: &[u64]| header::decode_microbatches(said, context.rank());
+        let said = header::encode_microbatch(input);
         let supply = context.control.exchange_in_step(tag, said, decode)??;
         Ok(Conclusion::Supply(supply))
     }

@@ -205,8 +205,8 @@ impl Ended<'_> {
             return Some(Origin::Loss { rank });
         }
         let name_of = |parameter| self.context.name_of(parameter);
-        if let Some((holder, sighting)) = self.agreement.first_non_finite() {
-            return Some(sighting.origin(holder, name_of));
+        if let Some(found) = self.agreement.first_non_finite() {
+            return Some(found.sighting.origin(found.rank, name_of));
         }
         exceeds_f32(norm / divisor).then_some(Origin::Division { norm, divisor })
     }

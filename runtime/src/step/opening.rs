@@ -6,8 +6,7 @@ use hsdp_comm::Stage;
 use hsdp_sharding::step::{Begin, Conclusion, Intent};
 
 use crate::agree::comparison::{self, LastUpdate};
-use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::samples;
+use crate::agree::header::{self, Agreed, StepHeader};
 use crate::error::Error;
 use crate::options::StepOptions;
 use crate::options::uneven::EndOfRun;
@@ -215,7 +214,7 @@ impl State {
     /// Compares the samples of all ranks.
     pub(super) fn compare_samples(&self, context: &Context) -> Result<Conclusion, Error> {
         let opening = self.opening.as_ref().expect("a step begins");
-        samples::compare(context, &opening.header)?;
+        header::compare_samples(context, &opening.header)?;
         Ok(Conclusion::Agreed)
     }
 }

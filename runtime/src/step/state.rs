@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hsdp_sharding::step::StepMachine;
 
+use crate::agree::agreement::EvaluationTotals;
+use crate::agree::comparison::Updated;
 use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::mean::Totals;
-use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::precision::LossScale;
 use crate::options::uneven::Shutdown;
@@ -80,7 +80,7 @@ pub(super) struct EvaluationState {
     /// This rank's sum and its items, while the mean is taken.
     pub(super) own: (f64, u64),
     /// The totals of all ranks, once they have agreed on them.
-    pub(super) totals: Option<Totals>,
+    pub(super) totals: Option<EvaluationTotals>,
 }
 
 impl State {

@@ -2,8 +2,7 @@
 
 use hsdp_sharding::Rank;
 
-use crate::agree::agreement::Agreement;
-use crate::agree::presence::Presence;
+use crate::agree::agreement::{Agreement, Presence};
 use crate::error::Error;
 use crate::options::StepOptions;
 use crate::options::objective::{LossSum, Objective};
