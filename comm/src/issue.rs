@@ -9,7 +9,7 @@ use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::{ByteCount, Rank};
 
 use self::execution::Execution;
-use crate::backend::thread::{InBlock, Member, Ticket};
+use crate::backend::thread::{InBlock, MemberCall, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
@@ -56,7 +56,7 @@ impl Group {
         call: Call,
         contribution: D,
         assemble: A,
-        issue_apart: impl FnOnce(Member<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
+        issue_apart: impl FnOnce(MemberCall<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
     ) -> Result<Pending<O>, Error>
     where
         D: Buffers,
@@ -76,18 +76,18 @@ impl Group {
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.compared.op;
-        let RankHandle { rank, ref core, backend, .. } = **self.handle();
-        let member = Member { access: core, rank, site: &site, entry };
-        let pending = if backend == Backend::Counting {
+        let RankHandle { own, backend, .. } = &**self.handle();
+        let member = MemberCall { own, site: &site, entry };
+        let pending = if *backend == Backend::Counting {
             self.count_alone(op, contribution.pattern(pattern).received(), entry);
             output_alone(contribution)?
-        } else if core.endpoint().is_some() {
+        } else if own.endpoint().is_some() {
             issue_apart(member, described, (contribution, assemble))?
         } else {
             let called = (described.compared, pattern);
             Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
         };
-        self.handle().record.ledger.call(site.channel, op);
+        self.handle().own.record.ledger.call(site.channel, op);
         Ok(pending)
     }
 
@@ -110,29 +110,29 @@ impl Group {
             return Ok(None);
         };
         let (op, is_between_two) = (described.compared.op, ranks[0] != ranks[1]);
-        let RankHandle { rank, ref core, backend, .. } = **self.handle();
-        let member = Member { access: core, rank, site: &site, entry };
+        let RankHandle { own, backend, .. } = &**self.handle();
+        let member = MemberCall { own, site: &site, entry };
         let pattern = Pattern::of(described.actual(), &site.ranks, slot);
-        let ticket = if backend == Backend::Counting {
+        let ticket = if *backend == Backend::Counting {
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None
         } else if !is_between_two {
-            Some(core.submit(member, described.compared, contribution, assemble)?)
-        } else if core.endpoint().is_some() {
+            Some(own.core.submit(member, described.compared, contribution, assemble)?)
+        } else if own.endpoint().is_some() {
             Some(Execution::begin(member, described, contribution)?)
         } else {
             Some(meet(member, (described.compared, pattern), contribution, assemble)?)
         };
         if is_between_two {
-            self.handle().record.ledger.call(site.channel, op);
+            self.handle().own.record.ledger.call(site.channel, op);
         }
         Ok(ticket)
     }
 
     /// Counts what a rank without peers would have received.
     fn count_alone(&self, op: Op, received: ByteCount, entry: EntryNumber) {
-        let Record { ledger, flight, .. } = &*self.handle().record;
+        let Record { ledger, flight, .. } = &*self.handle().own.record;
         ledger.received(self.channel(), op, received);
         flight.settle(entry, FlightState::Complete);
     }
@@ -185,15 +185,15 @@ impl Group {
 
     /// The barrier of a fault, for which no thread waits.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let access = &self.handle().core;
+        let own = &self.handle().own;
         let (compared, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
-        let member = Member { access, rank: self.rank(), site, entry };
+        let member = MemberCall { own, site, entry };
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));
-        match access.endpoint() {
-            None => access.submit(member, compared, (), meet)?,
+        match own.endpoint() {
+            None => own.core.submit(member, compared, (), meet)?,
             Some(_) => Execution::begin(member, Described { compared, actual: None }, ())?,
         };
-        self.handle().record.ledger.call(site.channel, Op::Barrier);
+        self.handle().own.record.ledger.call(site.channel, Op::Barrier);
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Group {
         contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<W::Output, Error> {
-        let flight = &self.handle().record.flight;
+        let flight = &self.handle().own.record.flight;
         let work = assemble(vec![contribution]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             self.bad_count(descriptor.op, "a group of one", descriptor.counts.total(), expected)
@@ -230,22 +230,23 @@ impl Group {
 
 /// Has a member come to an operation whose members share memory. The last one counts what each gets of the others.
 fn meet<D: Buffers, W: Work>(
-    member: Member<'_>,
+    member: MemberCall<'_>,
     (compared, pattern): (Arc<Descriptor>, Pattern<'_>),
     contribution: D,
     assemble: impl Assemble<D, W>,
 ) -> Result<Ticket, Error> {
-    let (access, ranks) = (member.access, &member.site.ranks);
+    let core = &member.own.core;
+    let ranks = &member.site.ranks;
     let Descriptor { channel, op, .. } = *compared;
     // Elements that are sent count where they arrive.
     let op = if op == Op::Send { Op::Recv } else { op };
-    access.submit(member, compared, contribution, |mut contributions: Vec<D>| {
+    core.submit(member, compared, contribution, |mut contributions: Vec<D>| {
         D::introduce(&mut contributions);
         for (slot, contribution) in contributions.iter().enumerate() {
             let received = contribution.pattern(pattern.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if received > ByteCount::ZERO {
-                access.record(ranks[slot]).ledger.received(channel, op, received);
+                core.state.record(ranks[slot]).ledger.received(channel, op, received);
             }
         }
         assemble(contributions)

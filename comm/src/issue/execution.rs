@@ -6,9 +6,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use hsdp_sharding::Rank;
-
-use crate::backend::thread::{Access, InBlock, Member, Ticket};
+use crate::backend::thread::{InBlock, MemberCall, OwnRank, Ticket};
 use crate::call::Described;
 use crate::engine::{Operation, panic_message};
 use crate::execute::{Meter, NextRound, Outputs, Work};
@@ -23,7 +21,7 @@ use hsdp_flight::FlightState;
 /// One operation, as this rank takes part in it.
 #[derive(Clone)]
 pub(super) struct Execution {
-    access: Arc<Access>,
+    own: Arc<OwnRank>,
     /// The call, as the others compare it.
     compared: Arc<Descriptor>,
     at: At,
@@ -38,27 +36,27 @@ impl Execution {
     /// The operation is opened with the request that sends the contribution. Another rank that has this contribution may end the
     /// world; then the progress engine has put all messages that came before that end into their slots.
     pub(super) fn begin<S: Transmit>(
-        member: Member<'_>,
+        member: MemberCall<'_>,
         described: Described,
-        mut own: S,
+        mut contribution: S,
     ) -> Result<Ticket, Error> {
-        let Member { access, site, entry, .. } = member;
+        let MemberCall { own, site, entry } = member;
         let (actual, compared) = (Arc::clone(described.actual()), described.compared);
         let at = At { actual, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
         let execution =
-            Arc::new(Self { access: Arc::clone(access), compared: Arc::clone(&compared), at });
+            Arc::new(Self { own: Arc::clone(own), compared: Arc::clone(&compared), at });
         let failed = |error| {
-            access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
+            own.record.flight.settle(entry, FlightState::Failed);
             error
         };
-        let messages = execution.pack_guarded(&mut own).map_err(failed)?;
-        let contribution = (Some(own), None);
-        let ticket =
-            access.submit(member, Arc::clone(&compared), contribution, execution.assembling())?;
+        let messages = execution.pack_guarded(&mut contribution).map_err(failed)?;
+        let content = (Some(contribution), None);
+        let assemble = execution.assembling();
+        let ticket = own.core.submit(member, Arc::clone(&compared), content, assemble)?;
         let operation = ticket.operation();
         let open = execution.opening::<S>(operation);
         if let Err(error) = execution.endpoint().commit(&compared, messages, open) {
-            access.table.remove(operation.key);
+            own.core.state.table.remove(operation.key);
             operation.fail_gathering(&error);
             return Err(error);
         }
@@ -80,13 +78,13 @@ impl Execution {
             let (place, contribution) = ((operation, slot), (None, Some(message)));
             let assemble = execution.assembling::<S>();
             // An error has ended the world already: this rank hears of it where it waits.
-            let _ = execution.access.arrive(place, &descriptor, contribution, assemble);
+            let _ = execution.own.core.arrive(place, &descriptor, contribution, assemble);
         };
         Request::Open(Open::new(Arc::clone(operation), round, Box::new(lay)))
     }
 
     fn endpoint(&self) -> &Endpoint {
-        self.access.endpoint().expect("the others share no memory")
+        self.own.endpoint().expect("the others share no memory")
     }
 
     /// Packs the messages to the others. A failure there ends the world: the operation has its number already.
@@ -103,13 +101,13 @@ impl Execution {
             Ok(Err(error)) => AbortReason::Requested { reason: error.to_string().into() },
             Err(panic) => AbortReason::Panicked { message: panic_message(&*panic) },
         };
-        Err(self.access.end(self.access.ended_by(self.rank(), reason)))
+        Err(self.own.core.end(self.own.core.state.ended_by(self.own.rank, reason)))
     }
 
     /// A message for each member; one for all that follow each other and get the same.
     fn pack<S: Transmit>(&self, own: &S) -> Result<Vec<Request>, Error> {
         let (descriptor, form) = (Arc::clone(&self.compared), own.form());
-        let step = self.access.record(self.rank()).step();
+        let step = self.own.record.step();
         let head = header_bytes(&DataHeader { descriptor, step, form });
         let pattern = own.pattern(self.at.pattern());
         let (mut requests, mut last) = (Vec::new(), None);
@@ -134,20 +132,16 @@ impl Execution {
         own: &S,
         part: (usize, Range<usize>),
     ) -> Result<Arc<Message>, Error> {
-        let (At { actual, round, .. }, rank) = (&self.at, self.rank());
+        let At { actual, round, .. } = &self.at;
         let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
         let message = Message::write(&self.endpoint().pool, (Kind::Data, *round), head, bytes);
         let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = **actual;
             let what = format!("a message, in {tag}");
-            Error::OutOfMemory { op, rank, step: tag.step, bytes, what }
+            Error::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
         })?;
         own.pack(&self.at, part, message.body_mut());
         Ok(Arc::new(message))
-    }
-
-    fn rank(&self) -> Rank {
-        self.at.ranks[self.at.slot]
     }
 
     /// Brings `own` to another round of an operation.
@@ -156,10 +150,14 @@ impl Execution {
         let next = Arc::new(Self { at, ..self.clone() });
         let Ok(mut requests) = next.pack_guarded(&mut own) else {
             // That has ended the world.
-            return self.access.fail_at_end(operation);
+            return self.own.core.fail_at_end(operation);
         };
         let (place, contribution) = ((operation, self.at.slot), (Some(own), None));
-        self.access.gather_again::<SlotContent<S>, Unpack<S>>(place, &self.compared, contribution);
+        self.own.core.gather_again::<SlotContent<S>, Unpack<S>>(
+            place,
+            &self.compared,
+            contribution,
+        );
         requests.push(next.opening::<S>(operation));
         self.endpoint().post_all(requests);
     }
@@ -197,7 +195,7 @@ impl<S: Transmit> Work for Unpack<S> {
     }
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {
-        let Execution { access, at, .. } = &*self.execution;
+        let Execution { own: rank, at, .. } = &*self.execution;
         let Some(Continue(own)) = self.turn.lock().take() else {
             unreachable!("a block is run once")
         };
@@ -206,7 +204,7 @@ impl<S: Transmit> Work for Unpack<S> {
         let turn = own.unpack(at, &self.messages);
         *self.turn.lock() = Some(turn);
         let Descriptor { channel, op, .. } = *at.actual;
-        access.record(self.execution.rank()).ledger.received(channel, op, received);
+        rank.record.ledger.received(channel, op, received);
     }
 
     fn next_round(&mut self) -> Option<NextRound> {

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::core::{Core, Member};
+use super::core::{Core, MemberCall};
 use super::running::{Running, WorkPanic};
 use super::wait::Ticket;
 use crate::engine::{Arrivals, Arrived, Key, Operation};
@@ -16,16 +16,16 @@ impl Core {
     /// starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        member: Member<'_>,
+        member: MemberCall<'_>,
         descriptor: Arc<Descriptor>,
         contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Ticket, Error> {
         let (key, site) = (Key::from(&*descriptor), member.site);
-        let flight = &self.record(member.rank).flight;
-        let operation = self.table.enter(key, || {
+        let flight = &member.own.record.flight;
+        let operation = self.state.table.enter(key, || {
             self.admit(descriptor.epoch)?;
-            Ok(Arc::new(Operation::new(key, &site.ranks, self.origin)))
+            Ok(Arc::new(Operation::new(key, &site.ranks, self.state.origin)))
         });
         let submitted = operation.and_then(|operation| {
             // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
@@ -43,8 +43,8 @@ impl Core {
     /// and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
-            None => self.status().check(epoch),
-            Some(_) => self.status().check_world(),
+            None => self.state.status.check(epoch),
+            Some(_) => self.state.status.check_world(),
         }
     }
 
@@ -61,7 +61,7 @@ impl Core {
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
-                self.table.remove(operation.key);
+                self.state.table.remove(operation.key);
                 let work = || assemble(contributions);
                 let running = self.assemble(operation, descriptor, arrivals, work)?;
                 let rank = operation.ranks[slot];
@@ -84,8 +84,8 @@ impl Core {
         contribution: D,
     ) {
         operation.gather_again::<D, W>((slot, descriptor), contribution);
-        let entered = self.table.enter(operation.key, || {
-            self.status().check_world()?;
+        let entered = self.state.table.enter(operation.key, || {
+            self.state.status.check_world()?;
             Ok(Arc::clone(operation))
         });
         if let Err(end) = entered {
@@ -104,7 +104,7 @@ impl Core {
         // Contributions that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(work)) => {
-                let slow = &self.options().slow;
+                let slow = &self.state.options.slow;
                 let due = self.links.carry(slow, descriptor, &operation.ranks);
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
                 let (blocks, work) = (work.blocks(), Box::new(work));

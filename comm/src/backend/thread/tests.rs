@@ -289,7 +289,7 @@ fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
     // 0 waits for 1 and 2; 1 waits for 2, elsewhere.
     let (first, second) = (gathering(&[0]), gathering(&[0, 1]));
     assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for no rank");
-    let waits = core.record(Rank::new(1)).block_on(&second);
+    let waits = core.state.record(Rank::new(1)).block_on(&second);
     assert_eq!(culprit(&core, &first), Some(2));
     drop(waits);
     assert_eq!(culprit(&core, &first), Some(1));
@@ -301,7 +301,7 @@ fn ranks_that_wait_in_a_circle_are_named_by_the_lowest() {
     let [zero, one, two] =
         [&[0, 1], &[1, 2], &[0, 2]].map(|arrived: &[usize; 2]| gathering(arrived));
     // 0 waits for 2, which waits for 1, which waits for 0.
-    let waits = |rank, operation| core.record(Rank::new(rank)).block_on(operation);
+    let waits = |rank, operation| core.state.record(Rank::new(rank)).block_on(operation);
     let _circle = [waits(0, &zero), waits(1, &one), waits(2, &two)];
     for operation in [&zero, &one, &two] {
         assert_eq!(culprit(&core, operation), Some(0));
@@ -318,6 +318,6 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     hanging.readers[2].fetch_add(1, Ordering::Relaxed);
     assert_eq!(culprit(&core, &hanging), Some(2));
     // Rank 1 runs a block of it, and so does not come to another operation.
-    let _runs = core.record(Rank::new(1)).block_on(&hanging);
+    let _runs = core.state.record(Rank::new(1)).block_on(&hanging);
     assert_eq!(culprit(&core, &awaited), Some(2));
 }
