@@ -143,7 +143,7 @@ impl Group {
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
         }
-        self.issue_by(call, member, Issue::new, |at, described, (own, _)| {
+        self.issue_or(call, member, |at, described, own| {
             let entry = at.entry;
             let Record { ledger, flight, .. } = &*self.handle().own.record;
             let actual = described.actual();

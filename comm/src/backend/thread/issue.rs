@@ -7,19 +7,19 @@ use super::core::{Core, MemberCall};
 use super::running::{Running, WorkPanic};
 use super::wait::Ticket;
 use crate::engine::{Arrivals, Arrived, Key, Operation};
-use crate::execute::{Assemble, Work};
+use crate::execute::Work;
 use crate::{Descriptor, Error};
 use hsdp_flight::FlightState;
 
 impl Core {
-    /// A member issues an operation, with its contribution; the last member makes the work of all contributions, in slot order, and
-    /// starts it. Never waits for another rank.
+    /// Issues an operation for a member, with its contribution; the last member makes the work of all
+    /// contributions, in slot order, and starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: MemberCall<'_>,
         descriptor: Arc<Descriptor>,
         contribution: D,
-        assemble: impl Assemble<D, W>,
+        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Ticket, Error> {
         let (key, site) = (Key::from(&*descriptor), member.site);
         let flight = &member.own.record.flight;
@@ -30,7 +30,7 @@ impl Core {
         let submitted = operation.and_then(|operation| {
             // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
             flight.ends_with(member.entry, &operation.ending);
-            self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
+            self.arrive(&operation, site.slot, &descriptor, contribution, assemble)?;
             Ok(operation)
         });
         // A member that is refused is none of those for which the operation is settled.
@@ -39,8 +39,8 @@ impl Core {
         Ok(Ticket::new(member, operation, descriptor))
     }
 
-    /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
-    /// and they were told.
+    /// Checks whether an operation may be made in `epoch`. Where the other ranks share no memory with this
+    /// one, that was checked before, and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
             None => self.state.status.check(epoch),
@@ -48,16 +48,19 @@ impl Core {
         }
     }
 
-    /// A member arrives in its slot: one of this process, or the message of a rank that shares no memory with it.
+    /// Has a member arrive in its slot: one of this process, or the message of a rank that shares no
+    /// memory with it.
     pub(crate) fn arrive<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        (operation, slot): (&Arc<Operation>, usize),
+        operation: &Arc<Operation>,
+        slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
-        assemble: impl Assemble<D, W>,
+        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<(), Error> {
-        match operation.arrive::<D, W>(slot, descriptor, contribution) {
-            // A member whose message is on its way is missed by the progress engine, which knows all messages that are here.
+        match operation.arrive(slot, descriptor, contribution) {
+            // A member whose message is on its way is missed by the progress engine, which knows all
+            // messages that are here.
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
@@ -75,15 +78,16 @@ impl Core {
         }
     }
 
-    /// Work of an operation has another round, to which the member in `slot` brings a contribution. The operation fails if the world
-    /// is over.
-    pub(crate) fn gather_again<D: Send + 'static, W: Work>(
+    /// Begins another round of an operation with the contribution of the member in `slot`. The operation
+    /// fails if the world is over.
+    pub(crate) fn gather_again<D: Send + 'static>(
         &self,
-        (operation, slot): (&Arc<Operation>, usize),
+        operation: &Arc<Operation>,
+        slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
     ) {
-        operation.gather_again::<D, W>((slot, descriptor), contribution);
+        operation.gather_again(slot, descriptor, contribution);
         let entered = self.state.table.enter(operation.key, || {
             self.state.status.check_world()?;
             Ok(Arc::clone(operation))
@@ -93,7 +97,8 @@ impl Core {
         }
     }
 
-    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends the world.
+    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends
+    /// the world.
     fn assemble<W: Work>(
         &self,
         operation: &Arc<Operation>,

@@ -41,7 +41,7 @@ fn operation() -> Operation {
 
 /// A member arrives, says that it brings so many elements, and brings ten times its slot.
 fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize> {
-    operation.arrive::<_, Listing>(slot, &descriptor(0, count), slot * 10)
+    operation.arrive(slot, &descriptor(0, count), slot * 10)
 }
 
 /// Every member gets all contributions, in the order in which the work got them, and its slot.
@@ -50,7 +50,7 @@ struct Listing {
 }
 
 impl Work for Listing {
-    type Output = (Vec<usize>, usize);
+    type Gets = (Vec<usize>, usize);
 
     fn blocks(&self) -> usize {
         1
@@ -101,14 +101,10 @@ fn the_last_member_gets_all_contributions_in_slot_order() {
     }
 }
 
-/// Other work with the same contributions.
-struct Other;
-
 #[test]
 fn the_first_that_arrives_says_what_work_it_is() {
-    let come = |operation: &Operation, slot, count| {
-        operation.arrive::<usize, Other>(slot, &descriptor(0, count), 5)
-    };
+    let come =
+        |operation: &Operation, slot, count| operation.arrive(slot, &descriptor(0, count), 5_u8);
     let differing = operation();
     assert!(matches!(arrive(&differing, 2, 5), Arrived::Waiting));
     assert!(matches!(come(&differing, 1, 6), Arrived::Differs(Difference::Descriptor)));
