@@ -116,7 +116,7 @@ mod engine {
     mod operation;
     mod outputs;
     mod record;
-    mod shared;
+    mod state;
     mod status;
     mod table;
 
@@ -126,7 +126,7 @@ mod engine {
     pub(crate) use self::operation::{Key, Operation};
     pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
     pub(crate) use self::record::Record;
-    pub(crate) use self::shared::Shared;
+    pub(crate) use self::state::WorldState;
     pub(crate) use self::status::Status;
     #[cfg(test)]
     pub(crate) use self::table::Table;

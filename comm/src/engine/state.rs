@@ -15,36 +15,29 @@ use crate::{AbortReason, Error};
 
 /// The state of a world that its ranks share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    options: WorldOptions,
+pub(crate) struct WorldState {
+    pub(crate) options: WorldOptions,
     pub(crate) origin: Origin,
-    records: Arc<[Arc<Record>]>,
-    status: Arc<Status>,
+    pub(crate) records: Arc<[Arc<Record>]>,
+    pub(crate) status: Arc<Status>,
     pub(crate) table: Table,
 }
 
-impl Shared {
+impl WorldState {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
         let (entries, origin) = (options.flight_entries, Origin::now());
         let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
-        let (records, status) = ((0..size).map(record).collect(), Arc::default());
-        Arc::new(Self { options, origin, records, status, table: Table::default() })
-    }
-
-    pub(crate) fn options(&self) -> &WorldOptions {
-        &self.options
-    }
-
-    pub(crate) fn records(&self) -> &[Arc<Record>] {
-        &self.records
+        Arc::new(Self {
+            options,
+            origin,
+            records: (0..size).map(record).collect(),
+            status: Arc::default(),
+            table: Table::default(),
+        })
     }
 
     pub(crate) fn record(&self, rank: Rank) -> &Record {
         &self.records[rank.index()]
-    }
-
-    pub(crate) fn status(&self) -> &Arc<Status> {
-        &self.status
     }
 
     /// Whether all ranks but `rank` have left.
@@ -85,7 +78,7 @@ impl Shared {
     }
 
     /// The state of a rank, as far as this process knows it.
-    pub(crate) fn state(&self, rank: Rank) -> RankState {
+    pub(crate) fn rank_state(&self, rank: Rank) -> RankState {
         let record = self.record(rank);
         let epoch = record.epoch();
         let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| match operation.wait_of(rank)
