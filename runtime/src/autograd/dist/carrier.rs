@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use hsdp_comm::{Group, Tag};
 
-use crate::autograd::collective::Collective;
+use crate::autograd::operation::Collective;
 use crate::error::Error;
 
 /// An autograd, on whose tensors collectives are recorded.

@@ -8,7 +8,7 @@
 //! report only that it found another.
 
 use super::state::{Invariant, Partial, Replicate, State, Varying};
-use crate::autograd::collective::{Copies, Reducer};
+use crate::autograd::operation::{Copies, Reducer};
 
 /// A state in which any function of the value is allowed: all but [`Partial`].
 #[diagnostic::on_unimplemented(

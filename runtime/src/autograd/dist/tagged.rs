@@ -5,7 +5,7 @@ use super::carrier::Carrier;
 use super::state::AxisState;
 use super::tape::{Gradients, Tape};
 use super::transitions::Hint;
-use crate::autograd::collective::Collective;
+use crate::autograd::operation::Collective;
 use crate::error::Error;
 
 /// A value with its state over the replicate axis and over the shard axis, checked when it is used.

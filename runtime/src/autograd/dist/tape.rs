@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::axis::Axes;
 use super::carrier::{Applied, Call, Carrier, Record};
-use crate::autograd::collective::Collective;
+use crate::autograd::operation::Collective;
 use crate::error::Error;
 
 /// The groups along which values go, and the collectives that were applied so far, in order.

@@ -8,7 +8,7 @@ use hsdp_comm::World;
 use hsdp_sharding::Mesh;
 
 use super::{Applied, Call, Carrier, Record, Tape};
-use crate::autograd::collective::Collective;
+use crate::autograd::operation::Collective;
 use crate::error::Error;
 
 /// Elements without an autograd: collectives move them, and the backward does nothing.
@@ -48,8 +48,8 @@ fn alone() -> Tape<Row> {
 
 /// A collective of each kind, for a group of one rank and an input of one element.
 fn collectives() -> Vec<Collective> {
-    use crate::autograd::collective::Copies::{Invariant, Replicate};
-    use crate::autograd::collective::Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
+    use crate::autograd::operation::Copies::{Invariant, Replicate};
+    use crate::autograd::operation::Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
     let root = 0;
     let mut all = Vec::new();
     for reducer in [Sum, Avg, Product, Min, Max, PreMultiplied(2.0)] {

@@ -1,7 +1,7 @@
 //! The same rules as in `rules`, for states that are known at run time.
 
 use super::state::AxisState;
-use crate::autograd::collective::{Collective, Copies, Reducer};
+use crate::autograd::operation::{Collective, Copies, Reducer};
 
 /// The advice of an error: a call that is allowed instead.
 pub(super) type Hint = &'static str;

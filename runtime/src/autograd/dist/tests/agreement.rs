@@ -6,13 +6,13 @@
 use std::marker::PhantomData;
 
 use super::collectives;
-use crate::autograd::collective::{Collective, Copies, Reducer};
 use crate::autograd::dist::AxisState;
 use crate::autograd::dist::rules::{
     Adds, Avg, Copied, CountedOnce, Free, Joins, Loss, Max, Min, Multiplies, Own, PreMultiplied,
     Product, Reduces, Sliced, Sum,
 };
 use crate::autograd::dist::state::{Invariant, Partial, Replicate, State, Varying};
+use crate::autograd::operation::{Collective, Copies, Reducer};
 
 struct Two<A, B>(PhantomData<(A, B)>);
 

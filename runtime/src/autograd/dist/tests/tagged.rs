@@ -4,9 +4,9 @@ use hsdp_comm::{Channel, RankFailure, World, WorldOptions, launch};
 use hsdp_sharding::Mesh;
 
 use super::{Row, alone, collectives};
-use crate::autograd::collective::{Collective, Copies, Reducer};
 use crate::autograd::dist::AxisState::{Invariant, Partial, Replicate, Varying};
 use crate::autograd::dist::{Axes, AxisState, Dist, Tagged, Tape};
+use crate::autograd::operation::{Collective, Copies, Reducer};
 use crate::error::Error;
 
 const AXES: [Axes; 3] = [Axes::Replicate, Axes::Shard, Axes::Both];

@@ -1,7 +1,6 @@
 //! The collectives, from state to state.
 
 use super::Dist;
-use crate::autograd::collective::{Collective, Copies};
 use crate::autograd::dist::along::Along;
 use crate::autograd::dist::along::made::Made;
 use crate::autograd::dist::axis::MeshAxis;
@@ -9,6 +8,7 @@ use crate::autograd::dist::carrier::Carrier;
 use crate::autograd::dist::rules::{Own, Reduces};
 use crate::autograd::dist::state::{Invariant, Replicate, State, Varying};
 use crate::autograd::dist::tagged::Tagged;
+use crate::autograd::operation::{Collective, Copies};
 
 /// The result of a method of `D` along `A`, in state `Q` there.
 type With<D, A, Q> = <D as Along<A>>::With<Q>;

@@ -1,12 +1,12 @@
 //! From one state to another, without a collective in the forward.
 
 use super::Dist;
-use crate::autograd::collective::Collective;
 use crate::autograd::dist::along::Along;
 use crate::autograd::dist::axis::MeshAxis;
 use crate::autograd::dist::carrier::Carrier;
 use crate::autograd::dist::rules::{Copied, CountedOnce, Own, Sliced};
 use crate::autograd::dist::state::{AxisState, Partial, Replicate, State, Varying};
+use crate::autograd::operation::Collective;
 
 /// # Conversions
 ///
