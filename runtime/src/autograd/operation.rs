@@ -155,7 +155,7 @@ impl Reducer {
 }
 
 impl Collective {
-    /// The collective's name: that of the [`Op`](crate::Op) where there is one.
+    /// Returns the collective's name: that of the [`Op`](crate::Op) where there is one.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -316,10 +316,10 @@ impl fmt::Display for Collective {
             collectives for integers"
 )]
 pub trait Differentiable: Element + sealed::Sealed {
-    /// The same value in f64, exactly.
+    /// Returns the same value in f64, exactly.
     fn to_f64(self) -> f64;
 
-    /// `value`, rounded to the nearest.
+    /// Rounds `value` to the nearest.
     fn from_f64(value: f64) -> Self;
 }
 

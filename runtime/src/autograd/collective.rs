@@ -1,11 +1,39 @@
-//! The forward of each collective, and how a cotangent of its output becomes one of its input.
+//! Collectives with their gradients, on buffers of one rank's elements.
+//!
+//! The gradient is that of **the sum of all ranks' losses**: the gradient that every rank gets when
+//! each rank starts a backward from a loss of its own. Where all ranks hold the same loss, and it
+//! counts once, the output is [`Copies::Invariant`]. PyTorch issue 58005 asks which of the two is
+//! meant. `docs/gradients.md` answers the question, and the types of
+//! [`dist`](crate::autograd::dist) make a program decide it.
+//!
+//! In the table `g` is the cotangent of the output, `W` the number of members, and sums are over
+//! the members `k`:
+//!
+//! | collective | backward, of copies that are `Replicate` | of copies that are `Invariant` |
+//! |---|---|---|
+//! | all_reduce sum | sum of `g_k` | `g` |
+//! | all_reduce avg | sum of `g_k`, over `W` | `g / W` |
+//! | all_reduce premultiplied by `c` | `c` times the sum of `g_k` | `c g` |
+//! | all_reduce product | sum of `g_k`, times the product of the others' elements | `g` times that product |
+//! | all_reduce min, max | sum of `g_k`, shared evenly by the members that hold the extreme | `g`, shared likewise |
+//! | all_gather | reduce_scatter sum | the own part of `g` |
+//! | broadcast | reduce sum to the root | `g`, at the root |
+//! | reduce_scatter | all_gather, then as all_reduce | |
+//! | reduce | broadcast, then as all_reduce | |
+//! | gather, scatter | scatter, gather | |
+//! | all_to_all, permute, send | the same in the opposite direction | |
+//! | scan | scan from the other end | |
+//!
+//! The formulas come from the discussion in PyTorch issue 58005 and from the adjoints of linear
+//! maps. The backward of a product multiplies the other members' elements and never divides, so
+//! zeros need no special case.
 
 use std::ops::Range;
 
 use hsdp_comm::{Group, Reduction, Stage, Tag};
 use hsdp_kernels::{Element, zeros};
 
-use super::operation::{Collective, Copies, Differentiable, MAX_PRODUCT, Reducer};
+pub use super::operation::{Collective, Copies, Differentiable, MAX_PRODUCT, Reducer};
 use super::share::{ReductionShare, each, scan};
 use crate::error::Error;
 
@@ -146,9 +174,9 @@ pub struct Backward<T> {
 }
 
 impl<T: Differentiable> Backward<T> {
-    /// The gradient of the input, with as many elements as the input, from the cotangent of this
-    /// member's output. The cotangent is `None` where this member has no output, and zeros where
-    /// its loss does not depend on the output.
+    /// Returns the gradient of the input, with as many elements as the input, from the cotangent of
+    /// this member's output. The cotangent is `None` where this member has no output, and zeros
+    /// where its loss does not depend on the output.
     ///
     /// **Collective** over the group of the forward, in the same order on all members. A member
     /// whose loss does not depend on the output takes part too. May be called again for another
