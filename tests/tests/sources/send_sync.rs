@@ -9,7 +9,7 @@ mod probe;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-use hsdp::dist::{Applied, Call, Carrier};
+use hsdp::dist::{Applied, Carrier, CarrierCall};
 use hsdp_tests::support::sources;
 
 use self::probe::{Absent as _, Probe, lists};
@@ -364,7 +364,7 @@ impl<T: Clone + Debug> Carrier for Autograd<T> {
     type Error = hsdp::Error;
     type Gradients = ();
 
-    fn apply(call: &Call<'_, T>) -> Result<Applied<T>, hsdp::Error> {
+    fn apply(call: &CarrierCall<'_, T>) -> Result<Applied<T>, hsdp::Error> {
         Ok(Applied { output: Some(call.input.clone()), link: None })
     }
 
@@ -385,14 +385,14 @@ type Carried = Autograd<Vec<f32>>;
 type Confined = Autograd<std::rc::Rc<u8>>;
 
 /// They go where those go that an autograd leaves.
-const OF_AN_AUTOGRAD: [&str; 1] = ["hsdp::dist::Gradients"];
+const OF_AN_AUTOGRAD: [&str; 1] = ["hsdp::dist::TapeGradients"];
 
 table!(DIST {
     hsdp::dist::Applied<Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Avg: Send Sync Unpin,
     hsdp::dist::Axes: Send Sync Unpin,
     hsdp::dist::AxisState: Send Sync Unpin,
-    hsdp::dist::Call<'static, Vec<f32>>: Send Sync Unpin,
+    hsdp::dist::CarrierCall<'static, Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Dist<Carried, hsdp::dist::Replicate, hsdp::dist::Partial>: Send Sync Unpin,
     // Whether a value may go to another thread is for its tensor to say,
     hsdp::dist::Dist<Confined, hsdp::dist::Replicate, hsdp::dist::Partial>: Unpin,
@@ -405,7 +405,7 @@ table!(DIST {
     hsdp::dist::Partial: Send Sync Unpin,
     hsdp::dist::PreMultiplied: Send Sync Unpin,
     hsdp::dist::Product: Send Sync Unpin,
-    hsdp::dist::Record: Send Sync Unpin,
+    hsdp::dist::Recording: Send Sync Unpin,
     hsdp::dist::Replicate: Send Sync Unpin,
     hsdp::dist::Sum: Send Sync Unpin,
     hsdp::dist::Tagged<Carried>: Send Sync Unpin,
@@ -443,6 +443,7 @@ const TRAITS: [&str; 28] = [
     "Costs",
     "CountedOnce",
     "Differentiable",
+    "DistState",
     "Element",
     "Files",
     "Forward",
@@ -461,7 +462,6 @@ const TRAITS: [&str; 28] = [
     "Sink",
     "Sliced",
     "Source",
-    "State",
     "Units",
 ];
 

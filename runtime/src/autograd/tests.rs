@@ -1,14 +1,15 @@
-//! The rules for the compiler and those at run time are the same, and each refusal at run time gives its reason.
+//! The rules for the compiler and those at run time are the same, and each refusal at run time
+//! gives its reason.
 
-mod agreement;
 mod methods;
+mod rules;
 mod tagged;
 
 use hsdp_comm::World;
 use hsdp_sharding::Mesh;
 
-use super::{Applied, Call, Carrier, Record, Tape};
-use crate::autograd::collective::Collective;
+use super::dist::{Applied, Carrier, CarrierCall, Recording, Tape};
+use super::operation::Collective;
 use crate::error::Error;
 
 /// Elements without an autograd: collectives move them, and the backward does nothing.
@@ -20,10 +21,10 @@ impl Carrier for Row {
     type Error = Error;
     type Gradients = ();
 
-    fn apply(call: &Call<'_, Self>) -> Result<Applied<Self>, Error> {
+    fn apply(call: &CarrierCall<'_, Self>) -> Result<Applied<Self>, Error> {
         let (output, _) = call.collective.forward(call.group, call.tag, call.input.0.clone())?;
         let output = output.map(Self);
-        let link = (call.record == Record::Gradients)
+        let link = (call.record == Recording::Gradients)
             .then(|| output.clone().unwrap_or_else(|| Self(Vec::new())));
         Ok(Applied { output, link })
     }
@@ -41,15 +42,15 @@ impl Carrier for Row {
     }
 }
 
-/// A tape on a mesh of one rank.
+/// Makes a tape on a mesh of one rank.
 fn alone() -> Tape<Row> {
     Tape::of_mesh(&World::single(), Mesh::new(1, 1).expect("a mesh")).expect("a tape")
 }
 
-/// A collective of each kind, for a group of one rank and an input of one element.
+/// Returns a collective of each kind, for a group of one rank and an input of one element.
 fn collectives() -> Vec<Collective> {
-    use crate::autograd::collective::Copies::{Invariant, Replicate};
-    use crate::autograd::collective::Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
+    use crate::autograd::operation::Copies::{Invariant, Replicate};
+    use crate::autograd::operation::Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
     let root = 0;
     let mut all = Vec::new();
     for reducer in [Sum, Avg, Product, Min, Max, PreMultiplied(2.0)] {

@@ -1,12 +1,13 @@
-//! Values whose states are known at run time: the operations that they allow, and the errors of all others.
+//! Values whose states are known at run time: the operations that they allow, and the errors of all
+//! others.
 
 use hsdp_comm::{Channel, RankFailure, World, WorldOptions, launch};
 use hsdp_sharding::Mesh;
 
 use super::{Row, alone, collectives};
-use crate::autograd::collective::{Collective, Copies, Reducer};
 use crate::autograd::dist::AxisState::{Invariant, Partial, Replicate, Varying};
 use crate::autograd::dist::{Axes, AxisState, Dist, Tagged, Tape};
+use crate::autograd::operation::{Collective, Copies, Reducer};
 use crate::error::Error;
 
 const AXES: [Axes; 3] = [Axes::Replicate, Axes::Shard, Axes::Both];
@@ -72,33 +73,37 @@ fn what_is_refused_is_named_with_what_to_do() {
     let rows = [
         (
             told([Partial, Varying], |value| value.apply(Axes::Shard, &sum)),
-            "all_reduce on rank 3: it takes a Partial value along the shard axis, this is a Varying one: a Varying value \
-             becomes Partial by to_partial, and a Replicate one by only_first",
+            "all_reduce on rank 3: it takes a Partial value along the shard axis, this is a \
+             Varying one: a Varying value becomes Partial by to_partial, and a Replicate one by \
+             only_first",
         ),
         (
             told([Partial, Varying], |value| value.apply(Axes::Both, &sum)),
-            "all_reduce on rank 3: it takes a Partial value along the whole mesh, this is a Varying one: a Varying value \
-             becomes Partial by to_partial, and a Replicate one by only_first",
+            "all_reduce on rank 3: it takes a Partial value along the whole mesh, this is a \
+             Varying one: a Varying value becomes Partial by to_partial, and a Replicate one by \
+             only_first",
         ),
         (
             told([Partial, Varying], |value| value.apply(Axes::Replicate, &max)),
-            "all_reduce on rank 3: it takes a Varying value along the replicate axis, this is a Partial one: a Replicate \
-             value becomes Varying by to_varying, and an Invariant one by slice; sum a Partial one first",
+            "all_reduce on rank 3: it takes a Varying value along the replicate axis, this is a \
+             Partial one: a Replicate value becomes Varying by to_varying, and an Invariant one \
+             by slice; sum a Partial one first",
         ),
         (
             told([Varying, Partial], |value| value.apply(Axes::Replicate, &max)),
-            "all_reduce on rank 3: this is a Partial value along the shard axis: sum a Partial value first, by all_reduce \
-             or reduce_scatter",
+            "all_reduce on rank 3: this is a Partial value along the shard axis: sum a Partial \
+             value first, by all_reduce or reduce_scatter",
         ),
         (
             told([Replicate, Invariant], |value| value.apply(Axes::Replicate, &gather)),
-            "all_gather on rank 3: it takes a Varying value along the replicate axis, this is a Replicate one: a Replicate \
-             value becomes Varying by to_varying, and an Invariant one by slice; sum a Partial one first",
+            "all_gather on rank 3: it takes a Varying value along the replicate axis, this is a \
+             Replicate one: a Replicate value becomes Varying by to_varying, and an Invariant one \
+             by slice; sum a Partial one first",
         ),
         (
             told([Replicate, Partial], |value| value.apply(Axes::Replicate, &Collective::Share)),
-            "share on rank 3: it takes an Invariant value along the replicate axis, this is a Replicate one: an Invariant \
-             value is one that all ranks hold and that counts once",
+            "share on rank 3: it takes an Invariant value along the replicate axis, this is a \
+             Replicate one: an Invariant value is one that all ranks hold and that counts once",
         ),
     ];
     for (said, expected) in rows {
@@ -114,48 +119,50 @@ fn functions_are_refused_by_state() {
     let rows = [
         (
             told([Varying, Partial], |value| value.map(same)),
-            "map on rank 3: this is a Partial value along the shard axis: sum a Partial value first, by all_reduce or \
-             reduce_scatter",
+            "map on rank 3: this is a Partial value along the shard axis: sum a Partial value \
+             first, by all_reduce or reduce_scatter",
         ),
         (
             told([Invariant, Varying], |value| {
                 value.zip(&other(value, [Replicate, Varying]), first)
             }),
-            "zip on rank 3: these are an Invariant and a Replicate value along the replicate axis: an Invariant value \
-             becomes Replicate by share; sum a Partial one first",
+            "zip on rank 3: these are an Invariant and a Replicate value along the replicate \
+             axis: an Invariant value becomes Replicate by share; sum a Partial one first",
         ),
         (
             told([Varying, Replicate], |value| {
                 value.zip_sum(&other(value, [Varying, Partial]), first)
             }),
-            "zip_sum on rank 3: these are a Replicate and a Partial value along the shard axis: a Replicate value is added to \
-             a Partial one as only_first, a Varying one as to_partial; an Invariant one becomes Replicate by share",
+            "zip_sum on rank 3: these are a Replicate and a Partial value along the shard axis: a \
+             Replicate value is added to a Partial one as only_first, a Varying one as \
+             to_partial; an Invariant one becomes Replicate by share",
         ),
         (
             told([Varying, Partial], |value| value.zip_product(value, first)),
-            "zip_product on rank 3: these are a Partial and a Partial value along the shard axis: an Invariant value becomes \
-             Replicate by share; sum a Partial one first",
+            "zip_product on rank 3: these are a Partial and a Partial value along the shard axis: \
+             an Invariant value becomes Replicate by share; sum a Partial one first",
         ),
         (
             told([Replicate, Partial], |value| value.reinterpret(Axes::Replicate, Partial)),
-            "reinterpret on rank 3: a Replicate value along the replicate axis is not a Partial one: only_first counts one of \
-             the copies",
+            "reinterpret on rank 3: a Replicate value along the replicate axis is not a Partial \
+             one: only_first counts one of the copies",
         ),
         (
             told([Replicate, Partial], |value| value.reinterpret(Axes::Shard, Varying)),
-            "reinterpret on rank 3: a Partial value along the shard axis is not a Varying one: only a Replicate value may be \
-             taken for a Varying one, and a Varying one for a Partial one",
+            "reinterpret on rank 3: a Partial value along the shard axis is not a Varying one: \
+             only a Replicate value may be taken for a Varying one, and a Varying one for a \
+             Partial one",
         ),
         (
             told([Replicate, Partial], Tagged::backward),
-            "backward on rank 3: this is a Replicate value along the replicate axis: each rank's copy would count once more, \
-             as in pytorch issue 58005: only_first counts one copy, all_reduce_invariant makes a loss that all ranks hold \
-             and that counts once",
+            "backward on rank 3: this is a Replicate value along the replicate axis: each rank's \
+             copy would count once more, as in pytorch issue 58005: only_first counts one copy, \
+             all_reduce_invariant makes a loss that all ranks hold and that counts once",
         ),
         (
             told([Invariant, Varying], Tagged::backward),
-            "backward on rank 3: this is a Varying value along the shard axis: the sum of the ranks' losses is a Partial \
-             loss: to_partial",
+            "backward on rank 3: this is a Varying value along the shard axis: the sum of the \
+             ranks' losses is a Partial loss: to_partial",
         ),
     ];
     for (said, expected) in rows {
@@ -190,8 +197,8 @@ fn values_of_two_tapes_do_not_meet() {
     });
     assert_eq!(
         told,
-        "zip on rank 3: these are values of two tapes: make both values on one tape; take a gradient off its tape by \
-         into_tensor"
+        "zip on rank 3: these are values of two tapes: make both values on one tape; take a \
+         gradient off its tape by into_tensor"
     );
     // A clone is the same tape.
     let tape = alone();
@@ -245,8 +252,8 @@ fn a_value_takes_the_types_of_its_states_alone() {
     let said = told([Partial, Invariant], |value| Dist::<Row, P, V>::try_from(value.clone()));
     assert_eq!(
         said,
-        "try_from on rank 3: the type says a Varying value along the shard axis, this is an Invariant one: convert it, or \
-         name another type"
+        "try_from on rank 3: the type says a Varying value along the shard axis, this is an \
+         Invariant one: convert it, or name another type"
     );
 }
 
@@ -267,7 +274,7 @@ fn tapes_that_do_not_fit() {
     let error = loss.backward().map(drop).expect_err("nothing was recorded");
     assert_eq!(
         error.to_string(),
-        "backward on rank 0: nothing is recorded on its tape: the tape was made without gradients, or is a tape of \
-         gradients, which are not differentiated again"
+        "backward on rank 0: nothing is recorded on its tape: the tape was made without \
+         gradients, or is a tape of gradients, which are not differentiated again"
     );
 }

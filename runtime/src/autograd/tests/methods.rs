@@ -1,22 +1,22 @@
 //! The states of the results of [`Dist`]'s methods: in the types, and in the tags inside.
 //!
-//! The cases in `tests/compile_fail` test that a method takes no more than it should. Here each method takes the values
-//! that it should, and its result has the state that its type says.
+//! The cases in `tests/compile_fail` test that a method takes no more than it should. Here each
+//! method takes the values that it should, and its result has the state that its type says.
 
 use super::{Row, alone};
 use crate::autograd::dist::{
-    Avg, Dist, Invariant, Max, Min, OnBoth, OnReplicate, OnShard, Partial, PreMultiplied, Product,
-    Replicate, State, Sum, Varying,
+    Avg, Dist, DistState, Invariant, Max, Min, OnBoth, OnReplicate, OnShard, Partial,
+    PreMultiplied, Product, Replicate, Sum, Varying,
 };
 use crate::error::Error;
 
 /// A value in these states.
-fn value<R: State, S: State>() -> Dist<Row, R, S> {
+fn value<R: DistState, S: DistState>() -> Dist<Row, R, S> {
     alone().assume(Row(vec![3.0]))
 }
 
 /// Checks that the tags are those of the type, and that the one element is `element`.
-fn is<R: State, S: State>(_: (R, S), found: Result<Dist<Row, R, S>, Error>, element: f64) {
+fn is<R: DistState, S: DistState>(_: (R, S), found: Result<Dist<Row, R, S>, Error>, element: f64) {
     let found = found.expect("it is allowed");
     assert_eq!(found.as_tagged().states(), [R::STATE, S::STATE]);
     assert_eq!(found.tensor().0, [element]);
@@ -94,7 +94,8 @@ fn functions() {
     is((Replicate, Partial), copied.zip_product(&terms, first), 3.0);
 }
 
-/// The cotangents of a Replicate value are terms of a sum, and those of a Partial one are the same on all ranks.
+/// The cotangents of a Replicate value are terms of a sum, and those of a Partial one are the same
+/// on all ranks.
 #[test]
 fn gradients() {
     let tape = alone();

@@ -1,17 +1,14 @@
 //! Values whose states are known at run time.
 
-use super::axis::Axes;
-use super::carrier::Carrier;
-use super::state::AxisState;
-use super::tape::{Gradients, Tape};
-use super::transitions::Hint;
-use crate::autograd::collective::Collective;
+use super::operation::Collective;
+use super::state::{Axes, AxisState, Hint};
+use super::tape::{Carrier, Tape, TapeGradients};
 use crate::error::Error;
 
 /// A value with its state over the replicate axis and over the shard axis, checked when it is used.
 ///
-/// [`Dist`](super::Dist) is the same with the states as types, checked before anything runs: prefer it. `Tagged` is for
-/// custom ops, and for states that come from outside.
+/// [`Dist`](super::dist::Dist) is the same with the states as types, checked before anything runs:
+/// prefer it. `Tagged` is for custom ops, and for states that come from outside.
 #[derive(Debug)]
 pub struct Tagged<C: Carrier> {
     tape: Tape<C>,
@@ -30,25 +27,25 @@ impl<C: Carrier> Tagged<C> {
         Self { tape, tensor, states }
     }
 
-    /// This rank's tensor.
+    /// Returns this rank's tensor.
     #[must_use]
     pub fn tensor(&self) -> &C::Tensor {
         &self.tensor
     }
 
-    /// This rank's tensor.
+    /// Returns this rank's tensor.
     #[must_use]
     pub fn into_tensor(self) -> C::Tensor {
         self.tensor
     }
 
-    /// The states over the replicate axis and over the shard axis.
+    /// Returns the states over the replicate axis and over the shard axis.
     #[must_use]
     pub fn states(&self) -> [AxisState; 2] {
         self.states
     }
 
-    /// The tape.
+    /// Returns the tape.
     #[must_use]
     pub fn tape(&self) -> &Tape<C> {
         &self.tape
@@ -56,19 +53,24 @@ impl<C: Carrier> Tagged<C> {
 }
 
 impl<C: Carrier> Tagged<C> {
-    /// Applies a collective or a conversion along an axis; `None` where this rank has no output.
+    /// Applies a collective or a conversion along an axis. Returns `None` where this rank has no
+    /// output.
     ///
     /// **Collective** over the group of the axis. Parts are rows, along the first dim.
     ///
     /// # Errors
-    /// [`Error::State`] if the value is not in the state that the collective takes; the errors of [`Carrier::apply`].
+    /// [`Error::State`] if the value is not in the state that the collective takes; the errors of
+    /// [`Carrier::apply`].
     pub fn apply(&self, axes: Axes, collective: &Collective) -> Result<Option<Self>, C::Error> {
         let [from, to] = collective.states();
         for place in axes.places() {
             let found = self.states[*place];
             if found != from {
-                let (found, from) = (found.one(), from.one());
-                let problem = format!("it takes {from} value along {axes}, this is {found} one");
+                let problem = format!(
+                    "it takes {} value along {axes}, this is {} one",
+                    from.one(),
+                    found.one()
+                );
                 return Err(self.refuse(collective.name(), problem, collective.hint()).into());
             }
         }
@@ -80,8 +82,8 @@ impl<C: Carrier> Tagged<C> {
         Ok(output.map(|tensor| self.with(tensor, self.states_with(axes, to))))
     }
 
-    /// The same elements in another state: a Replicate value as a Varying one, or a Varying one as a Partial one. Moves
-    /// nothing, neither here nor in the backward.
+    /// Returns the same elements in another state: a Replicate value as a Varying one, or a Varying
+    /// one as a Partial one. Moves nothing, neither here nor in the backward.
     ///
     /// # Errors
     /// [`Error::State`] for any other pair of states; the errors of [`Carrier::alias`].
@@ -109,8 +111,8 @@ impl<C: Carrier> Tagged<C> {
         self.map_linear(function)
     }
 
-    /// Applies a linear function to the tensor: the sum of its outputs is its output for the sum. The caller guarantees
-    /// that.
+    /// Applies a linear function to the tensor: the sum of its outputs is its output for the sum.
+    /// The caller guarantees that.
     ///
     /// # Errors
     /// The error of `function`.
@@ -121,11 +123,12 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor)?, self.states))
     }
 
-    /// Applies any function to two tensors. Partial values are refused, and an Invariant value with one in another
-    /// state.
+    /// Applies any function to two tensors. Partial values are refused, and an Invariant value with
+    /// one in another state.
     ///
     /// # Errors
-    /// [`Error::State`] if the states do not allow it, or the values are on two tapes; the error of `function`.
+    /// [`Error::State`] if the states do not allow it, or the values are on two tapes; the error of
+    /// `function`.
     pub fn zip(
         &self,
         other: &Self,
@@ -135,7 +138,8 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
 
-    /// Applies a function that is linear in two tensors together, such as their sum. The caller guarantees that.
+    /// Applies a function that is linear in two tensors together, such as their sum. The caller
+    /// guarantees that.
     ///
     /// # Errors
     /// As [`zip`](Self::zip).
@@ -148,7 +152,8 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
 
-    /// Applies a function that is linear in each of two tensors, such as their product. The caller guarantees that.
+    /// Applies a function that is linear in each of two tensors, such as their product. The caller
+    /// guarantees that.
     ///
     /// # Errors
     /// As [`zip`](Self::zip).
@@ -166,9 +171,9 @@ impl<C: Carrier> Tagged<C> {
     /// **Collective**: over all groups of the tape's collectives, in the reverse of their order.
     ///
     /// # Errors
-    /// [`Error::State`] if the loss is neither Partial nor Invariant along an axis; [`Error::Collective`] if its tape
-    /// records nothing; the errors of [`Carrier::backward`].
-    pub fn backward(&self) -> Result<Gradients<C>, C::Error> {
+    /// [`Error::State`] if the loss is neither Partial nor Invariant along an axis;
+    /// [`Error::Collective`] if its tape records nothing; the errors of [`Carrier::backward`].
+    pub fn backward(&self) -> Result<TapeGradients<C>, C::Error> {
         self.each("backward", AxisState::as_loss)?;
         self.tape.backward(&self.tensor)
     }
@@ -179,9 +184,11 @@ impl<C: Carrier> Tagged<C> {
             self.states.into_iter().zip(states).zip([Axes::Replicate, Axes::Shard])
         {
             if found != state {
-                let (found, state) = (found.one(), state.one());
-                let problem =
-                    format!("the type says {state} value along {axis}, this is {found} one");
+                let problem = format!(
+                    "the type says {} value along {axis}, this is {} one",
+                    state.one(),
+                    found.one()
+                );
                 return Err(self.refuse("try_from", problem, "convert it, or name another type"));
             }
         }
@@ -244,15 +251,17 @@ impl<C: Carrier> Tagged<C> {
 }
 
 impl<C: Carrier> Tape<C> {
-    /// As [`assume`](Self::assume), with states that are known at run time: over the replicate axis, and over the shard axis.
+    /// Makes a value as [`assume`](Self::assume) does, with states that are known at run time: over
+    /// the replicate axis, and over the shard axis.
     #[must_use]
     pub fn tag(&self, tensor: C::Tensor, states: [AxisState; 2]) -> Tagged<C> {
         Tagged::new(self.clone(), tensor, states)
     }
 }
 
-impl<C: Carrier> Gradients<C> {
-    /// As [`of`](Self::of), for a value whose states are known at run time.
+impl<C: Carrier> TapeGradients<C> {
+    /// Returns the gradient as [`of`](Self::of) does, for a value whose states are known at run
+    /// time.
     #[must_use]
     pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
         let gradient = C::gradient(&self.gradients, value.tensor())?;
