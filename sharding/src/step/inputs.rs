@@ -1,7 +1,59 @@
-//! Inputs that have no place in the order of a step.
+//! What a program feeds to the machine, and the reasons why an input is refused.
 
-use super::Supply;
+use super::rules::{Input, Supply};
 use crate::{Rank, UnitId};
+
+/// A step that begins, or the end of a rank's run in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begin {
+    /// Number of the step.
+    pub step: u64,
+    /// Beginning of the step, or end of the run.
+    pub intent: Intent,
+}
+
+/// Intent of a rank where the next step would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// The step.
+    Step {
+        /// Number of microbatches; `None` for as many as ranks have.
+        microbatches: Option<usize>,
+        /// Whether the rank has data.
+        input: Input,
+    },
+    /// The end of its run: it makes no more steps.
+    End,
+}
+
+impl Begin {
+    /// Returns the beginning of a step for which the rank has data.
+    #[must_use]
+    pub const fn step(step: u64, microbatches: Option<usize>) -> Self {
+        Self { step, intent: Intent::Step { microbatches, input: Input::Ready } }
+    }
+}
+
+/// The input that is being answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// None: the last one was answered.
+    Nothing,
+    /// The beginning of a step, or the end of the run.
+    Begin,
+    /// The exchange about another microbatch or batch of this rank.
+    Microbatch,
+    /// A unit's parameters.
+    Unit(UnitId),
+    /// The end of the forward.
+    Loss,
+    /// The reductions whose turn has come with a unit's gradients.
+    Gradients(UnitId),
+    /// The end of a microbatch or batch.
+    EndMicrobatch,
+    /// The end of the step, or the mean of an evaluation.
+    Finish,
+}
 
 /// The reason why an input is refused. The machine is as it was before, except after an error of
 /// [`conclude`](super::StepMachine::conclude), which all ranks have.
