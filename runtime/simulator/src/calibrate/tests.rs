@@ -1,7 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::least_squares::{Place, Problem};
-use super::range::Range;
 use super::*;
 use crate::computation::Recompute;
 use crate::machine::{Measure, Ratio, Seconds};
@@ -192,4 +191,23 @@ fn a_large_table_is_fitted_by_few_predictions() {
     if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         assert!(2 * others > calls, "{others} of {calls} predictions on other threads");
     }
+}
+
+#[test]
+fn a_sample_has_all_times_and_the_rows_on_which_a_number_depends() {
+    // Every hundredth row is slow, and three rows alone depend on the second number.
+    let time = |row: u64| {
+        Time::from_picoseconds(if row.is_multiple_of(100) { 1_000_000 + row } else { row })
+    };
+    let predicted: Vec<Time> = (0..10_000).map(time).collect();
+    let mut rare = vec![0.0; 10_000];
+    [17, 4711, 9998].into_iter().for_each(|row| rare[row] = -0.5);
+    let sample = sample_of(&predicted, &[vec![1.0; 10_000], rare]);
+    assert!(sample.len() <= SPREAD + 2 * BY_NUMBER && sample.is_sorted());
+    assert!([17, 4711, 9998].iter().all(|row| sample.contains(row)));
+    let slow = sample.iter().filter(|row| row.is_multiple_of(100)).count();
+    assert!((5..60).contains(&slow), "{slow}");
+    let (least, most) = (predicted.iter().min(), predicted.iter().max());
+    let times = || sample.iter().map(|row| &predicted[*row]);
+    assert_eq!((times().min(), times().max()), (least, most));
 }

@@ -32,11 +32,12 @@ struct File {
 struct Communicators(Vec<(String, Vec<u32>)>);
 
 impl Schedules {
-    /// Reads schedules from JSON. The fields `mesh` and `expected` may have any content, which is skipped.
+    /// Reads schedules from JSON. The fields `mesh` and `expected` may have any content, which is
+    /// skipped.
     ///
     /// # Errors
-    /// [`Error::Schedules`] with the place in the JSON: it is not JSON, a field is missing, unknown or of another type, or what the other
-    /// methods refuse.
+    /// [`Error::Schedules`] with the place in the JSON: it is not JSON, a field is missing, unknown
+    /// or of another type, or what the other methods refuse.
     pub fn from_json(text: &str) -> Result<Self, Error> {
         let Object(file): Object<File> =
             serde_json::from_str(text).map_err(|error| placed(text, &error))?;
@@ -67,7 +68,7 @@ impl Schedules {
     }
 }
 
-/// An error with its place, which takes longer to read.
+/// Returns an error with its place, which takes longer to read.
 fn placed(text: &str, error: &serde_json::Error) -> Error {
     let mut json = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize::<_, Object<File>>(&mut json) {

@@ -1,25 +1,29 @@
-//! Flight records as schedules: what would have become of a world that was cut off. CHECK.md, "Flight records".
+//! Flight records as schedules: what would have become of a world that was cut off. CHECK.md,
+//! "Flight records".
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use hsdp_flight::{FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId, Op, Tag};
 use hsdp_sharding::Rank;
 
-use super::ranks::ranges;
+use super::judge::ranges;
 use super::schedules::{CommunicatorId, End, Issue, Schedules};
 use crate::Error;
 
 impl Schedules {
-    /// The schedules of a world that was cut off, from the flight records of its ranks: the operations of its last epoch that are not
-    /// complete, and the waits for them, in the order in which each rank came to them. Each channel of a group is a communicator; each
-    /// operation has a stream of its own, since it meets others by its number.
+    /// Returns the schedules of a world that was cut off, from the flight records of its ranks: the
+    /// operations of its last epoch that are not complete, and the waits for them, in the order in
+    /// which each rank came to them. Each channel of a group is a communicator; each operation has
+    /// a stream of its own, since it meets others by its number.
     ///
-    /// A list ends where its record ends, though the rank might have gone on. A rank without a record has an empty list.
+    /// A list ends where its record ends, though the rank might have gone on. A rank without a
+    /// record has an empty list.
     ///
     /// # Errors
-    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different sizes, if one was taken before the world of
-    /// the newest one began, if they do not agree about the members of a group, if one has two entries of an operation, or if a rank has
-    /// overwritten entries that matter. [`Error::Schedules`] as for any schedules.
+    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different
+    /// sizes, if one was taken before the world of the newest one began, if they do not agree about
+    /// the members of a group, if one has two entries of an operation, or if a rank has overwritten
+    /// entries that matter. [`Error::Schedules`] as for any schedules.
     pub fn from_records(records: &[FlightRecord]) -> Result<Self, Error> {
         let world = World::of(records)?;
         world.check_overwritten()?;
@@ -94,9 +98,10 @@ impl<'a> World<'a> {
         Ok(Self { records: by_rank, epoch, groups, complete })
     }
 
-    /// The entries of a record that are not complete, of the last epoch.
+    /// Returns the entries of a record that are not complete, of the last epoch.
     ///
-    /// A call that was refused before it got a number meets no other, and a transfer of a rank to itself meets no other rank.
+    /// A call that was refused before it got a number meets no other, and a transfer of a rank to
+    /// itself meets no other rank.
     fn pending(&self, record: &'a FlightRecord) -> impl Iterator<Item = &'a FlightEntry> {
         record.entries.iter().filter(|entry| {
             let group = self.groups.get(&entry.group);
@@ -171,7 +176,8 @@ impl<'a> World<'a> {
         self.groups.get(&id).copied().ok_or_else(unknown)
     }
 
-    /// Refuses records if a rank that has no entry of a pending operation may have overwritten it: as in FLIGHT.md, "Explanations".
+    /// Refuses records if a rank that has no entry of a pending operation may have overwritten it:
+    /// as in FLIGHT.md, "Explanations".
     fn check_overwritten(&self) -> Result<(), Error> {
         let mut first: BTreeMap<GroupId, (u64, UnixTime)> = BTreeMap::new();
         let mut lowest: HashMap<(Rank, GroupId), u64> = HashMap::new();
@@ -208,7 +214,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Refuses the record of an earlier world, as an earlier attempt of the job leaves it in its folder.
+/// Refuses the record of an earlier world, as an earlier attempt of the job leaves it in its
+/// folder.
 fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error> {
     let Some(before) = record.time_until_world_of(newest) else { return Ok(()) };
     let (rank, newest) = (record.rank, newest.rank);
@@ -221,7 +228,7 @@ fn key(entry: &FlightEntry) -> Key {
     (entry.group, entry.sequence)
 }
 
-/// The name of a group: `channel gather of ranks 0-3`.
+/// Returns the name of a group: `channel gather of ranks 0-3`.
 fn name(group: &FlightGroup, entry: &FlightEntry) -> String {
     let FlightGroup { channel, ranks, .. } = group;
     match (entry.op, &**ranks) {
@@ -239,7 +246,8 @@ fn name(group: &FlightGroup, entry: &FlightEntry) -> String {
     }
 }
 
-/// All that members compare, but dtype and count: `all_gather (unit 3, gather, step 7, microbatch 0)`. The two halves of a transfer are one operation.
+/// Returns the parts that members compare, but dtype and count: `all_gather (unit 3, gather, step
+/// 7, microbatch 0)`. The two halves of a transfer are one operation.
 fn call(entry: &FlightEntry) -> String {
     let FlightEntry { op, reduction, root, scaling, uneven, tag, .. } = entry;
     let op = if matches!(op, Op::Send | Op::Recv) { "transfer" } else { op.name() };

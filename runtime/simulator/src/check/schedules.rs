@@ -5,20 +5,22 @@ use std::num::NonZeroU32;
 
 use hsdp_sharding::Rank;
 
-use super::verdict::Call;
+use super::judge::Call;
 use crate::Error;
 
-/// The most ranks and communicators, members of all communicators together, actions of all ranks together, and bytes of a name.
+/// The most ranks and communicators, members of all communicators together, actions of all ranks
+/// together, and bytes of a name.
 pub(super) const MAX_RANKS: usize = 1 << 20;
 pub(super) const MAX_COMMUNICATORS: usize = 1 << 20;
-pub(super) const MAX_MEMBERS: usize = 1 << 22;
+const MAX_MEMBERS: usize = 1 << 22;
 pub(super) const MAX_ACTIONS: usize = 1 << 22;
 const MAX_NAME: usize = 1024;
 
-/// Lists of the actions of all hosts, each in its order: a host issues operations, and waits until they are complete.
+/// Lists of the actions of all hosts, each in its order: a host issues operations, and waits until
+/// they are complete.
 ///
-/// The `n`-th operation of a rank on a communicator meets the `n`-th of every other member. [`judge`](crate::judge) decides
-/// whether all of them complete.
+/// The `n`-th operation of a rank on a communicator meets the `n`-th of every other member.
+/// [`judge`](crate::judge) decides whether all of them complete.
 ///
 /// ```
 /// use hsdp_sharding::Rank;
@@ -97,7 +99,8 @@ pub(super) struct Operation {
 pub(super) struct Host {
     pub(super) actions: Vec<Action>,
     pub(super) end: End,
-    /// Its communicators, in ascending order, each with the number of operations that it has issued there.
+    /// Its communicators, in ascending order, each with the number of operations that it has issued
+    /// there.
     memberships: Vec<(CommunicatorId, usize)>,
 }
 
@@ -138,8 +141,8 @@ struct Known {
 }
 
 impl Schedules {
-    /// Schedules of so many ranks, none of which does anything. Of the heads of its streams a rank has at most `kernels` under way, in the order
-    /// in which they were issued; `None` is no limit.
+    /// Returns schedules of `ranks` ranks without any action. A rank has at most `kernels` heads of
+    /// its streams under way, in the order in which they were issued; `None` is no limit.
     ///
     /// # Errors
     /// [`Error::Schedules`] for more than 1,048,576 ranks.
@@ -161,8 +164,9 @@ impl Schedules {
     /// Adds a communicator of these ranks.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for a name that is taken, of more than 1024 bytes or with a control character; a rank that is listed twice or does not
-    /// exist; more than 1,048,576 communicators, or 4,194,304 members of all of them together.
+    /// [`Error::Schedules`] for a name that is taken, of more than 1024 bytes or with a control
+    /// character; a rank that is listed twice or does not exist; more than 1,048,576 communicators,
+    /// or 4,194,304 members of all of them together.
     pub fn communicator(&mut self, name: &str, ranks: &[Rank]) -> Result<CommunicatorId, Error> {
         at_most("communicators", self.communicators.len() + 1, MAX_COMMUNICATORS)?;
         at_most("members of communicators", self.members + ranks.len(), MAX_MEMBERS)?;
@@ -193,8 +197,9 @@ impl Schedules {
     /// Has the host of `rank` issue an operation, and returns the index of that action in its list.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for a rank that is no member of the communicator, or does not exist; a name of more than 1024 bytes or with a
-    /// control character; more than 4,194,304 actions of all ranks together.
+    /// [`Error::Schedules`] for a rank that is no member of the communicator, or does not exist; a
+    /// name of more than 1024 bytes or with a control character; more than 4,194,304 actions of all
+    /// ranks together.
     pub fn issue(&mut self, rank: Rank, issue: Issue<'_>) -> Result<usize, Error> {
         let call = self.check(rank, issue)?;
         let id = issue.communicator;
@@ -210,10 +215,12 @@ impl Schedules {
         Ok(self.add(rank, operation, call, issue.stream))
     }
 
-    /// Has the host of `rank` wait until the operation that its action `index` has issued is complete.
+    /// Has the host of `rank` wait until the operation that its action `index` has issued is
+    /// complete.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for an action that comes later, or is a wait; a rank that does not exist; too many actions.
+    /// [`Error::Schedules`] for an action that comes later, or is a wait; a rank that does not
+    /// exist; too many actions.
     pub fn wait(&mut self, rank: Rank, index: usize) -> Result<(), Error> {
         let actions = &self.host(rank)?.actions;
         let kind = match actions.get(index) {
@@ -229,13 +236,13 @@ impl Schedules {
         Err(refused(self.place(rank), format!("it waits for action {index}, which {kind}")))
     }
 
-    /// An operation in words, after its kind: `all_gather #3 of shard0`.
+    /// Returns an operation in words, after its kind: `all_gather #3 of shard0`.
     pub(super) fn named(&self, op: &str, operation: u32) -> String {
         let Operation { communicator, number, .. } = self.operations[operation as usize];
         format!("{op} #{number} of {}", self.communicators[communicator as usize].name)
     }
 
-    /// The communicator of this name.
+    /// Returns the communicator of this name.
     pub(super) fn find(&self, name: &str) -> Option<CommunicatorId> {
         self.known.communicators.get(name).copied()
     }
@@ -272,7 +279,7 @@ impl Schedules {
         self.push(rank, Action::Issue { operation, call, stream: place })
     }
 
-    /// The place of the next action of a rank, as JSON has it.
+    /// Returns the place of the next action of a rank, as JSON has it.
     pub(super) fn place(&self, rank: Rank) -> String {
         let index = self.hosts.get(rank.index()).map_or(0, |host| host.actions.len());
         place(rank, index)
@@ -284,7 +291,7 @@ impl Schedules {
         self.hosts.get(rank.index()).ok_or_else(wrong)
     }
 
-    /// The place of a communicator among those of a member.
+    /// Returns the place of a communicator among those of a member.
     fn membership(&self, rank: Rank, id: CommunicatorId) -> Result<usize, Error> {
         let memberships = &self.host(rank)?.memberships;
         memberships.binary_search_by_key(&id, |(id, _)| *id).map_err(|_| {
@@ -294,7 +301,7 @@ impl Schedules {
         })
     }
 
-    /// The number of a call that this rank may issue.
+    /// Returns the number of a call that this rank may issue.
     fn check(&mut self, rank: Rank, issue: Issue<'_>) -> Result<u32, Error> {
         let Issue { communicator, op, dtype, count, .. } = issue;
         self.membership(rank, communicator)?;
@@ -340,7 +347,7 @@ fn number(index: usize) -> u32 {
     u32::try_from(index).expect("the lists are bounded")
 }
 
-pub(super) fn at_most(what: &str, count: usize, most: usize) -> Result<(), Error> {
+fn at_most(what: &str, count: usize, most: usize) -> Result<(), Error> {
     match count > most {
         true => Err(refused("schedules", format!("more than {most} {what}"))),
         false => Ok(()),

@@ -4,19 +4,17 @@ use hsdp_flight::Channel;
 use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
-use super::costs::Costs;
 use super::meetings::{ColorStreams, Machinery, Meetings, Times};
-use super::shares::{Share, Shares};
-use super::span::{Lane, Span, What};
+use super::{Costs, Lane, Share, Shares, Span, What};
 use crate::host::{Action, Block, Operation, Placement, Reference, Work};
 use crate::{Error, Time};
 
 /// The place of a color in time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RankState {
-    /// Of its thread.
+    /// Time of its thread.
     pub(super) host: Time,
-    /// Of its stream of computation; where the model is in host memory, of its thread, too.
+    /// Time of its stream of computation, which is its thread where the model is in host memory.
     pub(super) computation: Time,
     /// The reduce-scatters of the microbatch before, in the plan's order.
     pub(super) earlier: Vec<(Operation, Times)>,
@@ -28,8 +26,8 @@ impl RankState {
         self.host.max(self.computation)
     }
 
-    /// Computation waits for an operation. Returns the part of the wait that is due to late ranks: the time between the moments at which
-    /// this rank and all ranks were ready.
+    /// Computation waits for an operation. Returns the part of the wait that is due to late ranks:
+    /// the time between the moments at which this rank and all ranks were ready.
     fn wait(&mut self, times: Times, share: Share) -> Time {
         let from = self.computation;
         let late = times.begins.saturating_sub(from.max(times.could));
@@ -40,14 +38,14 @@ impl RankState {
         late
     }
 
-    /// The thread works.
+    /// Advances the thread by its work.
     fn work(&mut self, time: Time, share: Share) {
         self.host += time;
         self.computation = self.host;
         self.shares.add(share, time);
     }
 
-    /// The device computes what was launched from this time on. Returns when it begins.
+    /// Computes on the device, from the launch on. Returns the time at which it begins.
     fn compute(&mut self, launched: Time, device: Time, share: Share) -> Time {
         let begins = self.computation.max(launched);
         let ends = (begins + device).max(self.host);
@@ -101,7 +99,7 @@ pub(crate) fn actions_done() -> u64 {
 /// The progress of a color in a block.
 struct Progress {
     actions: usize,
-    /// By index: whether the operation was issued.
+    /// Whether each operation was issued, by index.
     issued: Vec<bool>,
     /// How many of [`Block::all_reduces`] were.
     all_reduces: usize,
@@ -157,7 +155,8 @@ impl World<'_> {
     }
 }
 
-/// The activity of a color from one time to another: the parts of a [`Span`] that differ from action to action.
+/// The activity of a color from one time to another: the parts of a [`Span`] that differ from
+/// action to action.
 struct Doing {
     what: What,
     begins: Time,
@@ -202,8 +201,9 @@ impl Run<'_> {
         }
     }
 
-    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is complete goes on without it. All others wait
-    /// for operations that such a color issues later, so the reduce-scatter, which lacks a member, is not complete at this time.
+    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is
+    /// complete goes on without it. All others wait for operations that such a color issues later,
+    /// so the reduce-scatter, which lacks a member, is not complete at this time.
     fn pass_by(&self, blocks: &[&Block], progress: &mut [Progress]) -> Result<(), Error> {
         let asks = |color: &usize| {
             blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
@@ -267,7 +267,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An operation and its times; `None` for one of a microbatch before the first.
+    /// Returns an operation and its times; `None` for one of a microbatch before the first.
     fn find(
         &self,
         color: usize,
@@ -306,7 +306,7 @@ impl Run<'_> {
         if self.is_on_host() { self.need(color, reference) } else { Ok(()) }
     }
 
-    /// The host reads what its device has computed.
+    /// Waits on the host until the device has computed.
     fn read(&mut self, color: usize) {
         let rank = &mut self.ranks.of[color];
         rank.host = rank.end();

@@ -6,7 +6,7 @@ use hsdp_flight::Channel;
 use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
-use super::costs::{Costs, OperationCost};
+use super::{Costs, OperationCost};
 use crate::Time;
 use crate::host::{Block, Operation, Placement};
 
@@ -54,7 +54,7 @@ struct Stream {
     queue: VecDeque<Issued>,
 }
 
-/// The stream of a channel. On a device all channels but that of exchanges have one.
+/// Returns the stream of a channel. On a device all channels but that of exchanges have one.
 pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
     match (channel, placement) {
         (Channel::Control, _) => 0,
@@ -72,7 +72,7 @@ pub(super) struct ColorStreams {
 
 impl ColorStreams {
     /// Streams of a color, as many as there are channels.
-    pub(super) const COUNT: usize = 4;
+    const COUNT: usize = 4;
 
     pub(super) fn new(colors: usize) -> Self {
         Self { of: vec![Default::default(); colors] }
@@ -83,7 +83,7 @@ impl ColorStreams {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 
-    /// Whether every operation that was issued has its times.
+    /// Returns whether every operation that was issued has its times.
     pub(super) fn are_done(&self) -> bool {
         self.of.iter().flatten().all(|stream| stream.queue.is_empty())
     }
@@ -108,11 +108,11 @@ pub(super) struct Machinery<'a> {
 /// The operations of a block in all groups.
 pub(super) struct Meetings<'a> {
     world: Machinery<'a>,
-    /// By color.
+    /// Blocks by color.
     blocks: &'a [&'a Block],
-    /// By group and place.
+    /// Operations by group and place.
     of: Vec<Vec<Meeting>>,
-    /// By color and index: when the color could have begun.
+    /// Times at which a color could have begun an operation, by color and index.
     could: Vec<Vec<Time>>,
 }
 
@@ -128,18 +128,18 @@ impl<'a> Meetings<'a> {
         &self.blocks[color].operations[index]
     }
 
-    /// The group of an operation, and the operation's place there.
+    /// Returns the group of an operation, and the operation's place there.
     fn meeting(&self, color: usize, index: usize) -> (usize, usize) {
         let group = self.world.colors.group(color, self.operation(color, index).members);
         (group, self.blocks[color].places[index])
     }
 
-    /// The stream of an operation.
+    /// Returns the stream of an operation.
     pub(super) fn stream(&self, color: usize, index: usize) -> usize {
         stream(self.operation(color, index).channel, self.world.placement)
     }
 
-    /// The cost of an operation for a color.
+    /// Returns the cost of an operation for a color.
     pub(super) fn cost(&mut self, color: usize, index: usize) -> OperationCost {
         let ((group, place), operation) =
             (self.meeting(color, index), self.operation(color, index));
@@ -148,14 +148,15 @@ impl<'a> Meetings<'a> {
         *self.of[group][place].cost.get_or_insert_with(cost)
     }
 
-    /// The times of an operation, once all of its members have issued it.
+    /// Returns the times of an operation, once all of its members have issued it.
     pub(super) fn times(&self, color: usize, index: usize) -> Option<Times> {
         let (group, place) = self.meeting(color, index);
         let Meeting { begins, ends, .. } = self.of[group][place];
         Some(Times { could: self.could[color][index], begins, ends: ends? })
     }
 
-    /// Issues an operation of a color that is ready at a time, and gives times to all operations whose turn it is then.
+    /// Issues an operation of a color that is ready at a time, and gives times to all operations
+    /// whose turn it is then.
     pub(super) fn issue(
         &mut self,
         streams: &mut ColorStreams,
@@ -173,7 +174,8 @@ impl<'a> Meetings<'a> {
         }
     }
 
-    /// The first operation of a stream comes to its meeting. Returns its index if all members have come.
+    /// Counts the first operation of a stream at its meeting. Returns its index if all members have
+    /// come.
     fn come(&mut self, stream: &Stream, color: usize) -> Option<usize> {
         let Issued { index, ready } = *stream.queue.front()?;
         let could = ready.max(stream.free);
@@ -185,7 +187,8 @@ impl<'a> Meetings<'a> {
         (meeting.heads == self.world.colors.class(group).colors.len()).then_some(index)
     }
 
-    /// An operation takes place: it leaves the streams of its members, whose next operations come.
+    /// Completes an operation. It leaves the streams of its members, and their next operations
+    /// become heads.
     fn go(
         &mut self,
         streams: &mut ColorStreams,

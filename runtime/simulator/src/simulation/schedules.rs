@@ -5,25 +5,18 @@ use std::num::NonZeroU32;
 use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::Orders;
+use super::{Orders, Streams};
 use crate::host::{Action, Block, Members, Operation, Placement, Reference};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
-/// The streams of a rank's operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Streams {
-    /// Each channel has one.
-    OfEachChannel,
-    /// All operations but exchanges have one, as the runtime has it on a device.
-    One,
-}
-
 impl Orders {
-    /// The operations of all ranks in a step, in the order in which their hosts issue them, with a wait where a host, or what it computes,
-    /// needs a result. A device has at most so many `kernels` under way.
+    /// Returns the operations of all ranks in a step, in the order in which their hosts issue them,
+    /// with a wait where a host, or what it computes, needs a result. A device has at most so many
+    /// `kernels` under way.
     ///
-    /// In host memory an all-reduce is issued as late as it can be: where the host waits for its reduce-scatter. It has a stream of its own there,
-    /// so that an earlier issue keeps nothing from completing.
+    /// In host memory an all-reduce is issued as late as it can be: where the host waits for its
+    /// reduce-scatter. It has a stream of its own there, so that an earlier issue keeps nothing
+    /// from completing.
     ///
     /// # Errors
     /// [`Error::Schedules`] for more actions than a judge takes.
@@ -55,7 +48,7 @@ impl Orders {
 /// The communicators of a mesh, by channel: calls of one channel meet no calls of another.
 struct Groups {
     mesh: Mesh,
-    /// By index along the other axis, for gathers and for reductions.
+    /// Communicators by index along the other axis, for gathers and for reductions.
     shard: Vec<[CommunicatorId; 2]>,
     replicate: Vec<CommunicatorId>,
     /// For gathers into one copy, and for exchanges.
@@ -105,7 +98,8 @@ struct Host<'a> {
 }
 
 impl Host<'_> {
-    /// Adds a block. `earlier` has the actions that issued the reduce-scatters of the microbatch before; returns those of this one.
+    /// Adds a block. `earlier` has the actions that issued the reduce-scatters of the microbatch
+    /// before; returns those of this one.
     fn block(
         &mut self,
         placement: Placement,

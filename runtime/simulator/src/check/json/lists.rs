@@ -1,4 +1,5 @@
-//! The lists of all ranks, as JSON has them: read one action at a time, so that no more of them are held than there may be.
+//! The lists of all ranks, as JSON has them: read one action at a time, so that no more of them are
+//! held than there may be.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -7,7 +7,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A value that JSON has as an object with its fields. The derived code alone takes a list of the fields' values, too.
+/// A value that JSON has as an object with its fields. The derived code alone takes a list of the
+/// fields' values, too.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {

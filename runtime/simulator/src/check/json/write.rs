@@ -7,7 +7,8 @@ use super::lists::Listed;
 use crate::check::schedules::{Action, Host, Schedules};
 
 impl Schedules {
-    /// The schedules as JSON, which [`from_json`](Self::from_json) reads. That a world was cut off is not in it.
+    /// Returns the schedules as JSON, which [`from_json`](Self::from_json) reads. That a world was
+    /// cut off is not in it.
     ///
     /// # Panics
     /// Never: JSON can represent all schedules.
