@@ -8,8 +8,8 @@ use hsdp_simulator::{Schedules, Verdict, judge};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
-use crate::outcome::Outcome;
-use crate::trace::records;
+use crate::Outcome;
+use crate::trace::{rank_of, read_records};
 
 /// Maximum number of bytes in a file.
 const MAX_BYTES: u64 = 64 << 20;
@@ -40,11 +40,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 fn read(path: &Path) -> Result<Schedules, String> {
     let said = |error: hsdp_simulator::Error| format!("{}: {error}", path.display());
     if path.is_dir() {
-        let records = records::read(&[path.to_owned()])?;
+        let records = read_records(&[path.to_owned()])?;
         return Schedules::from_records(&records).map_err(said);
     }
     let text = file::read_text(path, MAX_BYTES).map_err(|error| error.to_string())?;
-    let advice = match records::rank(path) {
+    let advice = match rank_of(path) {
         Some(_) => "; flight records are checked together, by the name of their folder",
         None => "",
     };

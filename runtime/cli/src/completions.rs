@@ -6,8 +6,7 @@ use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
 use hsdp_train::print;
 
-use crate::Options as Program;
-use crate::outcome::Outcome;
+use crate::{Options as Program, Outcome};
 
 /// Options of `hsdp completions`.
 #[derive(Args, Debug)]

@@ -2,20 +2,20 @@
 //! It looks where the loader would look, but loads no library.
 
 mod library;
-mod machine;
-mod mpi;
 
 use std::error::Error;
-use std::fmt;
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::{fmt, fs, thread};
 
 use clap::Args;
+use hsdp_sharding::ByteCount;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use self::library::{Places, Sought};
-use crate::outcome::Outcome;
+use crate::Outcome;
+use crate::mpirun::{ADVICE, Family, Mpirun};
 
 /// Options of `hsdp doctor`.
 #[derive(Args, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Options {
 }
 
 /// A checked item, and the result.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 struct Finding {
     /// Name in JSON.
     key: &'static str,
@@ -34,15 +34,17 @@ struct Finding {
     what: &'static str,
     state: State,
     version: Option<String>,
-    path: Option<PathBuf>,
+    path: Option<String>,
     /// Details, such as a version or a path.
+    #[serde(rename = "says")]
     said: Option<String>,
     /// Advice, if the item is missing.
     advice: Option<String>,
 }
 
 /// Whether the item can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum State {
     Found,
     Missing,
@@ -87,15 +89,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let places = Places::of_the_loader();
     let mut findings: Vec<Finding> =
         LIBRARIES.iter().map(|sought| library::find(sought, &places)).collect();
-    findings.extend([
-        mpi::find(),
-        features(),
-        machine::cores(),
-        machine::memory(),
-        machine::copies(),
-    ]);
+    findings.extend([mpi(), features(), cores(), memory(), copies()]);
     match options.json {
-        true => print_json(&Value::Array(findings.iter().map(Finding::json).collect()))?,
+        true => print_json(&serde_json::to_value(findings)?)?,
         false => print(findings.iter().map(|it| in_one_line(it) + "\n").collect::<String>())?,
     }
     Ok(Outcome::Well)
@@ -124,18 +120,6 @@ impl Finding {
         let (said, advice) = (Some(said), Some(advice.to_owned()));
         Self { state: State::Missing, said, advice, ..Self::note(key, what) }
     }
-
-    fn json(&self) -> Value {
-        json!({
-            "key": self.key,
-            "what": self.what,
-            "state": self.state.to_string(),
-            "version": self.version,
-            "path": self.path.as_ref().map(|path| path.display().to_string()),
-            "says": self.said,
-            "advice": self.advice,
-        })
-    }
 }
 
 impl fmt::Display for State {
@@ -155,7 +139,7 @@ impl fmt::Display for Finding {
             write!(f, " {version}")?;
         }
         if let Some(path) = &self.path {
-            write!(f, " in {}", path.display())?;
+            write!(f, " in {path}")?;
         }
         let words = [&self.said, &self.advice];
         let mut mark = if self.version.is_some() || self.path.is_some() { "; " } else { " " };
@@ -165,6 +149,102 @@ impl fmt::Display for Finding {
         }
         Ok(())
     }
+}
+
+/// Reports the cores that this process may use.
+fn cores() -> Finding {
+    let said = match thread::available_parallelism().map(NonZeroUsize::get) {
+        Ok(cores) => cores.to_string(),
+        Err(error) => format!("unknown: {error}"),
+    };
+    Finding { said: Some(said), ..Finding::note("cores", "cores") }
+}
+
+/// Reports the machine's memory. A container's limit may be lower.
+fn memory() -> Finding {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let said = match ["MemTotal:", "MemAvailable:"].map(|field| kibibytes(&text, field)) {
+        [Some(total), Some(free)] => format!("{total}, of which {free} are available"),
+        _ => "unknown: /proc/meminfo has no MemTotal or MemAvailable".to_owned(),
+    };
+    Finding { said: Some(said), ..Finding::note("memory", "memory") }
+}
+
+/// Parses a line such as `MemTotal:       24604316 kB`.
+fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let count: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    ByteCount(count).checked_mul(1024)
+}
+
+/// Reports whether a process may copy directly from another's memory. If it may, Open MPI does so
+/// within a machine. Otherwise Open MPI copies twice.
+#[cfg(target_os = "linux")]
+fn copies() -> Finding {
+    let note = Finding::note("single_copy", "single copies between processes (CMA)");
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    let said = match scope.as_deref().map(str::trim) {
+        None => "ptrace is not limited: there is no yama/ptrace_scope".to_owned(),
+        Some(scope) => format!("yama/ptrace_scope is {scope}"),
+    };
+    let is_open = matches!(scope.as_deref().map(str::trim), None | Some("0" | "1"));
+    let (state, advice) = match (read_own(), is_open) {
+        (Ok(()), true) => (State::Found, None),
+        (Ok(()), false) => {
+            (State::Missing, Some("set kernel.yama.ptrace_scope to 0 or 1".to_owned()))
+        }
+        (Err(errno), _) => {
+            let advice = format!(
+                "process_vm_readv: {errno}; give the container SYS_PTRACE, or have seccomp allow it"
+            );
+            (State::Missing, Some(advice))
+        }
+    };
+    Finding { state, said: Some(said), advice, ..note }
+}
+
+/// Returns whether the system call exists and is permitted. A process may always read its own
+/// memory, if it may read any process's.
+#[cfg(target_os = "linux")]
+fn read_own() -> Result<(), nix::Error> {
+    use std::io::IoSliceMut;
+
+    use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+    use nix::unistd::Pid;
+
+    let (there, mut here) = ([7_u8], [0_u8]);
+    let remote = RemoteIoVec { base: there.as_ptr() as usize, len: there.len() };
+    process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut here)], &[remote]).map(|_| ())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn copies() -> Finding {
+    let said = Some("unknown: this is not Linux".to_owned());
+    Finding { said, ..Finding::note("single_copy", "single copies between processes (CMA)") }
+}
+
+/// Reports the `mpirun` in PATH.
+fn mpi() -> Finding {
+    let note = Finding::note("mpi", "MPI");
+    let Mpirun { path, family, version } = match Mpirun::find() {
+        Ok(Some(mpirun)) => mpirun,
+        Ok(None) => {
+            let said = "no mpirun in PATH".to_owned();
+            let advice = format!("{ADVICE}, for the feature mpi");
+            return Finding::missing(note.key, note.what, said, &advice);
+        }
+        Err(said) => return Finding { said: Some(said), ..note },
+    };
+    let version = version.map(|version| match family {
+        Family::Other => version,
+        family => format!("{} {version}", family.name()),
+    });
+    let said = match family {
+        Family::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),
+        Family::OpenMpi | Family::Hydra => None,
+    };
+    let path = Some(path.display().to_string());
+    Finding { state: State::Found, version, path, said, ..note }
 }
 
 #[cfg(test)]

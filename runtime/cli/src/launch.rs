@@ -25,38 +25,32 @@
 
 mod attempt;
 pub(crate) mod attendant;
-mod claims;
-mod end;
-mod environment;
-mod files;
 mod frame;
-mod job;
-mod lines;
-mod peer;
-mod pipes;
+pub(crate) mod job;
 mod ranks;
-pub(crate) mod replace;
-mod signals;
 mod supervisor;
 mod terminal;
-mod threads;
-mod window;
-mod writer;
 
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
+use std::thread::Builder;
 use std::time::Duration;
+use std::{fs, io, thread};
 
 use clap::{Args, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use self::attempt::Attempt;
 use self::job::Job;
-use self::ranks::Ranks;
+use self::ranks::{Event, News, Ranks};
 use self::supervisor::Outlook;
 use self::terminal::Terminal;
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Options of `hsdp launch`.
 #[derive(Args, Debug)]
@@ -109,7 +103,7 @@ impl Options {
 /// the exit code of the last attempt.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
-    files::allow(options)?;
+    allow_files(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
         // The reader of stderr may block, and only this writer has a bound.
@@ -127,7 +121,7 @@ fn run_attempts(
 ) -> Result<Outcome, Box<dyn Error>> {
     let (events, received) = mpsc::channel();
     let ranks = Ranks::listen(&events, terminal)?;
-    signals::forward(&events)?;
+    forward_signals(&events)?;
     let (mut number, mut lost) = (0, 0);
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
@@ -145,5 +139,83 @@ fn run_attempts(
             return Ok(Outcome::Ended(ended.code()));
         }
         number += 1;
+    }
+}
+
+/// Number of open files beside those of the ranks: standard streams, the listening socket, pipes to
+/// mpirun, and those that this process inherited.
+const OTHER_FILES: u64 = 32;
+
+/// Raises the soft limit of open files to the need of the ranks: a socket for each, and a log. The
+/// ranks inherit it.
+///
+/// # Errors
+/// A text with the numbers, if the hard limit is lower. Ranks beyond it could not connect.
+fn allow_files(options: &Options) -> Result<(), String> {
+    let of_a_rank = if options.logs.is_some() { 2 } else { 1 };
+    let needed = u64::from(options.ranks) * of_a_rank + OTHER_FILES;
+    let failed = |error| format!("cannot set the limit of open files to {needed}: {error}");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
+    if needed <= soft {
+        return Ok(());
+    }
+    if needed > hard {
+        let ranks = options.ranks;
+        return Err(format!(
+            "{ranks} ranks need {needed} open files of this process, and its hard limit is {hard} (ulimit -Hn): raise it, or start fewer ranks"
+        ));
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(failed)
+}
+
+/// Signals that end a job.
+const FORWARDED: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// Sends each of the signals as an event, instead of ending the process. A signal that this process
+/// has ignored since its start, as under `nohup` or in the background of a script, stays ignored.
+fn forward_signals(events: &Sender<News>) -> io::Result<()> {
+    let ignored = ignored();
+    let is_heeded = |signal: &i32| ignored & (1 << (signal - 1)) == 0;
+    let mut signals = Signals::new(FORWARDED.into_iter().filter(is_heeded))?;
+    let events = events.clone();
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            let _ = events.send(News { attempt: None, event: Event::Signal(signal) });
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns the signals that this process ignores, one bit for each. Returns 0 if the system does
+/// not report them.
+fn ignored() -> u64 {
+    fs::read_to_string("/proc/self/status").map_or(0, |status| mask(&status))
+}
+
+fn mask(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// The error of the system, which may have no thread or no memory left for one.
+fn start_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let started = Builder::new().spawn(work);
+    started
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot start a thread: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SIGHUP, mask};
+
+    #[test]
+    fn the_mask_has_a_bit_for_each_ignored_signal() {
+        let status = "Name:\thsdp\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
+        assert_eq!(mask(status), 1 << 12 | 1 << (SIGHUP - 1));
+        assert_eq!(mask("Name:\thsdp\n"), 0);
     }
 }

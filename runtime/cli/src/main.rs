@@ -30,20 +30,17 @@
 mod calibrate;
 mod check;
 mod checkpoint;
-mod command;
 mod completions;
 mod doctor;
-mod escape;
 #[cfg(unix)]
 mod launch;
-mod machine;
 mod model;
 mod mpirun;
-mod outcome;
 mod output;
 mod plan;
 mod search;
 mod simulate;
+mod svg;
 mod trace;
 
 use std::error::Error;
@@ -51,8 +48,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use hsdp_train::{Failure, Warnings, command_line};
-
-use outcome::Outcome;
 
 /// Tools beside training: checkpoints, plans, flight records, and ranks as processes
 #[derive(Debug, Parser)]
@@ -92,7 +87,7 @@ enum Command {
     /// Becomes a command that dies with its parent, for `hsdp launch`
     #[cfg(unix)]
     #[command(hide = true)]
-    LaunchExec(launch::replace::Options),
+    LaunchExec(launch::job::ExecArgs),
     /// Prints the completion script of a shell
     Completions(completions::Options),
 }
@@ -127,7 +122,20 @@ impl Command {
             #[cfg(unix)]
             Self::LaunchRank(options) => launch::attendant::run(&options),
             #[cfg(unix)]
-            Self::LaunchExec(options) => launch::replace::run(&options),
+            Self::LaunchExec(options) => launch::job::exec(&options),
         }
     }
+}
+
+/// Result of a command that could be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Success.
+    Well,
+    /// Checkpoints are broken or differ, or operations of schedules do not complete, and the output
+    /// shows it.
+    Wrong,
+    /// The launched ranks have ended with this exit code.
+    #[cfg(unix)]
+    Ended(u8),
 }

@@ -9,7 +9,7 @@ use hsdp_checkpoint::Generation;
 use hsdp_train::print;
 
 use super::open;
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Number of elements that are compared at a time.
 const BLOCK: usize = 1 << 20;

@@ -11,7 +11,7 @@ use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
 use super::{Format, MOST_TRIES, store};
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]

@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::{Finding, State};
-use crate::command::output;
+use crate::mpirun::output;
 
 /// A library that the runtime loads.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +124,7 @@ fn found(sought: &Sought, path: &Path) -> Finding {
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let version = name.split_once(".so.").map(|(_, version)| version.to_owned());
     let note = Finding::note(sought.key, sought.what);
-    Finding { state: State::Found, version, path: Some(file), ..note }
+    Finding { state: State::Found, version, path: Some(file.display().to_string()), ..note }
 }
 
 #[cfg(test)]

@@ -1,28 +1,23 @@
 //! One attempt: a start of all ranks, until all have ended.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::thread;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use super::end::End;
-use super::frame::{Order, Stream, cost};
+use super::frame::{Order, Stream, Window, cost, each_line};
 use super::job::Job;
-use super::lines;
 use super::ranks::{Event, News, Ranks};
-use super::supervisor::{Action, Ended, Supervisor};
-use super::terminal::Terminal;
-use super::threads;
-use super::window::Window;
-use super::writer::Source;
+use super::start_thread;
+use super::supervisor::{Action, End, Ended, Supervisor};
+use super::terminal::{Source, Terminal};
 
 /// Time that the started processes have to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -121,9 +116,9 @@ impl Attempt<'_> {
         for (stream, from) in stdout.into_iter().chain(stderr) {
             let (terminal, open) = (Arc::clone(self.terminal), open.clone());
             let window = Arc::new(Window::new());
-            threads::start(move || {
+            start_thread(move || {
                 // A pipe that fails has no further lines.
-                let _ = lines::each(from, |line| {
+                let _ = each_line(from, |line| {
                     window.take(cost(&line));
                     terminal.line(name, Source::Starter(Arc::clone(&window)), stream, &line);
                     Ok(())
@@ -137,7 +132,7 @@ impl Attempt<'_> {
     /// Sends an event when the process has ended. Does not reap it, so its pid stays valid.
     fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) -> io::Result<()> {
         let (attempt, events) = (self.number, events.clone());
-        threads::start(move || {
+        start_thread(move || {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
             while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
             let _ = events.send(News { attempt: Some(attempt), event: Event::Started { place } });

@@ -1,18 +1,18 @@
 //! `hsdp launch-rank`: runs the command of one rank, and reports its output and its end to the
 //! launcher.
 
-use std::env;
 use std::error::Error;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
+use std::{env, fs};
 
 use clap::Args;
 use nix::sys::signal::{Signal, killpg};
@@ -20,14 +20,12 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use signal_hook::iterator::Signals;
 
-use super::end::End;
-use super::frame::{Frame, Order};
-use super::pipes::Pipes;
-use super::replace::{self, split};
-use super::signals::FORWARDED;
-use super::window::Window;
-use super::{environment, peer, threads};
-use crate::outcome::Outcome;
+use super::frame::{Frame, Order, Stream, Window, cost, each_line};
+use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
+use super::ranks::check_peer;
+use super::supervisor::End;
+use super::{FORWARDED, start_thread};
+use crate::Outcome;
 
 /// Options of `hsdp launch-rank`.
 #[derive(Args, Debug)]
@@ -66,9 +64,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 /// Runs the command, and stays until the launcher permits this process to end. So the launcher
 /// learns of the end of the rank before mpirun does, and acts on it first.
 fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let (rank, attempt) = environment::place()?;
-    let socket = env::var_os(environment::SOCKET);
-    let socket = socket.ok_or_else(|| format!("{} is not set", environment::SOCKET))?;
+    let (rank, attempt) = own_rank()?;
+    let socket = env::var_os(SOCKET);
+    let socket = socket.ok_or_else(|| format!("{} is not set", SOCKET))?;
     let socket = PathBuf::from(socket);
     let launcher = claim(&socket, (attempt, rank))?;
     let mut child = start(&options.command)?;
@@ -106,7 +104,7 @@ fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<d
     let failed =
         |error: io::Error| format!("rank {rank} cannot reach the launcher at {place}: {error}");
     let launcher = UnixStream::connect(socket).map_err(failed)?;
-    peer::check(&launcher).map_err(failed)?;
+    check_peer(&launcher).map_err(failed)?;
     launcher.set_read_timeout(Some(ANSWER))?;
     Frame::Hello { attempt, rank }.write_to(&launcher).map_err(failed)?;
     let answer = Order::read_from(&launcher).map_err(failed)?;
@@ -122,10 +120,10 @@ fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<d
 
 fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
     let (program, arguments) = split(command)?;
-    let mut command = replace::command(Path::new(program), arguments)?;
+    let mut command = mortal(Path::new(program), arguments)?;
     command
-        .env_remove(environment::SOCKET)
-        .env_remove(environment::LAUNCHED)
+        .env_remove(SOCKET)
+        .env_remove(LAUNCHED)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -148,7 +146,7 @@ struct Launched {
 /// closes after that, or when the launcher permits this process to end.
 fn obey((launcher, socket): (UnixStream, PathBuf), of: Launched) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
-    threads::start(move || {
+    start_thread(move || {
         let _serving = serving;
         loop {
             match Order::read_from(&launcher) {
@@ -178,7 +176,7 @@ fn tidy(socket: &Path) {
 fn pass_on_signals(group: &Group) -> io::Result<()> {
     let mut signals = Signals::new(FORWARDED)?;
     let group = Arc::clone(group);
-    threads::start(move || {
+    start_thread(move || {
         for signal in signals.forever() {
             send(&group, signal);
         }
@@ -202,4 +200,73 @@ fn bury(child: &mut Child, group: &Group) -> Result<End, Box<dyn Error>> {
     send(group, Signal::SIGKILL as i32);
     group.lock().unwrap_or_else(PoisonError::into_inner).take();
     Ok(End::of(child.wait()?))
+}
+
+/// Time that the pipes of a command that has ended may stay open and empty. A process that left the
+/// command's group may still hold them.
+const DRAINING: Duration = Duration::from_secs(2);
+
+/// Interval between checks of the pipes of a command that has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Threads that read the pipes of a command.
+pub(super) struct Pipes {
+    /// Channel without messages. It closes when the threads end.
+    drained: Receiver<()>,
+    /// Number of threads that are sending a line. The others read.
+    sending: Arc<AtomicUsize>,
+}
+
+impl Pipes {
+    /// Sends all lines that the command writes, while the window has room for them.
+    pub(super) fn of(child: &mut Child, words: &Words, window: &Arc<Window>) -> io::Result<Self> {
+        let (open, drained) = mpsc::channel::<()>();
+        let sending = Arc::<AtomicUsize>::default();
+        let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
+        let stdout = child.stdout.take().map(|it| Box::new(it) as _);
+        let stderr = child.stderr.take().map(|it| Box::new(it) as _);
+        let pipes = [pipe(Stream::Stdout, stdout), pipe(Stream::Stderr, stderr)];
+        for (stream, from) in pipes.into_iter().flatten() {
+            let (words, open, sending) = (Arc::clone(words), open.clone(), Arc::clone(&sending));
+            let window = Arc::clone(window);
+            start_thread(move || {
+                // If the launcher has died, the group is killed.
+                let _ = each_line(from, |line| {
+                    sending.fetch_add(1, Ordering::Relaxed);
+                    let sent = match window.take(cost(&line)) {
+                        true => say(&words, &Frame::Line(stream, line)),
+                        false => Err(io::ErrorKind::BrokenPipe.into()),
+                    };
+                    sending.fetch_sub(1, Ordering::Relaxed);
+                    sent
+                });
+                drop(open);
+            })?;
+        }
+        Ok(Self { drained, sending })
+    }
+
+    /// Waits up to `most` until all lines of a command that has ended are sent. Returns whether
+    /// they are.
+    fn wait_shortly(&self, most: Duration) -> bool {
+        self.drained.recv_timeout(most) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// Waits until all lines of a command that has ended are sent.
+    ///
+    /// While a thread sends, lines of the command may still be in its pipe, even if the reader of
+    /// the launcher's output blocks for long. So only the time counts in which all threads wait for
+    /// bytes that only a process left behind could write.
+    fn wait_for_lines(self) {
+        let mut empty = Duration::ZERO;
+        while empty < DRAINING {
+            match self.drained.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if self.sending.load(Ordering::Relaxed) == 0 => {
+                    empty += LOOK;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
 }

@@ -9,8 +9,9 @@
 //! of its output blocks.
 
 use std::io::{self, Read, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::end::End;
+use super::supervisor::End;
 
 /// A message of an attendant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub(super) const MAX_LINE: usize = 64 << 10;
 
 /// Maximum number of bytes in lines between an attendant and the reader of the launcher's output. A
 /// line fits even while the launcher holds back credit and another line is being written.
-pub(super) const WINDOW: usize = 4 * MAX_LINE;
+const WINDOW: usize = 4 * MAX_LINE;
 
 /// Returns the bytes that a line takes of the window. An empty line takes memory, too.
 pub(super) fn cost(line: &[u8]) -> usize {
@@ -166,6 +167,93 @@ impl Order {
     }
 }
 
+/// Calls `line` with each line, without its newline, as soon as it is complete. Cuts a line that is
+/// too long. The last line needs no newline.
+///
+/// # Errors
+/// The error of reading, or the error of `line`.
+pub(super) fn each_line(
+    mut from: impl Read,
+    mut line: impl FnMut(Vec<u8>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut open: Vec<u8> = Vec::new();
+    let mut read = vec![0; 8 << 10];
+    loop {
+        let len = match from.read(&mut read) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        open.extend(&read[..len]);
+        while let Some(len) = end(&open) {
+            let mut whole: Vec<u8> = open.drain(..len).collect();
+            if whole.last() == Some(&b'\n') {
+                whole.pop();
+            }
+            line(whole)?;
+        }
+    }
+    if open.is_empty() { Ok(()) } else { line(open) }
+}
+
+/// Returns the length of the first line with its newline, or of the part at which a long line is
+/// cut.
+fn end(open: &[u8]) -> Option<usize> {
+    let searched = &open[..open.len().min(MAX_LINE)];
+    let line = searched.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+    line.or((open.len() > MAX_LINE).then_some(MAX_LINE))
+}
+
+/// Free part of [`WINDOW`].
+#[derive(Debug)]
+pub(super) struct Window {
+    free: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Window {
+    /// Creates a window that is entirely free.
+    pub(super) fn new() -> Self {
+        Self { free: Mutex::new(Some(WINDOW)), changed: Condvar::new() }
+    }
+
+    /// Waits until a line of `bytes` bytes fits, and takes its room. Returns `false` if the window
+    /// is closed.
+    pub(super) fn take(&self, bytes: usize) -> bool {
+        let mut free = self.lock();
+        loop {
+            match *free {
+                None => return false,
+                Some(room) if room >= bytes => {
+                    *free = Some(room - bytes);
+                    return true;
+                }
+                Some(_) => {
+                    free = self.changed.wait(free).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    /// Returns room to the window.
+    pub(super) fn give(&self, bytes: usize) {
+        let mut free = self.lock();
+        *free = free.map(|room| room.saturating_add(bytes));
+        self.changed.notify_all();
+    }
+
+    /// Ends all waits. Room is no longer returned.
+    pub(super) fn close(&self) {
+        *self.lock() = None;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,5 +301,33 @@ mod tests {
         orders.iter().for_each(|order| order.write_to(&mut bytes).expect("written"));
         let mut rest = &*bytes;
         assert_eq!(orders.map(|_| Order::read_from(&mut rest).expect("an order")), orders);
+    }
+
+    fn lines(text: &[u8]) -> Vec<Vec<u8>> {
+        let mut lines = Vec::new();
+        each_line(text, |line| {
+            lines.push(line);
+            Ok(())
+        })
+        .expect("read");
+        lines
+    }
+
+    #[test]
+    fn lines_are_whole_and_the_last_needs_no_end() {
+        assert_eq!(lines(b"one\n\ntwo\nthree"), [&b"one"[..], b"", b"two", b"three"]);
+        assert!(lines(b"").is_empty());
+        assert_eq!(lines(b"\xff\xfe\n"), [b"\xff\xfe"]);
+    }
+
+    #[test]
+    fn what_never_ends_is_cut() {
+        let long = vec![b'x'; 2 * MAX_LINE + 5];
+        let lens: Vec<usize> = lines(&long).iter().map(Vec::len).collect();
+        assert_eq!(lens, [MAX_LINE, MAX_LINE, 5]);
+        let mut text = vec![b'x'; MAX_LINE - 1];
+        text.extend(b"\ny\n");
+        let lens: Vec<usize> = lines(&text).iter().map(Vec::len).collect();
+        assert_eq!(lens, [MAX_LINE - 1, 1]);
     }
 }
