@@ -8,13 +8,14 @@ mod tables;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::num::NonZeroUsize;
+use std::fmt;
 use std::ops::RangeInclusive;
-use std::{fmt, panic, thread};
+
+use rayon::prelude::*;
 
 pub use self::tables::{AllReduceRow, StepRow, read_all_reduces, read_steps};
 
-use self::least_squares::{Normal, Place, Problem, dot, squares};
+use self::least_squares::{BoxedProblem, FitPoint, NormalEquations, dot, squares};
 use crate::machine::{Number, Unit};
 use crate::{Error, Machine, Time};
 
@@ -41,7 +42,7 @@ const ROUNDS: usize = 60;
 /// Rounds with all rows of a large table, after a sample has led near to the minimum.
 const ROUNDS_OF_ALL: usize = 8;
 
-/// Rows for which another thread is worth its start.
+/// Rows for which another thread is worth its wake-up.
 const ROWS_OF_THREAD: usize = 64;
 
 /// Fits the numbers called `names` of `machine` to measurements, so that the squares of the
@@ -68,22 +69,22 @@ pub fn fit<R: Sync>(
     let predicted = predicted.collect::<Result<Vec<_>, _>>()?;
     let different = measured.different(names.len(), &predicted)?;
     let ranges = numbers.iter().map(|number| Range::new(&number.unit)).collect();
-    let fitting = Fitting { machine, numbers, ranges, measured, predict };
+    let fitting = NumbersFit { machine, numbers, ranges, measured, predict };
     let ends: Vec<[f64; 2]> = fitting.ranges.iter().map(Range::ends).collect();
     let all: Vec<usize> = (0..measured.rows.len()).collect();
-    let squares = Problem { ends, residuals: |point: &[f64]| fitting.residuals(point, &all) };
+    let squares = BoxedProblem { ends, residuals: |point: &[f64]| fitting.residuals(point, &all) };
     let best = fitting.best(&squares, &predicted)?;
     let derivatives = squares.derivatives(&best);
     fitting.refuse_flat(&derivatives)?;
-    let errors = standard_errors(&derivatives, &best, different - names.len());
-    let fit = fitting.finish(&best.0, &errors)?;
-    fitting.refuse_ends(&best.0)?;
+    let errors = standard_errors(&derivatives, &best.residuals, different - names.len());
+    let fit = fitting.finish(&best.at, &errors)?;
+    fitting.refuse_ends(&best.at)?;
     refuse_undetermined(&fit.numbers)?;
     Ok(fit)
 }
 
 /// Numbers that are fitted; a point has their places in their ranges.
-struct Fitting<'a, R, P> {
+struct NumbersFit<'a, R, P> {
     machine: &'a Machine,
     numbers: Vec<Number>,
     ranges: Vec<Range>,
@@ -91,26 +92,24 @@ struct Fitting<'a, R, P> {
     predict: P,
 }
 
-impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> Fitting<'_, R, P> {
+impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> NumbersFit<'_, R, P> {
     /// Returns the best minimum found. In a large table a sample leads near to it, and the fit goes
     /// on from there with all rows.
     fn best(
         &self,
-        squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
+        squares: &BoxedProblem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
         predicted: &[Time],
-    ) -> Result<Place, Error> {
+    ) -> Result<FitPoint, Error> {
         let own = self.own();
         if predicted.len() <= FEW_ROWS {
             return self.best_of_many(squares, own);
         }
-        let here = (squares.residuals)(&own)?;
-        let derivatives = squares.derivatives(&(own.clone(), here));
+        let derivatives = squares.derivatives(&squares.point(own.clone())?);
         let rows = sample_of(predicted, &derivatives);
         let residuals = |point: &[f64]| self.residuals(point, &rows);
-        let sampled = Problem { ends: squares.ends.clone(), residuals };
-        let (point, _) = self.best_of_many(&sampled, own)?;
-        let residuals = (squares.residuals)(&point)?;
-        Ok(squares.descend((point, residuals), ROUNDS_OF_ALL))
+        let sampled = BoxedProblem { ends: squares.ends.clone(), residuals };
+        let best = self.best_of_many(&sampled, own)?;
+        Ok(squares.descend(squares.point(best.at)?, ROUNDS_OF_ALL))
     }
 
     /// Returns the places of the machine's own numbers.
@@ -122,13 +121,12 @@ impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> Fitting<'_, R, 
     /// Returns the best minimum found from many points.
     fn best_of_many(
         &self,
-        squares: &Problem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
+        squares: &BoxedProblem<impl Fn(&[f64]) -> Result<Vec<f64>, Error>>,
         own: Vec<f64>,
-    ) -> Result<Place, Error> {
-        let at = |point: Vec<f64>| (squares.residuals)(&point).map(|residuals| (point, residuals));
-        let mut starts = vec![at(own.clone())?];
+    ) -> Result<FitPoint, Error> {
+        let mut starts = vec![squares.point(own.clone())?];
         let others = starts_around(&own, &self.ranges).into_iter();
-        starts.extend(others.filter_map(|point| at(point).ok()));
+        starts.extend(others.filter_map(|at| squares.point(at).ok()));
         let tried = squares.lowest(starts, TRIED).into_iter();
         let tried = tried.map(|it| squares.descend(it, ROUNDS_OF_TRIAL)).collect();
         let ended = squares.lowest(tried, ENDED).into_iter();
@@ -143,22 +141,9 @@ impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> Fitting<'_, R, 
             let (row, time) = &self.measured.rows[*row];
             Ok(logarithm((self.predict)(&machine, row)?, *time))
         };
-        let of = |rows: &[usize]| rows.iter().map(logarithm).collect::<Result<Vec<_>, _>>();
-        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let each = rows.len().div_ceil(threads).max(ROWS_OF_THREAD);
-        if rows.len() <= each {
-            return of(rows);
-        }
-        let parts = thread::scope(|scope| {
-            let of = &of;
-            let threads: Vec<_> =
-                rows.chunks(each).map(|rows| scope.spawn(move || of(rows))).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
-            };
-            threads.into_iter().map(join).collect::<Result<Vec<_>, Error>>()
-        })?;
-        Ok(parts.concat())
+        let rows = rows.par_iter().with_min_len(ROWS_OF_THREAD);
+        let all: Vec<Result<f64, Error>> = rows.map(logarithm).collect();
+        all.into_iter().collect()
     }
 
     /// Returns the machine with the numbers of a point.
@@ -432,9 +417,9 @@ const DAMPING: f64 = 1e-12;
 /// are logarithms. They are infinite for numbers that others can replace. There are `freedom` more
 /// measurements than numbers, of which rows that are alike count as one: repeated ones are no other
 /// evidence.
-fn standard_errors(derivatives: &[Vec<f64>], (_, residuals): &Place, freedom: usize) -> Vec<f64> {
+fn standard_errors(derivatives: &[Vec<f64>], residuals: &[f64], freedom: usize) -> Vec<f64> {
     let all = (0..derivatives.len()).collect();
-    let inverse = Normal::new(derivatives, residuals, all).inverse_diagonal(DAMPING);
+    let inverse = NormalEquations::new(derivatives, residuals, all).inverse_diagonal(DAMPING);
     let variance = squares(residuals) / freedom as f64;
     let error = |(inverse, column): (f64, &Vec<f64>)| {
         let independent = 1.0 / (inverse * dot(column, column)).sqrt();

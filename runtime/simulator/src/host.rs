@@ -105,6 +105,51 @@ pub enum Reference {
     Earlier(usize),
 }
 
+/// The operations that a walk through the blocks of a rank has issued, each as a handle.
+#[derive(Debug)]
+pub(crate) struct Issued<H> {
+    /// Operations of the block, by index.
+    here: Vec<Option<H>>,
+    /// Reduce-scatters of the microbatch before, in the plan's order.
+    earlier: Vec<H>,
+}
+
+impl<H> Default for Issued<H> {
+    fn default() -> Self {
+        Self { here: Vec::new(), earlier: Vec::new() }
+    }
+}
+
+impl<H: Clone> Issued<H> {
+    /// Begins a block.
+    pub(crate) fn begin(&mut self, block: &Block) {
+        self.here.clear();
+        self.here.resize(block.operations.len(), None);
+    }
+
+    /// Records an operation of the block.
+    pub(crate) fn set(&mut self, index: usize, handle: H) {
+        self.here[index] = Some(handle);
+    }
+
+    /// Finds an operation. There is no microbatch before the first.
+    pub(crate) fn find(&self, reference: Reference) -> Option<&H> {
+        match reference {
+            Reference::Here(index) => self.here[index].as_ref(),
+            Reference::Earlier(place) => self.earlier.get(place),
+        }
+    }
+
+    /// Ends a block. Its reduce-scatters become the earlier ones, unless it has none: the exchange
+    /// in which ranks say that they have no other microbatch is a block, too.
+    pub(crate) fn end(&mut self, block: &Block) {
+        if !block.scatters.is_empty() {
+            let scatters = block.scatters.iter();
+            self.earlier = scatters.filter_map(|index| self.here[*index].clone()).collect();
+        }
+    }
+}
+
 /// Computation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {

@@ -300,7 +300,7 @@ pub struct Links {
 /// A machine file, as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct MachineFile {
     name: String,
     kind: KindName,
     ranks: Quantity<Count>,
@@ -341,7 +341,7 @@ impl Machine {
     pub fn from_toml(text: &str) -> Result<Self, Error> {
         let syntax = |error: toml::de::Error| problem(text, String::new(), &error);
         let deserializer = toml::Deserializer::parse(text).map_err(syntax)?;
-        let file: Result<File, _> = serde_path_to_error::deserialize(deserializer);
+        let file: Result<MachineFile, _> = serde_path_to_error::deserialize(deserializer);
         file.map_err(|error| problem(text, error.path().to_string(), error.inner()))?.machine()
     }
 
@@ -364,7 +364,7 @@ impl Machine {
     }
 }
 
-impl File {
+impl MachineFile {
     fn machine(self) -> Result<Machine, Error> {
         let Self { name, kind, ranks, memory, compute, calls, threads, host, links } = self;
         let kind = match (kind, threads, host, links) {

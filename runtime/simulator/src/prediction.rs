@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 
-pub(crate) use self::on_machine::{Groups, OnMachine, Sizes, check_update, update_cost};
+pub(crate) use self::on_machine::{MeshGroups, OnMachine, PlanSizes, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
 
 use crate::host::{Microbatches, Placement};
@@ -91,7 +91,7 @@ impl Workload {
 
     fn placed(&self, machine: &Machine) -> Result<Placed, Error> {
         check_update(&self.plan)?;
-        let groups = Arc::new(Groups::new(self.plan.mesh(), machine)?);
+        let groups = Arc::new(MeshGroups::new(self.plan.mesh(), machine)?);
         Placed::among(self, machine, groups)
     }
 
@@ -100,8 +100,8 @@ impl Workload {
     /// # Errors
     /// Errors of [`predict`](Self::predict).
     pub fn costs<'a>(&self, machine: &'a Machine) -> Result<impl Costs + use<'a>, Error> {
-        let sizes = Sizes::of(&self.plan, self.offload)?;
-        let groups = Arc::new(Groups::new(sizes.mesh, machine)?);
+        let sizes = PlanSizes::of(&self.plan, self.offload)?;
+        let groups = Arc::new(MeshGroups::new(sizes.mesh, machine)?);
         OnMachine::of(&self.computation, &self.batch, &sizes, machine, groups)
     }
 
@@ -170,6 +170,16 @@ impl StepMemory {
             |unit: UnitId| plan.spec()[unit].trainable_numel().bytes(plan.compute_dtype(unit));
         let gradients = plan.spec().unit_ids().map(of_unit).max().unwrap_or_default();
         Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
+    }
+
+    /// Returns its parts where the model lies, by name.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, ByteCount); 9] {
+        let [shard, gather_input, full, grad_full, partial, optimizer, update] =
+            self.planned.categories();
+        let activations = ("activations", self.activations);
+        let gradients = ("gradients", self.gradients);
+        [shard, gather_input, full, grad_full, partial, optimizer, update, activations, gradients]
     }
 
     /// Returns all of it, with the part in the host's memory.

@@ -304,16 +304,12 @@ impl<'a> Searching<'a> {
         Ok(cells)
     }
 
-    /// Returns the numbers of candidates that were simulated, and of those that were not, since the
+    /// Returns the number of candidates that were simulated, and of those that were not, since the
     /// budget was spent.
     fn counts(&self) -> (u64, u64) {
-        let is_simulated = |it: &&CandidateState| matches!(it, CandidateState::Speed(_));
-        let is_over = |it: &&CandidateState| **it == CandidateState::OverBudget;
-        let [simulated, over] = [
-            self.known.iter().filter(is_simulated).count(),
-            self.known.iter().filter(is_over).count(),
-        ];
-        (simulated as u64, over as u64)
+        let count = |is: fn(&&CandidateState) -> bool| self.known.iter().filter(is).count() as u64;
+        let simulated = count(|it| matches!(it, CandidateState::Speed(_)));
+        (simulated, count(|it| **it == CandidateState::OverBudget))
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) use self::meetings::stream;
 
 #[cfg(test)]
 pub(crate) use self::actions::actions_done;
-use self::actions::{Ranks, World};
+use self::actions::{ColorRanks, SimulatedWorld};
 use self::repetition::{Dependence, Repetition};
 use crate::host::{
     Data, LossScale, Members, Microbatches, Operation, Order, Placement, Step, Work,
@@ -44,7 +44,8 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Returns the orders of a step by a plan in which all ranks have data, with a fixed loss scale.
+    /// Returns the orders of a step by a plan in which all ranks have data, with a fixed loss
+    /// scale.
     #[must_use]
     pub fn all_present(plan: &Arc<Plan>, microbatches: Microbatches, placement: Placement) -> Self {
         let data = Data::Present;
@@ -120,7 +121,7 @@ impl Colors {
 
 struct Simulation<'a> {
     orders: Vec<&'a Order>,
-    world: World<'a>,
+    world: SimulatedWorld<'a>,
 }
 
 impl<'a> Simulation<'a> {
@@ -132,11 +133,11 @@ impl<'a> Simulation<'a> {
     ) -> Self {
         let order = |color: usize| &orders.of[&orders.data(colors.first(color))];
         let of_colors = (0..colors.len()).map(order).collect();
-        let world = World {
+        let world = SimulatedWorld {
             mesh: orders.mesh,
             placement: orders.placement,
             costs,
-            ranks: Ranks::new(&colors),
+            ranks: ColorRanks::new(&colors),
             colors,
             spans,
         };

@@ -117,7 +117,7 @@ impl Traces<'_> {
             (Lane::Collectives(2), _) => "reductions",
             (Lane::Collectives(_), _) => "all-reduces",
         };
-        of_place("thread", name.to_owned(), (color, thread(lane)))
+        of_place("thread", name.to_owned(), color, thread(lane))
     }
 
     fn event(&self, span: &Span) -> TraceEvent<String> {
@@ -161,11 +161,11 @@ fn of_process(color: usize, rank: &RankTiming) -> [TraceEvent<String>; 2] {
         1 => format!("rank {}", rank.first),
         count => format!("rank {} and {} like it", rank.first, count - 1),
     };
-    of_place("process", name, (color, 0))
+    of_place("process", name, color, 0)
 }
 
 /// Returns the name and the place of a process or a thread.
-fn of_place(kind: &str, name: String, (color, tid): (usize, usize)) -> [TraceEvent<String>; 2] {
+fn of_place(kind: &str, name: String, color: usize, tid: usize) -> [TraceEvent<String>; 2] {
     let sort_index = if tid == 0 { color } else { tid };
     let event = |what: &str, args| {
         let name = format!("{kind}_{what}");

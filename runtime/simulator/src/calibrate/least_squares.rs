@@ -5,13 +5,23 @@ use crate::Error;
 
 /// Residuals as a function of a point, within a box: the first and the last place in each
 /// direction.
-pub(super) struct Problem<F> {
+pub(super) struct BoxedProblem<F> {
     pub(super) ends: Vec<[f64; 2]>,
     pub(super) residuals: F,
 }
 
 /// A point, with its residuals.
-pub(super) type Place = (Vec<f64>, Vec<f64>);
+#[derive(Clone, Debug)]
+pub(super) struct FitPoint {
+    pub(super) at: Vec<f64>,
+    pub(super) residuals: Vec<f64>,
+}
+
+impl FitPoint {
+    fn squares(&self) -> f64 {
+        squares(&self.residuals)
+    }
+}
 
 /// The step of difference quotients: times are whole picoseconds, so a smaller one would measure
 /// their rounding.
@@ -24,17 +34,23 @@ const LONGEST: f64 = 0.5;
 const DAMPING: f64 = 1e-3;
 const MOST_DAMPING: f64 = 1e9;
 
-impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
+impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> BoxedProblem<F> {
+    /// Computes the residuals of a point.
+    pub(super) fn point(&self, at: Vec<f64>) -> Result<FitPoint, Error> {
+        let residuals = (self.residuals)(&at)?;
+        Ok(FitPoint { at, residuals })
+    }
+
     /// Goes down from a place of the box, for at most so many rounds. No step is made to where
     /// residuals cannot be computed.
-    pub(super) fn descend(&self, mut place: Place, rounds: usize) -> Place {
+    pub(super) fn descend(&self, mut place: FitPoint, rounds: usize) -> FitPoint {
         let mut damping = DAMPING;
         for _ in 0..rounds {
             let system = self.system(&self.derivatives(&place), &place);
             let Some(next) = self.step(&system, &place, &mut damping) else { break };
-            let (before, after) = (squares(&place.1), squares(&next.1));
+            let before = place.squares();
             place = next;
-            if before - after <= ENOUGH * before {
+            if before - place.squares() <= ENOUGH * before {
                 break;
             }
         }
@@ -43,8 +59,8 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
 
     /// Returns the places with the lowest sums, so many, the lowest first. Places come last where
     /// no residual depends on some direction: from there, no way leads in that direction.
-    pub(super) fn lowest(&self, mut places: Vec<Place>, count: usize) -> Vec<Place> {
-        places.sort_by(|a, b| squares(&a.1).total_cmp(&squares(&b.1)));
+    pub(super) fn lowest(&self, mut places: Vec<FitPoint>, count: usize) -> Vec<FitPoint> {
+        places.sort_by(|a, b| a.squares().total_cmp(&b.squares()));
         let (mut lowest, mut flat) = (Vec::new(), Vec::new());
         for place in places {
             if lowest.len() == count {
@@ -61,10 +77,10 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
 
     /// Returns the derivatives of the residuals by each direction, as columns; zeros where they
     /// cannot be computed.
-    pub(super) fn derivatives(&self, (point, residuals): &Place) -> Vec<Vec<f64>> {
+    pub(super) fn derivatives(&self, FitPoint { at, residuals }: &FitPoint) -> Vec<Vec<f64>> {
         let column = |direction: usize| {
-            let step = if point[direction] + STEP > self.ends[direction][1] { -STEP } else { STEP };
-            let mut beside = point.clone();
+            let step = if at[direction] + STEP > self.ends[direction][1] { -STEP } else { STEP };
+            let mut beside = at.clone();
             beside[direction] += step;
             let quotient = |(next, here): (&f64, &f64)| (next - here) / step;
             match (self.residuals)(&beside) {
@@ -72,27 +88,34 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> Problem<F> {
                 Err(_) => vec![0.0; residuals.len()],
             }
         };
-        (0..point.len()).map(column).collect()
+        (0..at.len()).map(column).collect()
     }
 
     /// Returns the equations of a step. Directions in which the point is at an end, and the sum
     /// falls beyond it, stay as they are.
-    fn system(&self, derivatives: &[Vec<f64>], (point, residuals): &Place) -> Normal {
+    fn system(&self, derivatives: &[Vec<f64>], point: &FitPoint) -> NormalEquations {
         let is_free = |direction: usize| {
-            let down = -dot(&derivatives[direction], residuals);
+            let down = -dot(&derivatives[direction], &point.residuals);
             let [least, most] = self.ends[direction];
-            (point[direction] > least || down > 0.0) && (point[direction] < most || down < 0.0)
+            (point.at[direction] > least || down > 0.0)
+                && (point.at[direction] < most || down < 0.0)
         };
-        Normal::new(derivatives, residuals, (0..point.len()).filter(|it| is_free(*it)).collect())
+        let free = (0..point.at.len()).filter(|it| is_free(*it)).collect();
+        NormalEquations::new(derivatives, &point.residuals, free)
     }
 
     /// Returns the next place with a smaller sum, as the damping grows, or `None` if there is none.
-    fn step(&self, system: &Normal, place: &Place, damping: &mut f64) -> Option<Place> {
-        let before = squares(&place.1);
+    fn step(
+        &self,
+        system: &NormalEquations,
+        place: &FitPoint,
+        damping: &mut f64,
+    ) -> Option<FitPoint> {
+        let before = place.squares();
         while *damping < MOST_DAMPING {
-            let next = system.solve(*damping).map(|change| self.moved(&place.0, &change));
-            let tried = next.and_then(|next| (self.residuals)(&next).ok().map(|it| (next, it)));
-            if let Some(better) = tried.filter(|(_, it)| squares(it) < before) {
+            let next = system.solve(*damping).map(|change| self.moved(&place.at, &change));
+            let tried = next.and_then(|next| self.point(next).ok());
+            if let Some(better) = tried.filter(|it| it.squares() < before) {
                 *damping = (*damping / 10.0).max(DAMPING * DAMPING);
                 return Some(better);
             }
@@ -114,14 +137,14 @@ pub(super) fn squares(values: &[f64]) -> f64 {
 }
 
 /// The normal equations of the free directions.
-pub(super) struct Normal {
+pub(super) struct NormalEquations {
     free: Vec<usize>,
     matrix: Vec<Vec<f64>>,
     right: Vec<f64>,
     directions: usize,
 }
 
-impl Normal {
+impl NormalEquations {
     pub(super) fn new(derivatives: &[Vec<f64>], residuals: &[f64], free: Vec<usize>) -> Self {
         let row =
             |a: &usize| free.iter().map(|b| dot(&derivatives[*a], &derivatives[*b])).collect();

@@ -8,8 +8,8 @@ use std::num::NonZeroU32;
 
 use hsdp_sharding::Rank;
 
-use super::judge::{Place, Run, listed};
-use super::schedules::End;
+use super::judge::{IssuedAt, JudgeRun, listed};
+use super::schedules::ListEnd;
 
 /// More clauses than these are not shown: of a longer explanation, the first and the last ones are.
 const SHOWN: usize = 8;
@@ -23,7 +23,7 @@ const MOST_ABSENT: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     /// The member never issues it, or its record ends before, or it has no record.
-    Never(End),
+    Never(ListEnd),
     /// The host waits for another operation before.
     NotIssued,
     /// Another operation is the head of the stream.
@@ -43,9 +43,9 @@ struct Obstacle {
 
 /// The operations that matter, each with what it waits for.
 struct Waits<'a> {
-    run: &'a Run<'a>,
+    run: &'a JudgeRun<'a>,
     /// First head of each rank, which is under way.
-    first_heads: Vec<Option<Place>>,
+    first_heads: Vec<Option<IssuedAt>>,
     operations: Vec<u32>,
     nodes: HashMap<u32, usize>,
     obstacles: Vec<Vec<Obstacle>>,
@@ -58,7 +58,7 @@ struct Waits<'a> {
 }
 
 /// Returns the operations of the shortest explanation, and its words.
-pub(super) fn shortest(run: &Run<'_>) -> (Vec<String>, String) {
+pub(super) fn shortest(run: &JudgeRun<'_>) -> (Vec<String>, String) {
     let waits = Waits::of(run);
     let (nodes, is_closed) = waits.shortest();
     let closing = nodes.first().copied().filter(|_| is_closed);
@@ -69,7 +69,7 @@ pub(super) fn shortest(run: &Run<'_>) -> (Vec<String>, String) {
 impl<'a> Waits<'a> {
     /// Returns the operations for which hosts wait, and those that these wait for, breadth first;
     /// if no host waits, the heads of all streams come first.
-    fn of(run: &'a Run<'a>) -> Self {
+    fn of(run: &'a JudgeRun<'a>) -> Self {
         let mut waits = Self {
             run,
             first_heads: run.first_heads(),
@@ -120,7 +120,7 @@ impl<'a> Waits<'a> {
         self.absent_left = self.absent_left.saturating_sub(looked_at);
         for &rank in run.members(operation).iter().filter(absent).take(looked_at) {
             let end = hosts[rank.index()].end;
-            let before = run.waits(rank).filter(|_| end != End::Finished);
+            let before = run.waits(rank).filter(|_| end != ListEnd::Finished);
             let why = before.map_or(Why::Never(end), |_| Why::NotIssued);
             found.entry((why, before)).or_default().push(rank);
         }
@@ -138,7 +138,7 @@ impl<'a> Waits<'a> {
     }
 
     /// Returns the reason on a member that issues the operation sooner or later.
-    fn obstacle_at(&self, place: &Place) -> Option<(Why, u32)> {
+    fn obstacle_at(&self, place: &IssuedAt) -> Option<(Why, u32)> {
         if !self.run.is_issued(place) {
             return Some((Why::NotIssued, self.run.waits(place.rank)?));
         }
@@ -254,18 +254,18 @@ fn waiting(hosts: &[Rank]) -> String {
 
 impl Obstacle {
     /// `which rank 1 has not issued: it waits for all_gather #2 of shard1`.
-    fn clause(&self, run: &Run<'_>, before: &str) -> String {
+    fn clause(&self, run: &JudgeRun<'_>, before: &str) -> String {
         let ranks = listed(&self.ranks);
         let [s, their, records_end, them, they_wait] = match self.ranks.len() {
             1 => ["s", "its", "record ends", "it", "it waits"],
             _ => ["", "their", "records end", "them", "they wait"],
         };
         match (self.why, run.schedules.kernels.map_or(0, NonZeroU32::get)) {
-            (Why::Never(End::Finished), _) => format!("which {ranks} never issue{s}"),
-            (Why::Never(End::CutOff), _) => {
+            (Why::Never(ListEnd::Finished), _) => format!("which {ranks} never issue{s}"),
+            (Why::Never(ListEnd::CutOff), _) => {
                 format!("which {ranks} had not issued when {their} {records_end}")
             }
-            (Why::Never(End::Unknown), _) => {
+            (Why::Never(ListEnd::Unknown), _) => {
                 format!("which {ranks} may not have issued: there is no record of {them}")
             }
             (Why::NotIssued, _) => format!("{}: {they_wait} for {before}", self.not_issued()),

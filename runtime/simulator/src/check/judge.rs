@@ -6,7 +6,7 @@ use std::fmt;
 use hsdp_sharding::Rank;
 
 use super::explanation;
-use super::schedules::{Action, End, Schedules};
+use super::schedules::{ListEnd, ListedAction, Schedules};
 
 /// Decides whether all operations of some schedules complete. The verdict holds for every timing:
 /// CHECK.md has the proof.
@@ -17,7 +17,7 @@ use super::schedules::{Action, End, Schedules};
 /// proportion to the actions.
 #[must_use]
 pub fn judge(schedules: &Schedules) -> Verdict {
-    let mut run = Run::new(schedules);
+    let mut run = JudgeRun::new(schedules);
     run.run_to_the_end();
     if let Some(mismatch) = run.mismatch() {
         return Verdict::Mismatch(mismatch);
@@ -32,7 +32,7 @@ pub fn judge(schedules: &Schedules) -> Verdict {
 
 /// An action that issues an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct IssuedAt {
     pub(super) rank: Rank,
     pub(super) index: usize,
     pub(super) operation: u32,
@@ -41,13 +41,13 @@ pub(super) struct Place {
 }
 
 /// The state of all ranks.
-pub(super) struct Run<'a> {
+pub(super) struct JudgeRun<'a> {
     pub(super) schedules: &'a Schedules,
     /// Whether no list ends earlier than its rank.
     pub(super) is_whole: bool,
     /// The places of each operation: those of operation `i` are at `begins[i]..begins[i + 1]`, by
     /// rank.
-    places: Vec<Place>,
+    places: Vec<IssuedAt>,
     begins: Vec<usize>,
     /// The number of members on which each operation is under way.
     ready: Vec<usize>,
@@ -59,19 +59,19 @@ pub(super) struct Run<'a> {
     /// The next action of each host.
     next: Vec<usize>,
     /// The operations of each stream that are issued and not complete, oldest first.
-    streams: Vec<VecDeque<Place>>,
+    streams: Vec<VecDeque<IssuedAt>>,
     /// Number of each rank's heads that are under way, and the other heads by index.
     under_way: Vec<u32>,
-    behind: Vec<BTreeMap<usize, Place>>,
+    behind: Vec<BTreeMap<usize, IssuedAt>>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> JudgeRun<'a> {
     fn new(schedules: &'a Schedules) -> Self {
         let (operations, ranks) = (schedules.operations.len(), schedules.hosts.len());
         let (begins, places) = places(schedules);
         Self {
             schedules,
-            is_whole: schedules.hosts.iter().all(|host| host.end == End::Finished),
+            is_whole: schedules.hosts.iter().all(|host| host.end == ListEnd::Finished),
             places,
             begins,
             ready: vec![0; operations],
@@ -101,10 +101,12 @@ impl<'a> Run<'a> {
         while let Some(action) = actions.get(self.next[rank.index()]) {
             let index = self.next[rank.index()];
             match *action {
-                Action::Wait { operation, .. } if !self.complete[operation as usize] => return,
-                Action::Wait { .. } => {}
-                Action::Issue { operation, call, stream } => {
-                    let place = Place { rank, index, operation, call, stream };
+                ListedAction::Wait { operation, .. } if !self.complete[operation as usize] => {
+                    return;
+                }
+                ListedAction::Wait { .. } => {}
+                ListedAction::Issue { operation, call, stream } => {
+                    let place = IssuedAt { rank, index, operation, call, stream };
                     let stream = &mut self.streams[stream as usize];
                     stream.push_back(place);
                     if stream.len() == 1 {
@@ -118,7 +120,7 @@ impl<'a> Run<'a> {
     }
 
     /// Makes the operation the head of its stream.
-    fn lead(&mut self, place: Place) {
+    fn lead(&mut self, place: IssuedAt) {
         if self.schedules.kernels.is_none() {
             return self.begin(place.operation);
         }
@@ -150,7 +152,7 @@ impl<'a> Run<'a> {
     fn finish(&mut self, operation: u32) {
         self.complete[operation as usize] = true;
         for at in self.begins[operation as usize]..self.begins[operation as usize + 1] {
-            let Place { rank, stream, .. } = self.places[at];
+            let IssuedAt { rank, stream, .. } = self.places[at];
             let stream = &mut self.streams[stream as usize];
             stream.pop_front();
             let next = stream.front().copied();
@@ -203,9 +205,9 @@ impl<'a> Run<'a> {
 }
 
 /// The questions of an explanation.
-impl Run<'_> {
+impl JudgeRun<'_> {
     /// Returns the actions that issue an operation, sooner or later, by rank.
-    pub(super) fn places(&self, operation: u32) -> &[Place] {
+    pub(super) fn places(&self, operation: u32) -> &[IssuedAt] {
         &self.places[self.begins[operation as usize]..self.begins[operation as usize + 1]]
     }
 
@@ -214,30 +216,32 @@ impl Run<'_> {
         &self.schedules.communicators[communicator as usize].ranks
     }
 
-    pub(super) fn is_issued(&self, place: &Place) -> bool {
+    pub(super) fn is_issued(&self, place: &IssuedAt) -> bool {
         place.index < self.next[place.rank.index()]
     }
 
     /// Returns the operation for which the host waits forever.
     pub(super) fn waits(&self, rank: Rank) -> Option<u32> {
         match self.schedules.hosts[rank.index()].actions.get(self.next[rank.index()])? {
-            Action::Wait { operation, .. } | Action::Issue { operation, .. } => Some(*operation),
+            ListedAction::Wait { operation, .. } | ListedAction::Issue { operation, .. } => {
+                Some(*operation)
+            }
         }
     }
 
     /// Returns the head of the stream of an operation that is issued and not complete.
-    pub(super) fn head_before(&self, place: &Place) -> Place {
+    pub(super) fn head_before(&self, place: &IssuedAt) -> IssuedAt {
         self.streams[place.stream as usize][0]
     }
 
     /// Returns the heads of all streams.
-    pub(super) fn heads(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn heads(&self) -> impl Iterator<Item = &IssuedAt> {
         self.streams.iter().filter_map(VecDeque::front)
     }
 
     /// Returns the head that each rank issued first, which is under way.
-    pub(super) fn first_heads(&self) -> Vec<Option<Place>> {
-        let mut first: Vec<Option<Place>> = vec![None; self.next.len()];
+    pub(super) fn first_heads(&self) -> Vec<Option<IssuedAt>> {
+        let mut first: Vec<Option<IssuedAt>> = vec![None; self.next.len()];
         for head in self.heads() {
             let of_rank = &mut first[head.rank.index()];
             *of_rank = Some(of_rank.filter(|it| it.index < head.index).unwrap_or(*head));
@@ -246,26 +250,27 @@ impl Run<'_> {
     }
 
     /// Returns whether a head is not under way, since there are as many as may be.
-    pub(super) fn is_behind(&self, place: &Place) -> bool {
+    pub(super) fn is_behind(&self, place: &IssuedAt) -> bool {
         self.behind[place.rank.index()].contains_key(&place.index)
     }
 }
 
 /// Returns the actions that issue operations, in the order of these, with the begin of each
 /// operation's.
-fn places(schedules: &Schedules) -> (Vec<usize>, Vec<Place>) {
+fn places(schedules: &Schedules) -> (Vec<usize>, Vec<IssuedAt>) {
     let mut begins = vec![0];
     for operation in &schedules.operations {
         begins.push(begins.last().copied().unwrap_or(0) + operation.issuers as usize);
     }
-    let nowhere = Place { rank: Rank::new(0), index: 0, operation: 0, call: 0, stream: 0 };
+    let nowhere = IssuedAt { rank: Rank::new(0), index: 0, operation: 0, call: 0, stream: 0 };
     let mut places = vec![nowhere; begins.last().copied().unwrap_or(0)];
     let mut free = begins.clone();
     for (rank, host) in schedules.hosts.iter().enumerate() {
         for (index, action) in host.actions.iter().enumerate() {
-            if let Action::Issue { operation, call, stream } = *action {
+            if let ListedAction::Issue { operation, call, stream } = *action {
                 let rank = Rank::new(rank);
-                places[free[operation as usize]] = Place { rank, index, operation, call, stream };
+                places[free[operation as usize]] =
+                    IssuedAt { rank, index, operation, call, stream };
                 free[operation as usize] += 1;
             }
         }

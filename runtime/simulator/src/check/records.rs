@@ -7,7 +7,7 @@ use hsdp_flight::{FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId, 
 use hsdp_sharding::Rank;
 
 use super::judge::ranges;
-use super::schedules::{CommunicatorId, End, Issue, Schedules};
+use super::schedules::{CommunicatorId, Issue, ListEnd, Schedules};
 use crate::Error;
 
 impl Schedules {
@@ -25,13 +25,13 @@ impl Schedules {
     /// the members of a group, if one has two entries of an operation, or if a rank has overwritten
     /// entries that matter. [`Error::Schedules`] as for any schedules.
     pub fn from_records(records: &[FlightRecord]) -> Result<Self, Error> {
-        let world = World::of(records)?;
+        let world = RecordedWorld::of(records)?;
         world.check_overwritten()?;
         let mut schedules = Self::new(records[0].size, None)?;
-        schedules.hosts.iter_mut().for_each(|host| host.end = End::Unknown);
-        let mut made = Made::default();
+        schedules.hosts.iter_mut().for_each(|host| host.end = ListEnd::Unknown);
+        let mut made = MadeSchedules::default();
         for record in records {
-            schedules.hosts[record.rank.index()].end = End::CutOff;
+            schedules.hosts[record.rank.index()].end = ListEnd::CutOff;
             world.add(record, &mut schedules, &mut made)?;
         }
         Ok(schedules)
@@ -39,35 +39,35 @@ impl Schedules {
 }
 
 /// The group and the number of an operation of the last epoch.
-type Key = (GroupId, u64);
+type OperationKey = (GroupId, u64);
 
 /// Nanoseconds since 1970, which can be compared across processes.
-type UnixTime = u128;
+type RecordTime = u128;
 
 /// The records of some ranks, of which each has one.
-struct World<'a> {
+struct RecordedWorld<'a> {
     records: BTreeMap<Rank, &'a FlightRecord>,
     epoch: u64,
     groups: BTreeMap<GroupId, &'a FlightGroup>,
     /// The operations that some rank knows to be complete: they are so on all ranks.
-    complete: HashSet<Key>,
+    complete: HashSet<OperationKey>,
 }
 
 /// The communicators and operations of the schedules so far.
 #[derive(Default)]
-struct Made {
+struct MadeSchedules {
     communicators: HashMap<GroupId, CommunicatorId>,
-    operations: HashMap<Key, u32>,
+    operations: HashMap<OperationKey, u32>,
 }
 
 /// An event of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum HostEvent {
     Issue,
     Wait,
 }
 
-impl<'a> World<'a> {
+impl<'a> RecordedWorld<'a> {
     fn of(records: &'a [FlightRecord]) -> Result<Self, Error> {
         let size = records.first().ok_or_else(|| refused("there is no record"))?.size;
         let newest = records.iter().max_by_key(|record| record.unix_ns(record.taken_ns));
@@ -116,30 +116,30 @@ impl<'a> World<'a> {
         &self,
         record: &FlightRecord,
         schedules: &mut Schedules,
-        made: &mut Made,
+        made: &mut MadeSchedules,
     ) -> Result<(), Error> {
         let mut events = Vec::new();
         for entry in self.pending(record) {
-            events.push((entry.issued_ns, Event::Issue, entry));
+            events.push((entry.issued_ns, HostEvent::Issue, entry));
             let waited = entry.waited_ns.filter(|_| entry.is_waited_for());
-            events.extend(waited.map(|time| (time, Event::Wait, entry)));
+            events.extend(waited.map(|time| (time, HostEvent::Wait, entry)));
         }
         events.sort_by_key(|(time, event, entry)| (*time, *event, entry.number));
         let (rank, mut issued) = (record.rank, HashMap::new());
         for (_, event, entry) in events {
             match (event, issued.get(&key(entry))) {
-                (Event::Issue, None) => {
-                    let index = self.issue(rank, entry, (schedules, made))?;
+                (HostEvent::Issue, None) => {
+                    let index = self.issue(rank, entry, schedules, made)?;
                     issued.insert(key(entry), index);
                 }
-                (Event::Issue, Some(_)) => {
+                (HostEvent::Issue, Some(_)) => {
                     let (group, number) = key(entry);
                     return Err(refused(format!(
                         "the record of rank {rank} has two entries of #{number} of group {group}"
                     )));
                 }
-                (Event::Wait, Some(index)) => schedules.wait(rank, *index)?,
-                (Event::Wait, None) => {}
+                (HostEvent::Wait, Some(index)) => schedules.wait(rank, *index)?,
+                (HostEvent::Wait, None) => {}
             }
         }
         Ok(())
@@ -149,7 +149,8 @@ impl<'a> World<'a> {
         &self,
         rank: Rank,
         entry: &FlightEntry,
-        (schedules, made): (&mut Schedules, &mut Made),
+        schedules: &mut Schedules,
+        made: &mut MadeSchedules,
     ) -> Result<usize, Error> {
         let communicator = match made.communicators.get(&entry.group) {
             Some(known) => *known,
@@ -179,7 +180,7 @@ impl<'a> World<'a> {
     /// Refuses records if a rank that has no entry of a pending operation may have overwritten it:
     /// as in FLIGHT.md, "Explanations".
     fn check_overwritten(&self) -> Result<(), Error> {
-        let mut first: BTreeMap<GroupId, (u64, UnixTime)> = BTreeMap::new();
+        let mut first: BTreeMap<GroupId, (u64, RecordTime)> = BTreeMap::new();
         let mut lowest: HashMap<(Rank, GroupId), u64> = HashMap::new();
         for (rank, record) in &self.records {
             for entry in self.pending(record) {
@@ -224,7 +225,7 @@ fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error
     )))
 }
 
-fn key(entry: &FlightEntry) -> Key {
+fn key(entry: &FlightEntry) -> OperationKey {
     (entry.group, entry.sequence)
 }
 

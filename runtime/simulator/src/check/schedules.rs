@@ -28,11 +28,13 @@ const MAX_NAME: usize = 1024;
 ///
 /// let mut schedules = Schedules::new(2, None)?;
 /// let world = schedules.communicator("world", &[Rank::new(0), Rank::new(1)])?;
-/// let all_gather = Issue { communicator: world, op: "all_gather", dtype: "f32", count: 1000, stream: 0 };
+/// let all_gather =
+///     Issue { communicator: world, op: "all_gather", dtype: "f32", count: 1000, stream: 0 };
 /// let gathered = schedules.issue(Rank::new(0), all_gather)?;
 /// schedules.wait(Rank::new(0), gathered)?;
 /// let verdict = judge(&schedules);
-/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 never issues";
+/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 \
+///                 never issues";
 /// assert_eq!(verdict.to_string(), expected);
 ///
 /// schedules.issue(Rank::new(1), all_gather)?;
@@ -42,13 +44,13 @@ const MAX_NAME: usize = 1024;
 #[derive(Debug)]
 pub struct Schedules {
     pub(super) kernels: Option<NonZeroU32>,
-    pub(super) communicators: Vec<Communicator>,
-    pub(super) operations: Vec<Operation>,
+    pub(super) communicators: Vec<ScheduledCommunicator>,
+    pub(super) operations: Vec<ScheduledOperation>,
     pub(super) calls: Vec<Call>,
     /// The rank of each stream, and its number there.
     pub(super) streams: Vec<(Rank, u64)>,
-    pub(super) hosts: Vec<Host>,
-    known: Known,
+    pub(super) hosts: Vec<ListedHost>,
+    known: KnownNames,
     members: usize,
     actions: usize,
 }
@@ -73,7 +75,7 @@ pub struct Issue<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Communicator {
+pub(super) struct ScheduledCommunicator {
     pub(super) name: String,
     pub(super) ranks: Vec<Rank>,
     /// Its operations, by their place in the order of each member.
@@ -82,7 +84,7 @@ pub(super) struct Communicator {
 
 /// An operation as all members know it.
 #[derive(Debug)]
-pub(super) struct Operation {
+pub(super) struct ScheduledOperation {
     pub(super) communicator: u32,
     /// The number that it is called by: its place among those of the communicator.
     pub(super) number: u64,
@@ -96,9 +98,9 @@ pub(super) struct Operation {
 
 /// A rank.
 #[derive(Debug, Default)]
-pub(super) struct Host {
-    pub(super) actions: Vec<Action>,
-    pub(super) end: End,
+pub(super) struct ListedHost {
+    pub(super) actions: Vec<ListedAction>,
+    pub(super) end: ListEnd,
     /// Its communicators, in ascending order, each with the number of operations that it has issued
     /// there.
     memberships: Vec<(CommunicatorId, usize)>,
@@ -106,7 +108,7 @@ pub(super) struct Host {
 
 /// An action of a host.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Action {
+pub(super) enum ListedAction {
     Issue {
         operation: u32,
         call: u32,
@@ -121,7 +123,7 @@ pub(super) enum Action {
 
 /// The meaning of the end of a rank's actions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(super) enum ListEnd {
     /// The rank does nothing more.
     #[default]
     Finished,
@@ -133,7 +135,7 @@ pub(super) enum End {
 
 /// The places of names and the like in the lists.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownNames {
     communicators: HashMap<String, CommunicatorId>,
     names: HashMap<String, u32>,
     calls: HashMap<(u32, u32, u64), u32>,
@@ -154,8 +156,8 @@ impl Schedules {
             operations: Vec::new(),
             calls: Vec::new(),
             streams: Vec::new(),
-            hosts: (0..ranks).map(|_| Host::default()).collect(),
-            known: Known::default(),
+            hosts: (0..ranks).map(|_| ListedHost::default()).collect(),
+            known: KnownNames::default(),
             members: 0,
             actions: 0,
         })
@@ -190,7 +192,7 @@ impl Schedules {
         self.members += ranks.len();
         self.known.communicators.insert(name.to_owned(), id);
         let (name, ranks) = (name.to_owned(), ranks.to_vec());
-        self.communicators.push(Communicator { name, ranks, operations: Vec::new() });
+        self.communicators.push(ScheduledCommunicator { name, ranks, operations: Vec::new() });
         Ok(id)
     }
 
@@ -224,12 +226,12 @@ impl Schedules {
     pub fn wait(&mut self, rank: Rank, index: usize) -> Result<(), Error> {
         let actions = &self.host(rank)?.actions;
         let kind = match actions.get(index) {
-            Some(&Action::Issue { operation, .. }) => {
+            Some(&ListedAction::Issue { operation, .. }) => {
                 self.check_actions()?;
-                self.push(rank, Action::Wait { index, operation });
+                self.push(rank, ListedAction::Wait { index, operation });
                 return Ok(());
             }
-            Some(Action::Wait { .. }) => "is a wait",
+            Some(ListedAction::Wait { .. }) => "is a wait",
             None if actions.len() == index => "is the wait itself",
             None => "comes later",
         };
@@ -238,7 +240,7 @@ impl Schedules {
 
     /// Returns an operation in words, after its kind: `all_gather #3 of shard0`.
     pub(super) fn named(&self, op: &str, operation: u32) -> String {
-        let Operation { communicator, number, .. } = self.operations[operation as usize];
+        let ScheduledOperation { communicator, number, .. } = self.operations[operation as usize];
         format!("{op} #{number} of {}", self.communicators[communicator as usize].name)
     }
 
@@ -251,7 +253,7 @@ impl Schedules {
     pub(super) fn operation(&mut self, communicator: CommunicatorId, named: u64) -> u32 {
         let (communicator, operation) = (communicator.0, number(self.operations.len()));
         #[rustfmt::skip]
-        self.operations.push(Operation { communicator, number: named, call: 0, differs: false, issuers: 0 });
+        self.operations.push(ScheduledOperation { communicator, number: named, call: 0, differs: false, issuers: 0 });
         operation
     }
 
@@ -276,7 +278,7 @@ impl Schedules {
         known.call = if known.issuers == 0 { call } else { known.call };
         known.differs |= known.call != call;
         known.issuers += 1;
-        self.push(rank, Action::Issue { operation, call, stream: place })
+        self.push(rank, ListedAction::Issue { operation, call, stream: place })
     }
 
     /// Returns the place of the next action of a rank, as JSON has it.
@@ -285,7 +287,7 @@ impl Schedules {
         place(rank, index)
     }
 
-    fn host(&self, rank: Rank) -> Result<&Host, Error> {
+    fn host(&self, rank: Rank) -> Result<&ListedHost, Error> {
         let size = self.hosts.len();
         let wrong = || refused("schedules", format!("rank {rank} of {size} ranks"));
         self.hosts.get(rank.index()).ok_or_else(wrong)
@@ -330,7 +332,7 @@ impl Schedules {
         at_most("actions", self.actions + 1, MAX_ACTIONS)
     }
 
-    fn push(&mut self, rank: Rank, action: Action) -> usize {
+    fn push(&mut self, rank: Rank, action: ListedAction) -> usize {
         self.actions += 1;
         let actions = &mut self.hosts[rank.index()].actions;
         actions.push(action);

@@ -1,6 +1,6 @@
 //! Collectives of ranks on cards.
 
-use super::shape::Part;
+use super::shape::ShapePart;
 use super::{Collective, Cost, Shape};
 use crate::machine::{Device, Machine, NetworkLink};
 
@@ -45,7 +45,7 @@ impl Network {
 
     /// Bytes a second that a group has on a machine: those of its members' adapters, and no more
     /// than its part of all.
-    fn of_group(&self, part: &Part) -> f64 {
+    fn of_group(&self, part: &ShapePart) -> f64 {
         let own = (part.members as f64 / self.cards).ceil().min(self.adapters);
         self.bandwidth * (own / self.adapters).min(1.0 / part.groups as f64)
     }

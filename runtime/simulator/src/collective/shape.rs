@@ -12,12 +12,12 @@ mod tests;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape {
     /// Equal machines are one part; ascending.
-    parts: Vec<Part>,
+    parts: Vec<ShapePart>,
 }
 
 /// Machines with as many members of a group, and as many groups that share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Part {
+pub(super) struct ShapePart {
     /// Members of the group on each of the machines.
     pub(super) members: usize,
     /// Groups of the axis, with this one, that use the machine's network at the same time; on a
@@ -34,7 +34,7 @@ impl Shape {
         let equal = sorted.chunk_by(|one, next| one == next);
         let part = |chunk: &[(usize, usize)]| {
             let (members, groups) = chunk[0];
-            Part { members, groups, machines: chunk.len() }
+            ShapePart { members, groups, machines: chunk.len() }
         };
         Self { parts: equal.map(part).collect() }
     }
@@ -57,7 +57,7 @@ impl Shape {
         self.parts.iter().map(|part| part.members).max().unwrap_or(0)
     }
 
-    pub(super) fn parts(&self) -> &[Part] {
+    pub(super) fn parts(&self) -> &[ShapePart] {
         &self.parts
     }
 }

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::{DType, Role, State};
 
-use super::shapes::{Attention, Product, Scores, UnitShapes};
+use super::shapes::{Attention, MatrixProduct, Scores, UnitShapes};
 use super::{Batch, Recompute};
 use crate::host::Placement;
 use crate::machine::{Kind, Machine};
@@ -27,7 +27,7 @@ impl<'a> Kernels<'a> {
     }
 
     /// Adds a kernel of products.
-    fn product(&mut self, products: &Products) {
+    fn product(&mut self, products: &ProductKernel) {
         self.count += 1.0;
         self.seconds += self.on.product(products, self.dtype);
     }
@@ -125,13 +125,13 @@ impl Kernels<'_> {
     }
 
     /// Adds the product of activations with a matrix.
-    pub(super) fn product_forward(&mut self, product: &Product, batch: &Batch) {
+    pub(super) fn product_forward(&mut self, product: &MatrixProduct, batch: &Batch) {
         let [a, b] = product.dims;
         self.product(&product.with([batch.rows(), a, b]));
     }
 
     /// Adds the gradients of a tied product, with the sum of the matrix's.
-    pub(super) fn product_backward(&mut self, product: &Product, batch: &Batch) {
+    pub(super) fn product_backward(&mut self, product: &MatrixProduct, batch: &Batch) {
         self.gradients(product, batch);
         if product.role == Role::Trainable {
             self.passes(GRADIENT.0, GRADIENT.1 * product.elements());
@@ -139,7 +139,7 @@ impl Kernels<'_> {
     }
 
     /// Adds the gradient of a product's inputs, and the matrix's gradient if it is trained.
-    fn gradients(&mut self, product: &Product, batch: &Batch) {
+    fn gradients(&mut self, product: &MatrixProduct, batch: &Batch) {
         let [a, b] = product.dims;
         self.product(&product.with([batch.rows(), b, a]));
         if product.role == Role::Trainable {
@@ -176,8 +176,8 @@ impl Kernels<'_> {
         let count = batch.sequences as f64 * attention.heads as f64;
         // A row of the scores has a score for each token, and a row of any other matrix has a head.
         let strides = [t, size];
-        self.product(&Products { count, sizes: [t, t, size], strides });
-        self.product(&Products { count, sizes: [t, size, t], strides });
+        self.product(&ProductKernel { count, sizes: [t, t, size], strides });
+        self.product(&ProductKernel { count, sizes: [t, size, t], strides });
     }
 
     /// Adds the two products over the pairs of tokens that have a score, `times` times. Queries,
@@ -196,7 +196,7 @@ impl Kernels<'_> {
     }
 }
 
-impl Product {
+impl MatrixProduct {
     /// Returns the product of the forward, or of a gradient, with these numbers of rows, columns
     /// and summands.
     ///
@@ -204,8 +204,8 @@ impl Product {
     /// results have that of the other dim. The matrix itself has rows of one of both. So tokens are
     /// the number of rows of a matrix in memory, and never the length of one: also where they are
     /// summed over, in the gradient of the matrix.
-    const fn with(&self, sizes: [usize; 3]) -> Products {
-        Products { count: 1.0, sizes, strides: self.dims }
+    const fn with(&self, sizes: [usize; 3]) -> ProductKernel {
+        ProductKernel { count: 1.0, sizes, strides: self.dims }
     }
 }
 
@@ -274,7 +274,7 @@ pub struct Processor {
 
 /// Products of matrices of equal sizes, in one kernel.
 #[derive(Clone, Copy, Debug)]
-struct Products {
+struct ProductKernel {
     /// Products in the kernel.
     pub(super) count: f64,
     /// `m`, `n` and `k`: each product is of an `m` x `k` with a `k` x `n` matrix.
@@ -325,8 +325,8 @@ impl Processor {
     }
 
     /// Returns the seconds of a kernel of products.
-    fn product(&self, products: &Products, dtype: DType) -> f64 {
-        let Products { count, sizes, strides } = *products;
+    fn product(&self, products: &ProductKernel, dtype: DType) -> f64 {
+        let ProductKernel { count, sizes, strides } = *products;
         let size = dtype.size_bytes();
         let is_aligned =
             strides.into_iter().all(|it| it.saturating_mul(size).is_multiple_of(ALIGNMENT));

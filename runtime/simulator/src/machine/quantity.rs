@@ -58,14 +58,14 @@ impl<M: Measure> fmt::Display for Quantity<M> {
 
 impl<'de, M: Measure> Deserialize<'de> for Quantity<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Raw { value, source } = Raw::deserialize(deserializer)?;
+        let WrittenNumber { value, source } = WrittenNumber::deserialize(deserializer)?;
         Self::read(&value, source).map_err(D::Error::custom)
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct WrittenNumber {
     value: String,
     source: String,
 }
@@ -95,8 +95,8 @@ pub(super) fn check(value: f64, unit: &Unit) -> Result<(), String> {
 fn parse(text: &str, unit: &Unit) -> Result<f64, String> {
     let (number, written) = text.split_once(' ').unwrap_or((text, ""));
     let value = scale(written, unit).and_then(|scale| match scale {
-        Scale::Power(power) => decimal(number, power),
-        Scale::Factor(factor) => Some(decimal(number, 0)? * factor),
+        UnitScale::Power(power) => decimal(number, power),
+        UnitScale::Factor(factor) => Some(decimal(number, 0)? * factor),
     });
     value.ok_or_else(|| match unit.name {
         "" => format!("{text:?} is no plain number such as 0.85"),
@@ -104,17 +104,17 @@ fn parse(text: &str, unit: &Unit) -> Result<f64, String> {
     })
 }
 
-enum Scale {
+enum UnitScale {
     Power(i32),
     Factor(f64),
 }
 
 /// Returns the factor from numbers of a unit, as it is written, to those of `unit`.
-fn scale(written: &str, unit: &Unit) -> Option<Scale> {
+fn scale(written: &str, unit: &Unit) -> Option<UnitScale> {
     let prefix = written.strip_suffix(unit.name);
     let prefixed = unit.prefixes.iter().find(|(name, _)| Some(*name) == prefix);
     let other = || unit.others.iter().find(|(name, _)| *name == written);
-    prefixed.map(|it| Scale::Power(it.1)).or_else(|| other().map(|it| Scale::Factor(it.1)))
+    prefixed.map(|it| UnitScale::Power(it.1)).or_else(|| other().map(|it| UnitScale::Factor(it.1)))
 }
 
 /// Returns the float that is nearest to a decimal number times ten to the `power`; None if it is no

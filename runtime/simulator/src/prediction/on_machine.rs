@@ -19,7 +19,7 @@ use crate::{
 /// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share
 /// them.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct MeshGroups {
     /// Shapes that differ.
     shapes: Vec<Shape>,
     /// The number of a group's shape, by axis, and by index on the other one.
@@ -30,7 +30,7 @@ pub(crate) struct Groups {
     pub(crate) colors: Colors,
 }
 
-impl Groups {
+impl MeshGroups {
     /// Places the ranks of a mesh.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ fn shape(
 /// A workload on a machine.
 pub(crate) struct OnMachine<'a> {
     machine: &'a Machine,
-    groups: Arc<Groups>,
+    groups: Arc<MeshGroups>,
     /// Costs by unit.
     forward: Vec<WorkCost>,
     backward: Vec<WorkCost>,
@@ -99,9 +99,9 @@ impl<'a> OnMachine<'a> {
     pub(crate) fn of(
         computation: &Computation,
         batch: &Batch,
-        sizes: &Sizes,
+        sizes: &PlanSizes,
         machine: &'a Machine,
-        groups: Arc<Groups>,
+        groups: Arc<MeshGroups>,
     ) -> Result<Self, Error> {
         let processor = Processor::new(machine, batch.dtype, sizes.mesh.world_size())?;
         let units = || sizes.units.iter();
@@ -149,7 +149,7 @@ impl<'a> OnMachine<'a> {
 
 impl Costs for OnMachine<'_> {
     fn shape(&self, members: Members, first: Rank) -> usize {
-        let Groups { of_axis, world, shard_size, .. } = &*self.groups;
+        let MeshGroups { of_axis, world, shard_size, .. } = &*self.groups;
         shape(of_axis, *world, *shard_size, members, first)
     }
 
@@ -209,7 +209,7 @@ fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
 
 /// Sizes of a plan on which the costs of its actions depend.
 #[derive(Clone, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct PlanSizes {
     pub(super) mesh: Mesh,
     units: Vec<UnitSizes>,
     update: UpdateSizes,
@@ -223,7 +223,7 @@ struct UnitSizes {
     gradient: u64,
 }
 
-impl Sizes {
+impl PlanSizes {
     /// Returns the sizes of a plan with a part of the model in the host's memory.
     ///
     /// # Errors

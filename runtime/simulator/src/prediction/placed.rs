@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::{Mesh, Offload, Plan, PlanOptions, State};
 
-use super::{Groups, OnMachine, Sizes, Workload, check_update, placement};
+use super::{MeshGroups, OnMachine, PlanSizes, Workload, check_update, placement};
 use crate::calibrate::{AllReduceRow, StepRow};
 use crate::host::Microbatches;
 use crate::simulation::{Orders, Timing, simulate_among};
@@ -22,7 +22,7 @@ const MOST_UNITS_OF_FIT: u64 = 500_000;
 #[derive(Debug)]
 pub struct Placing<'a> {
     machine: &'a Machine,
-    groups: HashMap<Mesh, Arc<Groups>>,
+    groups: HashMap<Mesh, Arc<MeshGroups>>,
     /// Ranks of all meshes together.
     ranks: u64,
     steps: u64,
@@ -72,7 +72,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Returns the groups of a mesh, which are made once.
-    fn groups(&mut self, mesh: Mesh) -> Result<Arc<Groups>, Error> {
+    fn groups(&mut self, mesh: Mesh) -> Result<Arc<MeshGroups>, Error> {
         if let Some(groups) = self.groups.get(&mesh) {
             return Ok(Arc::clone(groups));
         }
@@ -86,7 +86,7 @@ impl<'a> Placing<'a> {
                 ),
             });
         }
-        let groups = Arc::new(Groups::new(mesh, self.machine)?);
+        let groups = Arc::new(MeshGroups::new(mesh, self.machine)?);
         self.groups.insert(mesh, Arc::clone(&groups));
         Ok(groups)
     }
@@ -99,9 +99,9 @@ pub struct Placed {
     cards: usize,
     computation: Arc<Computation>,
     batch: Batch,
-    sizes: Sizes,
+    sizes: PlanSizes,
     orders: Orders,
-    groups: Arc<Groups>,
+    groups: Arc<MeshGroups>,
 }
 
 impl Placed {
@@ -112,13 +112,13 @@ impl Placed {
     pub(crate) fn among(
         workload: &Workload,
         machine: &Machine,
-        groups: Arc<Groups>,
+        groups: Arc<MeshGroups>,
     ) -> Result<Self, Error> {
         Ok(Self {
             cards: machine.cards(),
             computation: Arc::clone(&workload.computation),
             batch: workload.batch,
-            sizes: Sizes::of(&workload.plan, workload.offload)?,
+            sizes: PlanSizes::of(&workload.plan, workload.offload)?,
             orders: workload.orders(machine),
             groups,
         })

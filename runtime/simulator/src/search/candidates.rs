@@ -1,17 +1,16 @@
 //! The candidates that fit, in few bytes each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::thread;
 
 use hsdp_flight::Channel;
 use hsdp_sharding::{Mesh, Offload, Rank};
+use rayon::prelude::*;
 
 use super::Cell;
 use super::space::{Load, PlanChoice, Space, Unfit};
 use crate::host::{Action, Block, Data, Placement, Work};
-use crate::prediction::{Groups, OnMachine, Sizes, check_update, placement, update_cost};
+use crate::prediction::{MeshGroups, OnMachine, PlanSizes, check_update, placement, update_cost};
 use crate::simulation::{Costs, Orders};
 use crate::{Error, Machine, Processor, Workload};
 
@@ -32,13 +31,13 @@ pub(super) struct FittingCandidates<'a> {
     pub(super) space: &'a Space<'a>,
     pub(super) choices: Vec<PlanChoice>,
     pub(super) loads: Vec<Load>,
-    groups: HashMap<Mesh, Arc<Groups>>,
+    groups: HashMap<Mesh, Arc<MeshGroups>>,
     pub(super) fits: Vec<FittingCandidate>,
     pub(super) unfit: BTreeMap<Unfit, u64>,
     pub(super) candidates: u64,
 }
 
-/// The candidates of some choices.
+/// The candidates of a choice.
 #[derive(Default)]
 struct ConsideredPart {
     fits: Vec<FittingCandidate>,
@@ -58,12 +57,16 @@ impl<'a> FittingCandidates<'a> {
         let batches = space.batches()?;
         space.check(choices.len(), &batches)?;
         let placed =
-            meshes.iter().map(|mesh| Ok((*mesh, Arc::new(Groups::new(*mesh, space.machine)?))));
+            meshes.iter().map(|mesh| Ok((*mesh, Arc::new(MeshGroups::new(*mesh, space.machine)?))));
         let groups = placed.collect::<Result<HashMap<_, _>, Error>>()?;
         let loads = space.loads(&batches)?;
         let (fits, unfit) = (Vec::new(), BTreeMap::new());
         let mut fitting = Self { space, choices, loads, groups, fits, unfit, candidates: 0 };
-        for part in fitting.parts()? {
+        let choices = fitting.choices.par_iter().enumerate();
+        let parts: Vec<Result<ConsideredPart, Error>> =
+            choices.map(|(index, choice)| fitting.consider(index, choice)).collect();
+        for part in parts {
+            let part = part?;
             fitting.fits.extend(part.fits);
             fitting.candidates += part.candidates;
             for (unfit, count) in part.unfit {
@@ -73,35 +76,9 @@ impl<'a> FittingCandidates<'a> {
         Ok(fitting)
     }
 
-    /// Returns the candidates of all choices, in parts that follow each other.
-    fn parts(&self) -> Result<Vec<ConsideredPart>, Error> {
-        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let each = self.choices.len().div_ceil(threads).max(1);
-        let part = |(number, choices): (usize, &[PlanChoice])| {
-            let mut part = ConsideredPart::default();
-            for (place, choice) in choices.iter().enumerate() {
-                self.consider(number * each + place, choice, &mut part)?;
-            }
-            Ok(part)
-        };
-        thread::scope(|scope| {
-            let part = &part;
-            let parts = self.choices.chunks(each).enumerate();
-            let threads: Vec<_> = parts.map(|it| scope.spawn(move || part(it))).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            threads.into_iter().map(join).collect()
-        })
-    }
-
-    /// Adds the candidates of a choice.
-    fn consider(
-        &self,
-        index: usize,
-        choice: &PlanChoice,
-        part: &mut ConsideredPart,
-    ) -> Result<(), Error> {
+    /// Returns the candidates of a choice.
+    fn consider(&self, index: usize, choice: &PlanChoice) -> Result<ConsideredPart, Error> {
+        let mut part = ConsideredPart::default();
         let Self { space, loads, .. } = self;
         let machine = space.machine;
         let plan = Arc::new(space.plan(choice)?);
@@ -110,7 +87,7 @@ impl<'a> FittingCandidates<'a> {
             let loads = loads.iter().enumerate();
             loads.filter(|(_, load)| load.batch.dtype == choice.param_dtype())
         };
-        let Some((_, first)) = of_dtype().next() else { return Ok(()) };
+        let Some((_, first)) = of_dtype().next() else { return Ok(part) };
         let on = placement(machine);
         let processor = space.processor(choice.param_dtype())?;
         let two = Load { microbatches: 2, ..*first };
@@ -131,7 +108,7 @@ impl<'a> FittingCandidates<'a> {
                 // Many choices have no candidate that fits.
                 if cost.is_none() {
                     let groups = Arc::clone(&self.groups[&choice.mesh]);
-                    let sizes = Sizes::of(&plan, workload.offload)?;
+                    let sizes = PlanSizes::of(&plan, workload.offload)?;
                     let Workload { computation, batch, .. } = &workload;
                     let costs = OnMachine::of(computation, batch, &sizes, machine, groups)?;
                     cost = Some(PlanCost::new(&workload, &costs, on));
@@ -143,7 +120,7 @@ impl<'a> FittingCandidates<'a> {
                 part.fits.push(FittingCandidate { bound, memory, choice, load, offload: *offload });
             }
         }
-        Ok(())
+        Ok(part)
     }
 
     /// Returns the numbers of all that fit.
@@ -175,7 +152,7 @@ impl<'a> FittingCandidates<'a> {
         (mesh.replicate_size(), mesh.shard_size(), self.load(fit).microbatches)
     }
 
-    pub(super) fn groups_of(&self, fit: &FittingCandidate) -> &Arc<Groups> {
+    pub(super) fn groups_of(&self, fit: &FittingCandidate) -> &Arc<MeshGroups> {
         &self.groups[&self.choice(fit).mesh]
     }
 

@@ -359,22 +359,3 @@ impl fmt::Display for Unfit {
         }
     }
 }
-
-impl StepMemory {
-    /// Returns its parts where the model lies, by name.
-    #[must_use]
-    pub fn parts(&self) -> [(&'static str, ByteCount); 9] {
-        let planned = self.planned;
-        [
-            ("shard", planned.shard),
-            ("gather_input", planned.gather_input),
-            ("full", planned.full),
-            ("grad_full", planned.grad_full),
-            ("partial", planned.partial),
-            ("optimizer", planned.optimizer),
-            ("update", planned.update),
-            ("activations", self.activations),
-            ("gradients", self.gradients),
-        ]
-    }
-}

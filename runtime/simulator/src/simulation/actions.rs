@@ -11,7 +11,7 @@ use crate::{Error, Time};
 
 /// The place of a color in time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RankState {
+pub(super) struct ColorState {
     /// Time of its thread.
     pub(super) host: Time,
     /// Time of its stream of computation, which is its thread where the model is in host memory.
@@ -21,7 +21,7 @@ pub(super) struct RankState {
     pub(super) shares: Shares,
 }
 
-impl RankState {
+impl ColorState {
     pub(super) fn end(&self) -> Time {
         self.host.max(self.computation)
     }
@@ -61,25 +61,25 @@ impl RankState {
 
 /// The places of all colors in time.
 #[derive(Clone, Debug)]
-pub(super) struct Ranks {
-    pub(super) of: Vec<RankState>,
+pub(super) struct ColorRanks {
+    pub(super) of: Vec<ColorState>,
     pub(super) streams: ColorStreams,
 }
 
-impl Ranks {
+impl ColorRanks {
     pub(super) fn new(colors: &Colors) -> Self {
-        let of = vec![RankState::default(); colors.len()];
+        let of = vec![ColorState::default(); colors.len()];
         Self { of, streams: ColorStreams::new(colors.len()) }
     }
 }
 
 /// All ranks on their machines.
-pub(super) struct World<'a> {
+pub(super) struct SimulatedWorld<'a> {
     pub(super) mesh: Mesh,
     pub(super) placement: Placement,
     pub(super) costs: &'a dyn Costs,
     pub(super) colors: Colors,
-    pub(super) ranks: Ranks,
+    pub(super) ranks: ColorRanks,
     /// All that was done, if it is asked for.
     pub(super) spans: Option<Vec<Span>>,
 }
@@ -97,7 +97,7 @@ pub(crate) fn actions_done() -> u64 {
 }
 
 /// The progress of a color in a block.
-struct Progress {
+struct ColorProgress {
     actions: usize,
     /// Whether each operation was issued, by index.
     issued: Vec<bool>,
@@ -108,13 +108,11 @@ struct Progress {
     asked: usize,
 }
 
-impl Progress {
+impl ColorProgress {
     fn in_block(block: &Block) -> Self {
         Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0, asked: 0 }
     }
-}
 
-impl Progress {
     /// Counts the all-reduces of a block, in its order, whose reduce-scatters are issued.
     fn scattered(&self, block: &Block) -> usize {
         let is_issued = |(scatter, _): &&(Reference, usize)| match scatter {
@@ -128,15 +126,16 @@ impl Progress {
 /// An action cannot be done before an operation has its times.
 struct Parked;
 
-impl World<'_> {
+impl SimulatedWorld<'_> {
     /// Runs a block on all colors, microbatch `number` of the step.
     pub(super) fn run(&mut self, blocks: &[&Block], number: u64) -> Result<(), Error> {
         let Self { mesh, placement, ref colors, costs, .. } = *self;
         let world = Machinery { mesh, placement, colors, costs };
         let meetings = Meetings::new(&world, blocks);
         let (ranks, spans) = (&mut self.ranks, &mut self.spans);
-        let mut run = Run { world, meetings, ranks, spans, number };
-        let mut progress: Vec<Progress> = blocks.iter().map(|it| Progress::in_block(it)).collect();
+        let mut run = BlockRun { world, meetings, ranks, spans, number };
+        let mut progress: Vec<ColorProgress> =
+            blocks.iter().map(|it| ColorProgress::in_block(it)).collect();
         let all = blocks.iter().map(|block| block.actions.len()).sum::<usize>();
         #[cfg(test)]
         DONE.with(|done| done.set(done.get() + all as u64));
@@ -165,17 +164,17 @@ struct Doing {
 }
 
 /// A run of a block.
-struct Run<'a> {
+struct BlockRun<'a> {
     world: Machinery<'a>,
     meetings: Meetings<'a>,
-    ranks: &'a mut Ranks,
+    ranks: &'a mut ColorRanks,
     spans: &'a mut Option<Vec<Span>>,
     number: u64,
 }
 
-impl Run<'_> {
+impl BlockRun<'_> {
     /// Does the actions of a color, up to one that is parked.
-    fn advance(&mut self, color: usize, block: &Block, progress: &mut Progress) {
+    fn advance(&mut self, color: usize, block: &Block, progress: &mut ColorProgress) {
         while let Some(action) = block.actions.get(progress.actions) {
             let done = match *action {
                 Action::Issue(index) => {
@@ -204,7 +203,7 @@ impl Run<'_> {
     /// Where all colors are parked: the first in time that asks whether a reduce-scatter is
     /// complete goes on without it. All others wait for operations that such a color issues later,
     /// so the reduce-scatter, which lacks a member, is not complete at this time.
-    fn pass_by(&self, blocks: &[&Block], progress: &mut [Progress]) -> Result<(), Error> {
+    fn pass_by(&self, blocks: &[&Block], progress: &mut [ColorProgress]) -> Result<(), Error> {
         let asks = |color: &usize| {
             blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
         };
@@ -221,7 +220,7 @@ impl Run<'_> {
     }
 
     /// Issues an operation that does not begin before a time, unless it was issued.
-    fn issue(&mut self, color: usize, index: usize, progress: &mut Progress, after: Time) {
+    fn issue(&mut self, color: usize, index: usize, progress: &mut ColorProgress, after: Time) {
         if std::mem::replace(&mut progress.issued[index], true) {
             return;
         }
@@ -239,7 +238,7 @@ impl Run<'_> {
         let is_exchange = operation.channel == Channel::Control;
         let (ready, ends) = (if is_exchange { rank.host } else { rank.end() }, rank.host);
         self.show(color, Lane::Host, Doing { what, begins, ends, late: Time::ZERO });
-        self.meetings.issue(&mut self.ranks.streams, (color, index), ready.max(after));
+        self.meetings.issue(&mut self.ranks.streams, color, index, ready.max(after));
     }
 
     /// Issues the all-reduces that are next, as far as the thread has asked for their
@@ -252,7 +251,7 @@ impl Run<'_> {
         &mut self,
         color: usize,
         block: &Block,
-        progress: &mut Progress,
+        progress: &mut ColorProgress,
     ) -> Result<(), Parked> {
         let scattered = progress.scattered(block);
         // The reduce-scatter of a group of one is complete when it is issued.

@@ -31,13 +31,13 @@ pub(super) struct GroupClass {
 }
 
 /// Numbers for keys, in the order in which they come.
-struct Numbers<K> {
+struct KeyNumbers<K> {
     of: HashMap<K, usize>,
     /// Last key and its number. Ranks that follow each other are often alike.
     last: Option<(K, usize)>,
 }
 
-impl<K: Clone + Eq + Hash> Numbers<K> {
+impl<K: Clone + Eq + Hash> KeyNumbers<K> {
     fn new() -> Self {
         Self { of: HashMap::new(), last: None }
     }
@@ -62,14 +62,14 @@ impl<K: Clone + Eq + Hash> Numbers<K> {
 impl Colors {
     /// Returns the colors of the ranks of a mesh.
     pub(crate) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, shape: ShapeOf<'_>) -> Self {
-        let mut kinds = Numbers::new();
+        let mut kinds = KeyNumbers::new();
         let mut color: Vec<usize> =
             mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
         let mut count = kinds.len();
         loop {
             let [shard, replicate] =
                 [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, shape));
-            let mut refined = Numbers::new();
+            let mut refined = KeyNumbers::new();
             color = mesh
                 .ranks()
                 .map(|rank| {
@@ -98,7 +98,7 @@ impl Colors {
             }
             counts[color] += 1;
         }
-        let mut numbers = Numbers::new();
+        let mut numbers = KeyNumbers::new();
         let mut classes = Vec::new();
         let mut number = |members, ranks: Vec<Rank>| {
             let mut colors: Vec<usize> = ranks.iter().map(|rank| color[rank.index()]).collect();
@@ -157,7 +157,7 @@ fn groups(mesh: Mesh, axis: Axis, color: &[usize], shape: ShapeOf<'_>) -> Vec<us
         Axis::Replicate => (mesh.shard_size(), Members::Replicate),
     };
     let step = if axis == Axis::Shard { mesh.shard_size() } else { 1 };
-    let mut numbers = Numbers::new();
+    let mut numbers = KeyNumbers::new();
     let number = |index: usize| {
         let rank = Rank::new(index * step);
         let mut colors: Vec<usize> =

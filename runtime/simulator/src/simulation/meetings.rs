@@ -12,7 +12,7 @@ use crate::host::{Block, Operation, Placement};
 
 /// An operation of a block, in a group.
 #[derive(Clone, Copy, Debug, Default)]
-struct Meeting {
+struct OperationMeeting {
     /// The members for which it is the first of its stream.
     heads: usize,
     /// When the last of them was ready.
@@ -24,7 +24,7 @@ struct Meeting {
 
 /// An operation that a color has issued.
 #[derive(Clone, Copy, Debug)]
-struct Issued {
+struct IssuedOperation {
     index: usize,
     ready: Time,
 }
@@ -47,11 +47,11 @@ impl Times {
 
 /// A stream of collectives of a color.
 #[derive(Clone, Debug, Default)]
-struct Stream {
+struct ColorStream {
     /// When the last operation ends that has a time.
     free: Time,
     /// Operations that have none.
-    queue: VecDeque<Issued>,
+    queue: VecDeque<IssuedOperation>,
 }
 
 /// Returns the stream of a channel. On a device all channels but that of exchanges have one.
@@ -67,7 +67,7 @@ pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
 /// The streams of all colors.
 #[derive(Clone, Debug)]
 pub(super) struct ColorStreams {
-    of: Vec<[Stream; ColorStreams::COUNT]>,
+    of: Vec<[ColorStream; ColorStreams::COUNT]>,
 }
 
 impl ColorStreams {
@@ -96,6 +96,12 @@ impl ColorStreams {
     }
 }
 
+/// A stream with another first operation, which comes to its meeting next.
+struct StreamHead {
+    color: usize,
+    stream: usize,
+}
+
 /// The input of the simulation of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Machinery<'a> {
@@ -111,7 +117,7 @@ pub(super) struct Meetings<'a> {
     /// Blocks by color.
     blocks: &'a [&'a Block],
     /// Operations by group and place.
-    of: Vec<Vec<Meeting>>,
+    of: Vec<Vec<OperationMeeting>>,
     /// Times at which a color could have begun an operation, by color and index.
     could: Vec<Vec<Time>>,
 }
@@ -119,7 +125,7 @@ pub(super) struct Meetings<'a> {
 impl<'a> Meetings<'a> {
     pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a Block]) -> Self {
         let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
-        let of = vec![vec![Meeting::default(); most]; world.colors.classes()];
+        let of = vec![vec![OperationMeeting::default(); most]; world.colors.classes()];
         let could = vec![vec![Time::ZERO; most]; world.colors.len()];
         Self { world: *world, blocks, of, could }
     }
@@ -151,7 +157,7 @@ impl<'a> Meetings<'a> {
     /// Returns the times of an operation, once all of its members have issued it.
     pub(super) fn times(&self, color: usize, index: usize) -> Option<Times> {
         let (group, place) = self.meeting(color, index);
-        let Meeting { begins, ends, .. } = self.of[group][place];
+        let OperationMeeting { begins, ends, .. } = self.of[group][place];
         Some(Times { could: self.could[color][index], begins, ends: ends? })
     }
 
@@ -160,24 +166,26 @@ impl<'a> Meetings<'a> {
     pub(super) fn issue(
         &mut self,
         streams: &mut ColorStreams,
-        (color, index): (usize, usize),
+        color: usize,
+        index: usize,
         ready: Time,
     ) {
         let stream = self.stream(color, index);
         let queue = &mut streams.of[color][stream].queue;
-        queue.push_back(Issued { index, ready });
-        let mut heads = if queue.len() == 1 { vec![(color, stream)] } else { Vec::new() };
-        while let Some((color, stream)) = heads.pop() {
+        queue.push_back(IssuedOperation { index, ready });
+        let mut heads =
+            if queue.len() == 1 { vec![StreamHead { color, stream }] } else { Vec::new() };
+        while let Some(StreamHead { color, stream }) = heads.pop() {
             if let Some(last) = self.come(&streams.of[color][stream], color) {
-                self.go(streams, (color, last), &mut heads);
+                self.go(streams, color, last, &mut heads);
             }
         }
     }
 
     /// Counts the first operation of a stream at its meeting. Returns its index if all members have
     /// come.
-    fn come(&mut self, stream: &Stream, color: usize) -> Option<usize> {
-        let Issued { index, ready } = *stream.queue.front()?;
+    fn come(&mut self, stream: &ColorStream, color: usize) -> Option<usize> {
+        let IssuedOperation { index, ready } = *stream.queue.front()?;
         let could = ready.max(stream.free);
         self.could[color][index] = could;
         let (group, place) = self.meeting(color, index);
@@ -192,8 +200,9 @@ impl<'a> Meetings<'a> {
     fn go(
         &mut self,
         streams: &mut ColorStreams,
-        (color, index): (usize, usize),
-        heads: &mut Vec<(usize, usize)>,
+        color: usize,
+        index: usize,
+        heads: &mut Vec<StreamHead>,
     ) {
         let stream = self.stream(color, index);
         let link = self.cost(color, index).link;
@@ -205,7 +214,7 @@ impl<'a> Meetings<'a> {
             let of_member = &mut streams.of[*color][stream];
             of_member.queue.pop_front();
             of_member.free = ends;
-            heads.push((*color, stream));
+            heads.push(StreamHead { color: *color, stream });
         }
     }
 }

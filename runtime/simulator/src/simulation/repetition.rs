@@ -36,7 +36,7 @@ use std::collections::BTreeSet;
 use hsdp_flight::Channel;
 
 use super::Shares;
-use super::actions::{RankState, Ranks};
+use super::actions::{ColorRanks, ColorState};
 use super::colors::Colors;
 use crate::Time;
 use crate::host::{Action, Block};
@@ -89,11 +89,11 @@ fn first(component: &mut [usize], mut color: usize) -> usize {
 /// The state of all colors after a microbatch.
 pub(super) struct Repetition<'a> {
     dependence: &'a Dependence,
-    of: Vec<State>,
+    of: Vec<RepeatedState>,
 }
 
 /// The state of a color.
-struct State {
+struct RepeatedState {
     /// The time of computation of its component's first color.
     base: Time,
     host: Time,
@@ -105,9 +105,9 @@ struct State {
     shares: Shares,
 }
 
-impl State {
-    fn of(ranks: &Ranks, color: usize, base: Time) -> Self {
-        let RankState { host, computation, ref earlier, shares } = ranks.of[color];
+impl RepeatedState {
+    fn of(ranks: &ColorRanks, color: usize, base: Time) -> Self {
+        let ColorState { host, computation, ref earlier, shares } = ranks.of[color];
         let [exchanges, streams @ ..] = ranks.streams.free(color);
         let earlier = earlier.iter().flat_map(|(_, times)| [times.could, times.begins, times.ends]);
         let all = std::iter::once(computation).chain(streams).chain(earlier);
@@ -126,9 +126,9 @@ impl State {
 }
 
 impl<'a> Repetition<'a> {
-    pub(super) fn of(ranks: &Ranks, dependence: &'a Dependence) -> Self {
+    pub(super) fn of(ranks: &ColorRanks, dependence: &'a Dependence) -> Self {
         let base = |color: usize| ranks.of[dependence.component[color]].computation;
-        let of = (0..ranks.of.len()).map(|color| State::of(ranks, color, base(color)));
+        let of = (0..ranks.of.len()).map(|color| RepeatedState::of(ranks, color, base(color)));
         Self { dependence, of: of.collect() }
     }
 
@@ -149,7 +149,7 @@ const fn since(time: Time, base: Time) -> i64 {
     time.picoseconds().wrapping_sub(base.picoseconds()) as i64
 }
 
-impl Ranks {
+impl ColorRanks {
     /// Repeats the microbatch between two states so many times.
     pub(super) fn skip(&mut self, before: &Repetition<'_>, after: &Repetition<'_>, times: u64) {
         let states = before.of.iter().zip(&after.of);

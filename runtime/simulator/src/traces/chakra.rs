@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{Traces, name_of_operation, name_of_work};
 use crate::Time;
-use crate::host::{Action, Block, Members, Operation, Placement, Reference, Work};
+use crate::host::{Action, Block, Issued, Members, Operation, Placement, Reference, Work};
 use crate::simulation::{Lane, stream};
 
 /// The channels whose groups are axes of the mesh.
@@ -359,8 +359,7 @@ struct Walk {
     computation: After,
     /// The last operation of each stream.
     streams: After,
-    /// The reduce-scatters of the microbatch before, in the plan's order.
-    earlier: Vec<After>,
+    issued: Issued<After>,
 }
 
 /// A block that is walked through.
@@ -369,8 +368,6 @@ struct BlockWalk<'a, 's, W> {
     block: &'a Block,
     prepared: &'a mut BlockNodes,
     nodes: &'a mut Nodes<'s, W>,
-    /// Operations that were issued, by index.
-    issued: Vec<Option<After>>,
     /// How many of [`Block::all_reduces`] were.
     all_reduces: usize,
 }
@@ -378,7 +375,7 @@ struct BlockWalk<'a, 's, W> {
 impl Walk {
     fn new(placement: Placement) -> Self {
         let [host, computation, streams] = [After::default(); 3];
-        Self { placement, host, computation, streams, earlier: Vec::new() }
+        Self { placement, host, computation, streams, issued: Issued::default() }
     }
 
     /// Adds the nodes of a block, once.
@@ -388,17 +385,12 @@ impl Walk {
         prepared: &mut BlockNodes,
         nodes: &mut Nodes<'_, W>,
     ) -> io::Result<()> {
-        let issued = vec![None; block.operations.len()];
-        let mut step = BlockWalk { walk: self, block, prepared, nodes, issued, all_reduces: 0 };
+        self.issued.begin(block);
+        let mut step = BlockWalk { walk: self, block, prepared, nodes, all_reduces: 0 };
         for (place, action) in block.actions.iter().enumerate() {
             step.act(place, *action)?;
         }
-        let scatters = block.scatters.iter().map(|index| step.after(Reference::Here(*index)));
-        let scatters: Vec<After> = scatters.collect();
-        // The exchange in which ranks say that they have no other microbatch is a block, too.
-        if !scatters.is_empty() {
-            self.earlier = scatters;
-        }
+        self.issued.end(block);
         Ok(())
     }
 
@@ -424,7 +416,7 @@ impl<W: Write> BlockWalk<'_, '_, W> {
     /// Issues an operation, unless it was. It begins behind the one before on its stream, and
     /// behind the computation so far.
     fn issue(&mut self, index: usize, behind: After) -> io::Result<()> {
-        if self.issued[index].is_some() {
+        if self.is_issued(Reference::Here(index)) {
             return Ok(());
         }
         let (walk, operation) = (&mut *self.walk, &mut self.prepared.operations[index]);
@@ -440,7 +432,7 @@ impl<W: Write> BlockWalk<'_, '_, W> {
             after = self.nodes.add(collective, after)?;
             walk.streams = walk.streams.and(after);
         }
-        self.issued[index] = Some(after);
+        walk.issued.set(index, after);
         Ok(())
     }
 
@@ -461,20 +453,13 @@ impl<W: Write> BlockWalk<'_, '_, W> {
     }
 
     fn is_issued(&self, reference: Reference) -> bool {
-        match reference {
-            Reference::Here(index) => self.issued[index].is_some(),
-            Reference::Earlier(_) => true,
-        }
+        matches!(reference, Reference::Earlier(_)) || self.walk.issued.find(reference).is_some()
     }
 
     /// Returns the nodes that a follower of an operation follows. There is no microbatch before the
     /// first.
     fn after(&self, reference: Reference) -> After {
-        let after = match reference {
-            Reference::Here(index) => self.issued[index],
-            Reference::Earlier(place) => self.walk.earlier.get(place).copied(),
-        };
-        after.unwrap_or_default()
+        self.walk.issued.find(reference).copied().unwrap_or_default()
     }
 
     fn need(&mut self, reference: Reference) {
