@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// Options of `hsdp calibrate`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct CalibrateArgs {
     /// Machine whose other numbers are known: a file (MACHINES.md), or a100-node, a100-cluster,
     /// h100-cluster or two-core-cpu
     #[arg(long, value_name = "MACHINE", default_value = "a100-node")]
@@ -44,7 +44,7 @@ pub(crate) struct Options {
 }
 
 /// Fits the machine, prints the errors of all rows and the fitted numbers, and writes the machine.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CalibrateArgs) -> Result<Outcome, Box<dyn Error>> {
     let machine_file = Path::new(&options.machine);
     let inputs = [machine_file, &options.steps].into_iter().chain(options.all_reduce.as_deref());
     let out = Output::check(&options.out, &inputs.collect::<Vec<_>>()).map_err(cannot_write)?;

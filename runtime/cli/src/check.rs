@@ -16,7 +16,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// Options of `hsdp check`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct CheckArgs {
     /// Schedules (CHECK.md; JSON of at most 64 MiB), or folders, each with the flight records
     /// (rank-N.json) of a world that was cut off
     #[arg(value_name = "FILE", required = true)]
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 }
 
 /// Prints the verdict of each file, in their order, until one cannot be read.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CheckArgs) -> Result<Outcome, Box<dyn Error>> {
     let mut outcome = Outcome::Well;
     for file in &options.files {
         let verdict = judge(&read(file)?);

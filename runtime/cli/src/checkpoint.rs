@@ -18,9 +18,9 @@ use crate::Outcome;
 
 /// Subcommands of `hsdp checkpoint`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CheckpointCommand {
     /// Lists the checkpoints of a directory: steps, meshes and sizes, and which are broken
-    Ls(ls::Options),
+    Ls(ls::LsArgs),
     /// Reads whole checkpoints, and compares all hashes
     Verify(VerifyArgs),
     /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Copies a checkpoint into another number of files
     Reshard(ReshardArgs),
     /// Compares two checkpoints, tensor by tensor and bit by bit
-    Diff(diff::Options),
+    Diff(diff::DiffArgs),
 }
 
 /// Options that name a checkpoint.
@@ -54,7 +54,7 @@ pub(crate) enum Format {
     Json,
 }
 
-impl Command {
+impl CheckpointCommand {
     pub(crate) fn run(self) -> Result<Outcome, Box<dyn Error>> {
         match self {
             Self::Ls(options) => ls::run(&options),

@@ -13,13 +13,13 @@ use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
 use serde::Serialize;
 
-use self::library::{Places, Sought};
+use self::library::{LoaderPlaces, Sought};
 use crate::Outcome;
-use crate::mpirun::{ADVICE, Family, Mpirun};
+use crate::mpirun::{ADVICE, MpiFamily, Mpirun};
 
 /// Options of `hsdp doctor`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -27,12 +27,12 @@ pub(crate) struct Options {
 
 /// A checked item, and the result.
 #[derive(Clone, Debug, Serialize)]
-struct Finding {
+struct DoctorFinding {
     /// Name in JSON.
     key: &'static str,
     /// Name in the text.
     what: &'static str,
-    state: State,
+    state: FindingState,
     version: Option<String>,
     path: Option<String>,
     /// Details, such as a version or a path.
@@ -45,7 +45,7 @@ struct Finding {
 /// Whether the item can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum FindingState {
     Found,
     Missing,
     /// The item is for information only, or its state is unknown.
@@ -85,9 +85,9 @@ const LIBRARIES: [Sought; 4] = [
 ];
 
 /// Prints a line for each item.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let places = Places::of_the_loader();
-    let mut findings: Vec<Finding> =
+pub(crate) fn run(options: &DoctorArgs) -> Result<Outcome, Box<dyn Error>> {
+    let places = LoaderPlaces::of_the_loader();
+    let mut findings: Vec<DoctorFinding> =
         LIBRARIES.iter().map(|sought| library::find(sought, &places)).collect();
     findings.extend([mpi(), features(), cores(), memory(), copies()]);
     match options.json {
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 /// Lists the features that this program was built with. The training program has features of its
 /// own.
-fn features() -> Finding {
+fn features() -> DoctorFinding {
     let features = [
         ("cuda", cfg!(feature = "cuda")),
         ("nccl", cfg!(feature = "nccl")),
@@ -107,22 +107,22 @@ fn features() -> Finding {
     ];
     let word = |(name, is_on)| format!("{} {name}", if is_on { "with" } else { "without" });
     let said = features.map(word).join(", ");
-    Finding { said: Some(said), ..Finding::note("build", "this build") }
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("build", "this build") }
 }
 
-impl Finding {
+impl DoctorFinding {
     fn note(key: &'static str, what: &'static str) -> Self {
         let (version, path, said, advice) = (None, None, None, None);
-        Self { key, what, state: State::Note, version, path, said, advice }
+        Self { key, what, state: FindingState::Note, version, path, said, advice }
     }
 
     fn missing(key: &'static str, what: &'static str, said: String, advice: &str) -> Self {
         let (said, advice) = (Some(said), Some(advice.to_owned()));
-        Self { state: State::Missing, said, advice, ..Self::note(key, what) }
+        Self { state: FindingState::Missing, said, advice, ..Self::note(key, what) }
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for FindingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Found => "found",
@@ -132,7 +132,7 @@ impl fmt::Display for State {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for DoctorFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<8} {}:", self.state, self.what)?;
         if let Some(version) = &self.version {
@@ -152,22 +152,22 @@ impl fmt::Display for Finding {
 }
 
 /// Reports the cores that this process may use.
-fn cores() -> Finding {
+fn cores() -> DoctorFinding {
     let said = match thread::available_parallelism().map(NonZeroUsize::get) {
         Ok(cores) => cores.to_string(),
         Err(error) => format!("unknown: {error}"),
     };
-    Finding { said: Some(said), ..Finding::note("cores", "cores") }
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("cores", "cores") }
 }
 
 /// Reports the machine's memory. A container's limit may be lower.
-fn memory() -> Finding {
+fn memory() -> DoctorFinding {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let said = match ["MemTotal:", "MemAvailable:"].map(|field| kibibytes(&text, field)) {
         [Some(total), Some(free)] => format!("{total}, of which {free} are available"),
         _ => "unknown: /proc/meminfo has no MemTotal or MemAvailable".to_owned(),
     };
-    Finding { said: Some(said), ..Finding::note("memory", "memory") }
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("memory", "memory") }
 }
 
 /// Parses a line such as `MemTotal:       24604316 kB`.
@@ -180,8 +180,8 @@ fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
 /// Reports whether a process may copy directly from another's memory. If it may, Open MPI does so
 /// within a machine. Otherwise Open MPI copies twice.
 #[cfg(target_os = "linux")]
-fn copies() -> Finding {
-    let note = Finding::note("single_copy", "single copies between processes (CMA)");
+fn copies() -> DoctorFinding {
+    let note = DoctorFinding::note("single_copy", "single copies between processes (CMA)");
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
     let said = match scope.as_deref().map(str::trim) {
         None => "ptrace is not limited: there is no yama/ptrace_scope".to_owned(),
@@ -189,18 +189,18 @@ fn copies() -> Finding {
     };
     let is_open = matches!(scope.as_deref().map(str::trim), None | Some("0" | "1"));
     let (state, advice) = match (read_own(), is_open) {
-        (Ok(()), true) => (State::Found, None),
+        (Ok(()), true) => (FindingState::Found, None),
         (Ok(()), false) => {
-            (State::Missing, Some("set kernel.yama.ptrace_scope to 0 or 1".to_owned()))
+            (FindingState::Missing, Some("set kernel.yama.ptrace_scope to 0 or 1".to_owned()))
         }
         (Err(errno), _) => {
             let advice = format!(
                 "process_vm_readv: {errno}; give the container SYS_PTRACE, or have seccomp allow it"
             );
-            (State::Missing, Some(advice))
+            (FindingState::Missing, Some(advice))
         }
     };
-    Finding { state, said: Some(said), advice, ..note }
+    DoctorFinding { state, said: Some(said), advice, ..note }
 }
 
 /// Returns whether the system call exists and is permitted. A process may always read its own
@@ -218,33 +218,36 @@ fn read_own() -> Result<(), nix::Error> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn copies() -> Finding {
+fn copies() -> DoctorFinding {
     let said = Some("unknown: this is not Linux".to_owned());
-    Finding { said, ..Finding::note("single_copy", "single copies between processes (CMA)") }
+    DoctorFinding {
+        said,
+        ..DoctorFinding::note("single_copy", "single copies between processes (CMA)")
+    }
 }
 
 /// Reports the `mpirun` in PATH.
-fn mpi() -> Finding {
-    let note = Finding::note("mpi", "MPI");
+fn mpi() -> DoctorFinding {
+    let note = DoctorFinding::note("mpi", "MPI");
     let Mpirun { path, family, version } = match Mpirun::find() {
         Ok(Some(mpirun)) => mpirun,
         Ok(None) => {
             let said = "no mpirun in PATH".to_owned();
             let advice = format!("{ADVICE}, for the feature mpi");
-            return Finding::missing(note.key, note.what, said, &advice);
+            return DoctorFinding::missing(note.key, note.what, said, &advice);
         }
-        Err(said) => return Finding { said: Some(said), ..note },
+        Err(said) => return DoctorFinding { said: Some(said), ..note },
     };
     let version = version.map(|version| match family {
-        Family::Other => version,
+        MpiFamily::Other => version,
         family => format!("{} {version}", family.name()),
     });
     let said = match family {
-        Family::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),
-        Family::OpenMpi | Family::Hydra => None,
+        MpiFamily::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),
+        MpiFamily::OpenMpi | MpiFamily::Hydra => None,
     };
     let path = Some(path.display().to_string());
-    Finding { state: State::Found, version, path, said, ..note }
+    DoctorFinding { state: FindingState::Found, version, path, said, ..note }
 }
 
 #[cfg(test)]

@@ -46,22 +46,22 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::attempt::Attempt;
-use self::job::Job;
-use self::ranks::{Event, News, Ranks};
+use self::job::LaunchJob;
+use self::ranks::{AttendantSocket, JobEvent, News};
 use self::supervisor::Outlook;
 use self::terminal::Terminal;
 use crate::Outcome;
 
 /// Options of `hsdp launch`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct LaunchArgs {
     /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
     /// How ranks find each other
     #[arg(long, value_name = "COMM", default_value = "mpi")]
-    comm: Comm,
+    comm: LaunchComm,
 
     /// How many times to start all ranks again after a failure
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -83,7 +83,7 @@ pub(crate) struct Options {
 
 /// The way in which ranks find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Comm {
+enum LaunchComm {
     /// Through MPI: mpirun starts them.
     Mpi,
     /// Through a control plane at rank 0, whose address is in their environment, as for NCCL.
@@ -93,7 +93,7 @@ enum Comm {
 /// Exit code when a process cannot be started, as for other errors of this program.
 const REFUSED: u8 = 2;
 
-impl Options {
+impl LaunchArgs {
     fn grace(&self) -> Duration {
         Duration::from_secs(self.grace)
     }
@@ -101,8 +101,8 @@ impl Options {
 
 /// Starts the ranks, and starts them again after a failure as often as the options permit. Returns
 /// the exit code of the last attempt.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let job = Job::of(options)?;
+pub(crate) fn run(options: &LaunchArgs) -> Result<Outcome, Box<dyn Error>> {
+    let job = LaunchJob::of(options)?;
     allow_files(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
@@ -115,19 +115,19 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 }
 
 fn run_attempts(
-    options: &Options,
-    job: &Job,
+    options: &LaunchArgs,
+    job: &LaunchJob,
     terminal: &Arc<Terminal>,
 ) -> Result<Outcome, Box<dyn Error>> {
     let (events, received) = mpsc::channel();
-    let ranks = Ranks::listen(&events, terminal)?;
+    let ranks = AttendantSocket::listen(&events, terminal)?;
     forward_signals(&events)?;
     let (mut number, mut lost) = (0, 0);
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
         let attempt = Attempt { number, job, grace: options.grace(), terminal };
-        let mut ended = attempt.run((&events, &received), &ranks)?;
+        let mut ended = attempt.run(&events, &received, &ranks)?;
         // Ranks whose output is lost in any attempt have not succeeded.
         lost += ended.lost;
         ended.lost = lost;
@@ -151,7 +151,7 @@ const OTHER_FILES: u64 = 32;
 ///
 /// # Errors
 /// A text with the numbers, if the hard limit is lower. Ranks beyond it could not connect.
-fn allow_files(options: &Options) -> Result<(), String> {
+fn allow_files(options: &LaunchArgs) -> Result<(), String> {
     let of_a_rank = if options.logs.is_some() { 2 } else { 1 };
     let needed = u64::from(options.ranks) * of_a_rank + OTHER_FILES;
     let failed = |error| format!("cannot set the limit of open files to {needed}: {error}");
@@ -180,7 +180,7 @@ fn forward_signals(events: &Sender<News>) -> io::Result<()> {
     let events = events.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
-            let _ = events.send(News { attempt: None, event: Event::Signal(signal) });
+            let _ = events.send(News { attempt: None, event: JobEvent::Signal(signal) });
         }
     })?;
     Ok(())

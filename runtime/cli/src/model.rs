@@ -171,7 +171,7 @@ fn gpt2_block(name: &str, width: usize) -> Unit {
 
 /// Keys that distinguish a `config.json` from a model of `PLAN.md`.
 #[derive(Deserialize)]
-struct Keys {
+struct ConfigKeys {
     model_type: Option<IgnoredAny>,
     units: Option<IgnoredAny>,
 }
@@ -179,8 +179,8 @@ struct Keys {
 /// Returns whether a text is a `config.json`, and no model of `PLAN.md`. Both readers refuse a text
 /// that is no JSON.
 fn is_config(text: &str) -> bool {
-    match serde_json::from_str::<Keys>(text) {
-        Ok(Keys { model_type, units }) => model_type.is_some() && units.is_none(),
+    match serde_json::from_str::<ConfigKeys>(text) {
+        Ok(ConfigKeys { model_type, units }) => model_type.is_some() && units.is_none(),
         Err(_) => text.contains("\"model_type\"") && !text.contains("\"units\""),
     }
 }

@@ -15,14 +15,14 @@ pub(crate) const ADVICE: &str =
 #[derive(Clone, Debug)]
 pub(crate) struct Mpirun {
     pub(crate) path: PathBuf,
-    pub(crate) family: Family,
+    pub(crate) family: MpiFamily,
     /// The version, if the program prints one.
     pub(crate) version: Option<String>,
 }
 
 /// Kind of MPI, which determines the options of `mpirun`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum MpiFamily {
     OpenMpi,
     /// MPICH and its derivatives.
     Hydra,
@@ -45,19 +45,19 @@ impl Mpirun {
 }
 
 /// Parses `mpirun (Open MPI) 4.1.4`, or `HYDRA build details:` with a line `Version: 4.0.2`.
-fn read(said: &str) -> (Family, Option<String>) {
+fn read(said: &str) -> (MpiFamily, Option<String>) {
     let first = said.lines().next().unwrap_or_default();
     if first.contains("Open MPI") || first.contains("Open RTE") {
-        return (Family::OpenMpi, first.split_whitespace().next_back().map(str::to_owned));
+        return (MpiFamily::OpenMpi, first.split_whitespace().next_back().map(str::to_owned));
     }
     if said.contains("HYDRA") || first.contains("Intel(R) MPI") {
         let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"));
-        return (Family::Hydra, version.map(|version| version.trim().to_owned()));
+        return (MpiFamily::Hydra, version.map(|version| version.trim().to_owned()));
     }
-    (Family::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
+    (MpiFamily::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
 }
 
-impl Family {
+impl MpiFamily {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OpenMpi => "Open MPI",
@@ -113,13 +113,13 @@ mod tests {
     #[test]
     fn versions_are_read_as_they_are_said() {
         let open = read("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/\n");
-        assert_eq!(open, (Family::OpenMpi, Some("4.1.4".to_owned())));
+        assert_eq!(open, (MpiFamily::OpenMpi, Some("4.1.4".to_owned())));
         let five = read("mpirun (Open MPI) 5.0.6\n");
-        assert_eq!(five, (Family::OpenMpi, Some("5.0.6".to_owned())));
+        assert_eq!(five, (MpiFamily::OpenMpi, Some("5.0.6".to_owned())));
         let mpich = read(
             "HYDRA build details:\n    Version:                                 4.0.2\n    CC: gcc\n",
         );
-        assert_eq!(mpich, (Family::Hydra, Some("4.0.2".to_owned())));
-        assert_eq!(read(""), (Family::Other, None));
+        assert_eq!(mpich, (MpiFamily::Hydra, Some("4.0.2".to_owned())));
+        assert_eq!(read(""), (MpiFamily::Other, None));
     }
 }

@@ -16,21 +16,21 @@ use hsdp_simulator::{Microbatches, Orders, Placement, Schedules};
 use hsdp_train::{print, print_json};
 use serde_json::{Map, Value, json};
 
-use self::choices::{Choices, Optimizer};
-use self::report::{Memory, Place, World};
+use self::choices::{Choices, PlannedOptimizer};
+use self::report::{MemoryPlace, PlacedMemory, StepTraffic};
 use crate::model::Model;
 use crate::output::cannot_write;
 use crate::{Outcome, output};
 
 /// Options of `hsdp plan`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     choices: Choices,
 
     /// Device that holds the model
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: Device,
+    device: PlanDevice,
 
     /// Print JSON
     #[arg(long)]
@@ -51,14 +51,14 @@ pub(crate) struct Options {
 
 /// Device that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
+pub(crate) enum PlanDevice {
     /// Host memory.
     Cpu,
     /// A GPU.
     Cuda,
 }
 
-impl Device {
+impl PlanDevice {
     const fn sequences(self) -> Sequences {
         match self {
             Self::Cpu => Sequences::OfEachChannel,
@@ -71,14 +71,14 @@ impl Device {
 #[derive(Debug)]
 struct Planned {
     name: String,
-    optimizer: Optimizer,
+    optimizer: PlannedOptimizer,
     plan: Plan,
-    memory: Memory,
-    world: World,
+    memory: PlacedMemory,
+    world: StepTraffic,
 }
 
 /// Plans a model, draws it if requested, and prints memory and traffic.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &PlanArgs) -> Result<Outcome, Box<dyn Error>> {
     options.choices.check(options.device)?;
     let described = Model::file(&options.choices.model);
     let inputs = [&*described];
@@ -109,14 +109,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-fn planned(options: &Options) -> Result<Planned, String> {
-    let Options { choices, device, .. } = options;
+fn planned(options: &PlanArgs) -> Result<Planned, String> {
+    let PlanArgs { choices, device, .. } = options;
     let plan = choices.plan(&choices.model(*device)?)?;
     let memory = match device {
-        Device::Cpu => Memory::on_host(&plan),
-        Device::Cuda => Memory::on_device(&plan, choices.offload),
+        PlanDevice::Cpu => PlacedMemory::on_host(&plan),
+        PlanDevice::Cuda => PlacedMemory::on_device(&plan, choices.offload),
     };
-    let world = World::of(&plan, choices.microbatches);
+    let world = StepTraffic::of(&plan, choices.microbatches);
     let (name, optimizer) = (choices.model.clone(), choices.optimizer);
     Ok(Planned { name, optimizer, plan, memory, world })
 }
@@ -162,7 +162,7 @@ fn unit_json(planned: &Planned, unit: UnitId) -> Value {
     })
 }
 
-fn place_json(place: &Place) -> Value {
+fn place_json(place: &MemoryPlace) -> Value {
     let mut peaks = Map::new();
     for category in place.categories() {
         let key = match category.name {
@@ -177,7 +177,7 @@ fn place_json(place: &Place) -> Value {
 }
 
 /// Returns one of the two flows of each collective.
-fn flows_json(world: &World, of: fn([Flow; 2]) -> Flow) -> Value {
+fn flows_json(world: &StepTraffic, of: fn([Flow; 2]) -> Flow) -> Value {
     let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
     let each = world.flows().into_iter().map(|(name, both)| (name.to_owned(), flow(of(both))));
     Value::Object(each.collect())
@@ -192,7 +192,7 @@ l1 accumulates its gradients; r1 reduce-scatters them; a1 all-reduces their sums
 the partial; (g1) waits for the gather; <headers> exchanges records";
 
 /// Returns the first step of a model whose program uses the units as they are declared.
-fn program(plan: &Plan, options: &Options) -> String {
+fn program(plan: &Plan, options: &PlanArgs) -> String {
     let rules = Rules {
         sequences: options.device.sequences(),
         order: UnitOrder::Error,
@@ -223,10 +223,10 @@ fn line(part: &str, outputs: &[Output]) -> String {
 
 /// Returns the schedules of a plan in which all ranks have data, and the number of microbatches is
 /// given.
-fn schedules_of(plan: &Plan, options: &Options) -> Result<Schedules, hsdp_simulator::Error> {
+fn schedules_of(plan: &Plan, options: &PlanArgs) -> Result<Schedules, hsdp_simulator::Error> {
     let placement = match options.device {
-        Device::Cpu => Placement::Host,
-        Device::Cuda => Placement::Device,
+        PlanDevice::Cpu => Placement::Host,
+        PlanDevice::Cuda => Placement::Device,
     };
     let microbatches = Microbatches::Given(options.choices.microbatches);
     Orders::all_present(&Arc::new(plan.clone()), microbatches, placement)

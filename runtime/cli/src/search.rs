@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use crate::model::{Adapters, Model, find_machine, memory_of};
 use crate::output::cannot_write;
-use crate::plan::choices::Optimizer;
+use crate::plan::choices::PlannedOptimizer;
 use crate::simulate::{CONTEXT, MAX_CONTEXT};
 use crate::{Outcome, output, simulate};
 
@@ -31,7 +31,7 @@ const MAX_RANKS: u64 = 1 << 14;
 
 /// Options of `hsdp search`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct SearchArgs {
     /// Folder of transformers or its config.json, or another file that describes a model (PLAN.md),
     /// of at most 16 MiB; or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
@@ -66,7 +66,7 @@ pub(crate) struct Options {
 
     /// Optimizer
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
-    optimizer: Optimizer,
+    optimizer: PlannedOptimizer,
 
     /// Number of steps to list, at most 1000
     #[arg(long, value_name = "COUNT", default_value = "10", value_parser = clap::value_parser!(u64).range(1..=1000).try_map(count))]
@@ -112,7 +112,7 @@ impl BatchTokens {
 
 /// Returns the values of `--offload` with which `hsdp simulate` accepts this optimizer on the
 /// machine.
-fn offloads(optimizer: Optimizer, machine: &Machine) -> &'static [Offload] {
+fn offloads(optimizer: PlannedOptimizer, machine: &Machine) -> &'static [Offload] {
     match (machine.device(), optimizer.updates_on_device()) {
         (None, _) => &[Offload::None],
         (Some(_), true) => &Offload::EVERY,
@@ -126,7 +126,7 @@ fn count(count: u64) -> Result<NonZeroUsize, TryFromIntError> {
 
 /// A completed search.
 struct Searched<'a> {
-    options: &'a Options,
+    options: &'a SearchArgs,
     machine: Machine,
     memory: ByteCount,
     search: Search,
@@ -136,7 +136,7 @@ impl Searched<'_> {
     /// Returns the options of `hsdp simulate` that repeat a step on this machine: the options that
     /// choose it, and those of the search that differ from the defaults.
     fn options_of(&self, found: &Found) -> String {
-        let Options { lora, context, optimizer, .. } = *self.options;
+        let SearchArgs { lora, context, optimizer, .. } = *self.options;
         let mut text = found.candidate.to_string();
         if let Some(rank) = lora {
             text += &format!(" --lora {rank}");
@@ -144,7 +144,7 @@ impl Searched<'_> {
         if context != CONTEXT {
             text += &format!(" --context {context}");
         }
-        if optimizer != Optimizer::default() {
+        if optimizer != PlannedOptimizer::default() {
             text += &format!(" --optimizer {}", optimizer.name());
         }
         text
@@ -152,7 +152,7 @@ impl Searched<'_> {
 }
 
 /// Searches, and prints the best steps.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &SearchArgs) -> Result<Outcome, Box<dyn Error>> {
     let described = Model::file(&options.model);
     let inputs = [&*described, Path::new(&options.machine)];
     let html = output::check(options.html.as_ref(), &inputs)?;

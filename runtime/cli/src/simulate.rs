@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use crate::Outcome;
 use crate::calibrate::against;
 use crate::model::{find_machine, memory_of};
-use crate::plan::Device;
+use crate::plan::PlanDevice;
 use crate::plan::choices::Choices;
 
 /// Maximum number of sequences in a microbatch, and of tokens in a sequence, for which counts of
@@ -36,7 +36,7 @@ pub(crate) const CONTEXT: u64 = 2048;
 #[command(
     override_usage = "hsdp simulate [OPTIONS] --mesh <RxS> --machine <MACHINE> <MODEL>\n       hsdp simulate --against <CSV> --machine <MACHINE>"
 )]
-pub(crate) struct Options {
+pub(crate) struct SimulateArgs {
     #[command(flatten)]
     choices: Option<Choices>,
 
@@ -89,13 +89,13 @@ struct Simulated<'a> {
 }
 
 /// Simulates a step and prints its time, or simulates the steps of a table.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &SimulateArgs) -> Result<Outcome, Box<dyn Error>> {
     let machine = find_machine(&options.machine)?;
     if let Some(table) = &options.against {
         return against(table, &machine);
     }
     let choices = options.choices.as_ref().ok_or("a model and a mesh are missing, or --against")?;
-    let outputs = traces::Outputs::check(options, choices)?;
+    let outputs = traces::TraceOutputs::check(options, choices)?;
     let workload = workload(options, choices, &machine)?;
     let prediction = workload.predict(&machine)?;
     check_time(prediction.timing.step, &machine)?;
@@ -122,7 +122,7 @@ pub(crate) fn check_time(step: Time, machine: &Machine) -> Result<(), String> {
 }
 
 fn workload(
-    options: &Options,
+    options: &SimulateArgs,
     choices: &Choices,
     machine: &Machine,
 ) -> Result<Workload, Box<dyn Error>> {
@@ -150,10 +150,10 @@ fn workload(
 }
 
 /// Returns the memory that holds the model on a machine.
-fn device(choices: &Choices, machine: &Machine) -> Result<Device, String> {
+fn device(choices: &Choices, machine: &Machine) -> Result<PlanDevice, String> {
     match (machine.device(), choices.offload) {
-        (Some(_), _) => Ok(Device::Cuda),
-        (None, Offload::None) => Ok(Device::Cpu),
+        (Some(_), _) => Ok(PlanDevice::Cuda),
+        (None, Offload::None) => Ok(PlanDevice::Cpu),
         (None, offload) => Err(format!(
             "--offload {offload}: {} has no device, so there is nothing to offload",
             machine.name

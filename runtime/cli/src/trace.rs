@@ -17,7 +17,7 @@ use crate::Outcome;
 
 /// Options of `hsdp trace`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct TraceArgs {
     /// Flight records (rank-N.json, each of at most 64 MiB, together of at most 1 GiB) of one
     /// world, or folders with them
     #[arg(value_name = "DUMP", required = true)]
@@ -29,7 +29,7 @@ pub(crate) struct Options {
 }
 
 /// Reads and explains the records.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &TraceArgs) -> Result<Outcome, Box<dyn Error>> {
     let mut explanation = explain(&read_records(&options.dumps)?);
     match options.json {
         true => print_json(&in_json(&explanation))?,

@@ -12,13 +12,13 @@ use std::{env, fs, io, thread};
 use clap::Args;
 use nix::unistd::Uid;
 
-use super::{Comm, Options};
+use super::{LaunchArgs, LaunchComm};
 use crate::Outcome;
-use crate::mpirun::{ADVICE, Family, Mpirun};
+use crate::mpirun::{ADVICE, MpiFamily, Mpirun};
 
 /// A job that has passed all checks that are possible before its start.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct LaunchJob {
     ranks: u32,
     command: Vec<OsString>,
     /// The mpirun that starts the attendants. `None` if this program starts them.
@@ -33,18 +33,18 @@ const SLEEP: (&str, &str) = ("OMPI_MCA_odls_base_sigkill_timeout", "0");
 /// Names of the variables that permit Open MPI to start processes as root.
 const ALLOWED: [&str; 2] = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
 
-impl Job {
+impl LaunchJob {
     /// Checks the command, and finds mpirun if the job needs it.
     ///
     /// # Errors
     /// A text with advice.
-    pub(super) fn of(options: &Options) -> Result<Self, String> {
+    pub(super) fn of(options: &LaunchArgs) -> Result<Self, String> {
         let (program, _) = split(&options.command)?;
         which::which(program)
             .map_err(|_| format!("{}: no such program, here or in PATH", program.display()))?;
         let mpirun = match options.comm {
-            Comm::Mpi => Some(mpirun(options)?),
-            Comm::Nccl => None,
+            LaunchComm::Mpi => Some(mpirun(options)?),
+            LaunchComm::Nccl => None,
         };
         Ok(Self { ranks: options.ranks, command: options.command.clone(), mpirun })
     }
@@ -82,7 +82,7 @@ impl Job {
     /// its own lines.
     fn under(&self, mpirun: &Mpirun) -> io::Result<Command> {
         let mut arguments: Vec<OsString> = vec!["-n".into(), self.ranks.to_string().into()];
-        if mpirun.family == Family::OpenMpi && self.ranks as usize > cores() {
+        if mpirun.family == MpiFamily::OpenMpi && self.ranks as usize > cores() {
             arguments.push("--oversubscribe".into());
         }
         arguments.push(env::current_exe()?.into());
@@ -95,7 +95,7 @@ impl Job {
             command.env_remove(name);
         });
         let (name, seconds) = SLEEP;
-        if mpirun.family == Family::OpenMpi && env::var_os(name).is_none() {
+        if mpirun.family == MpiFamily::OpenMpi && env::var_os(name).is_none() {
             command.env(name, seconds);
         }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -118,7 +118,7 @@ impl Job {
     }
 }
 
-fn mpirun(options: &Options) -> Result<Mpirun, String> {
+fn mpirun(options: &LaunchArgs) -> Result<Mpirun, String> {
     if is_torchrun() {
         let names = TORCHRUN.join(", ");
         return Err(format!(
@@ -128,7 +128,7 @@ fn mpirun(options: &Options) -> Result<Mpirun, String> {
     }
     let mpirun = Mpirun::find()?.ok_or_else(|| format!("no mpirun in PATH: {ADVICE}"))?;
     let is_allowed = ALLOWED.into_iter().all(|name| env::var_os(name).is_some());
-    if mpirun.family == Family::OpenMpi && Uid::effective().is_root() && !is_allowed {
+    if mpirun.family == MpiFamily::OpenMpi && Uid::effective().is_root() && !is_allowed {
         let [allow, confirm] = ALLOWED;
         return Err(format!(
             "Open MPI starts nothing for root unless {allow}=1 and {confirm}=1 are set"

@@ -15,20 +15,20 @@ use std::time::Duration;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use super::frame::{Frame, Order};
+use super::frame::{AttendantFrame, LauncherOrder, receive, send};
 use super::start_thread;
-use super::supervisor::End;
-use super::terminal::{Credit, Source, Terminal};
+use super::supervisor::ProcessEnd;
+use super::terminal::{Credit, LineSource, Terminal};
 
 /// An event of a job.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum JobEvent {
     /// A rank's attendant has connected, and accepts orders.
     Joined { rank: u32, orders: Arc<UnixStream> },
     /// A rank's command has ended. Lines that it has written may follow.
-    Ended { rank: u32, end: End },
+    Ended { rank: u32, end: ProcessEnd },
     /// All lines of a rank have arrived. `end` is the end of its command.
-    Drained { rank: u32, end: End },
+    Drained { rank: u32, end: ProcessEnd },
     /// A process that the launcher started has ended, and must be reaped. `place` is its index
     /// among those processes.
     Started { place: usize },
@@ -40,12 +40,12 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct News {
     pub(super) attempt: Option<u32>,
-    pub(super) event: Event,
+    pub(super) event: JobEvent,
 }
 
 /// Socket that attendants connect to, in a folder of its own.
 #[derive(Debug)]
-pub(super) struct Ranks {
+pub(super) struct AttendantSocket {
     folder: TempDir,
     claims: Arc<Mutex<Claims>>,
 }
@@ -59,7 +59,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const SOCKET_NAME: &str = "ranks.sock";
 
-impl Ranks {
+impl AttendantSocket {
     /// Listens in a folder that only this user may enter, from its creation on.
     ///
     /// # Errors
@@ -137,46 +137,46 @@ impl Reception {
         // Shared rather than cloned: a clone would be a second open file for each rank.
         let stream = Arc::new(stream);
         let mut from = BufReader::new(&*stream);
-        let Frame::Hello { attempt, rank } = Frame::read_from(&mut from)? else {
+        let AttendantFrame::Hello { attempt, rank } = receive(&mut from)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let claimed = locked(&self.claims).take(attempt, rank);
         if let Err(refused) = claimed {
             self.terminal.say(&format!("a process that claims rank {rank} is refused: {refused}"));
-            return Order::Refuse.write_to(&*stream);
+            return send(&*stream, &LauncherOrder::Refuse);
         }
-        Order::Begin.write_to(&*stream)?;
+        send(&*stream, &LauncherOrder::Begin)?;
         stream.set_read_timeout(None)?;
         let tell = |event| {
             let _ = self.events.send(News { attempt: Some(attempt), event });
         };
-        tell(Event::Joined { rank, orders: Arc::clone(&stream) });
-        let shown = Shown { who: rank.to_string(), credit: Arc::new(Credit::of(&stream)) };
-        let end = self.show(&shown, &mut from).unwrap_or(End::LOST);
-        tell(Event::Ended { rank, end });
+        tell(JobEvent::Joined { rank, orders: Arc::clone(&stream) });
+        let shown = ShownRank { who: rank.to_string(), credit: Arc::new(Credit::of(&stream)) };
+        let end = self.show(&shown, &mut from).unwrap_or(ProcessEnd::LOST);
+        tell(JobEvent::Ended { rank, end });
         // A lost attendant sends no further lines.
         while self.show(&shown, &mut from).is_some() {}
-        tell(Event::Drained { rank, end });
+        tell(JobEvent::Drained { rank, end });
         Ok(())
     }
 
     /// Shows the lines of a rank, until its command has ended. `None` if no frame follows.
-    fn show(&self, of: &Shown, mut from: impl Read) -> Option<End> {
+    fn show(&self, of: &ShownRank, mut from: impl Read) -> Option<ProcessEnd> {
         loop {
-            match Frame::read_from(&mut from) {
-                Ok(Frame::Line(stream, line)) => {
-                    let from = Source::Rank(Arc::clone(&of.credit));
+            match receive(&mut from) {
+                Ok(AttendantFrame::Line(stream, line)) => {
+                    let from = LineSource::Rank(Arc::clone(&of.credit));
                     self.terminal.line(&of.who, from, stream, &line);
                 }
-                Ok(Frame::Ended(end)) => return Some(end),
-                Ok(Frame::Hello { .. } | Frame::Drained) | Err(_) => return None,
+                Ok(AttendantFrame::Ended(end)) => return Some(end),
+                Ok(AttendantFrame::Hello { .. } | AttendantFrame::Drained) | Err(_) => return None,
             }
         }
     }
 }
 
 /// A rank whose lines are shown.
-struct Shown {
+struct ShownRank {
     who: String,
     credit: Arc<Credit>,
 }

@@ -13,7 +13,7 @@ use std::{fs, thread};
 
 use hsdp_train::{file, stderr};
 
-use super::frame::{MAX_LINE, Order, Stream, Window, cost};
+use super::frame::{LauncherOrder, LineWindow, MAX_LINE, OutputStream, cost, send};
 use super::start_thread;
 
 /// The terminal and the log files. Lines are written one at a time.
@@ -27,8 +27,8 @@ pub(super) struct Terminal {
     folder: Option<PathBuf>,
     /// Log files of this attempt.
     logs: Mutex<HashMap<String, File>>,
-    stdout: Arc<Writer>,
-    stderr: Arc<Writer>,
+    stdout: Arc<LineWriter>,
+    stderr: Arc<LineWriter>,
 }
 
 /// Time that stderr has to accept the last lines of the launcher.
@@ -43,7 +43,7 @@ impl Terminal {
         let one = files()?;
         let is_one = is_one_file(&one)?;
         // An error of stdout is reported on stderr, whose writer may not exist yet.
-        let messages = Arc::<OnceLock<Arc<Writer>>>::default();
+        let messages = Arc::<OnceLock<Arc<LineWriter>>>::default();
         let to = Arc::clone(&messages);
         let failed = move |error: io::Error| {
             let text = format!("cannot print to stdout: {error}: some output of the ranks is lost");
@@ -51,10 +51,10 @@ impl Terminal {
                 writer.add(message(&text));
             }
         };
-        let stdout = Writer::start(one, failed)?;
+        let stdout = LineWriter::start(one, failed)?;
         let stderr = match is_one {
             true => Arc::clone(&stdout),
-            false => Writer::start(files()?, |_| {})?,
+            false => LineWriter::start(files()?, |_| {})?,
         };
         let _ = messages.set(Arc::clone(&stderr));
         Ok(Self { folder, logs: Mutex::default(), stdout, stderr })
@@ -88,7 +88,7 @@ impl Terminal {
 
     /// Writes a line of a rank, or of the program that starts them, to its log, and queues it for
     /// the terminal. Does not wait for the terminal.
-    pub(super) fn line(&self, who: &str, from: Source, stream: Stream, line: &[u8]) {
+    pub(super) fn line(&self, who: &str, from: LineSource, stream: OutputStream, line: &[u8]) {
         self.log(who, line);
         let text = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
         self.writer(stream).add(Waiting { stream, text, from, cost: cost(line) });
@@ -142,10 +142,10 @@ impl Terminal {
         self.stderr.wait(Instant::now() + LAST_LINES);
     }
 
-    fn writer(&self, stream: Stream) -> &Writer {
+    fn writer(&self, stream: OutputStream) -> &LineWriter {
         match stream {
-            Stream::Stdout => &self.stdout,
-            Stream::Stderr => &self.stderr,
+            OutputStream::Stdout => &self.stdout,
+            OutputStream::Stderr => &self.stderr,
         }
     }
 
@@ -157,18 +157,23 @@ impl Terminal {
 /// Makes a line of the launcher.
 fn message(text: &str) -> Waiting {
     let text = stderr::in_one_line(format_args!("hsdp: {text}")) + "\n";
-    Waiting { stream: Stream::Stderr, text: text.into_bytes(), from: Source::Launcher, cost: 0 }
+    Waiting {
+        stream: OutputStream::Stderr,
+        text: text.into_bytes(),
+        from: LineSource::Launcher,
+        cost: 0,
+    }
 }
 
 /// Returns the streams without the buffer and the lock of the standard library. A thread that
 /// blocks in a write would hold them forever.
-fn files() -> io::Result<Files> {
+fn files() -> io::Result<StreamFiles> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    Ok(Files { stdout, stderr })
+    Ok(StreamFiles { stdout, stderr })
 }
 
-fn is_one_file(files: &Files) -> io::Result<bool> {
+fn is_one_file(files: &StreamFiles) -> io::Result<bool> {
     let (stdout, stderr) = (files.stdout.metadata()?, files.stderr.metadata()?);
     Ok((stdout.dev(), stdout.ino()) == (stderr.dev(), stderr.ino()))
 }
@@ -183,10 +188,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// A line that waits to be written.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) stream: Stream,
+    pub(super) stream: OutputStream,
     /// The line with its newline.
     pub(super) text: Vec<u8>,
-    pub(super) from: Source,
+    pub(super) from: LineSource,
     /// Number of bytes that it takes of its source's window.
     pub(super) cost: usize,
 }
@@ -195,25 +200,25 @@ impl Waiting {
     /// Permits the source to send more. Must be called for each line, written or not.
     fn taken(self) {
         match self.from {
-            Source::Launcher => {}
-            Source::Rank(credit) => credit.add(self.cost),
-            Source::Starter(window) => window.give(self.cost),
+            LineSource::Launcher => {}
+            LineSource::Rank(credit) => credit.add(self.cost),
+            LineSource::Starter(window) => window.give(self.cost),
         }
     }
 }
 
 /// The origin of a line.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(super) enum LineSource {
     /// The launcher itself.
     Launcher,
     /// A rank. Its attendant sends more lines when this one is written.
     Rank(Arc<Credit>),
     /// The program that starts the ranks.
-    Starter(Arc<Window>),
+    Starter(Arc<LineWindow>),
 }
 
-impl Source {
+impl LineSource {
     fn is_launcher(&self) -> bool {
         matches!(self, Self::Launcher)
     }
@@ -242,19 +247,19 @@ impl Credit {
         let number = u32::try_from(*owed).unwrap_or(u32::MAX);
         *owed = 0;
         // An attendant that cannot receive the order is already ending.
-        let _ = Order::Taken(number).write_to(&*self.orders);
+        let _ = send(&*self.orders, &LauncherOrder::Taken(number));
     }
 }
 
 /// Writer of one or both streams.
 #[derive(Debug)]
-pub(super) struct Writer {
-    state: Mutex<State>,
+pub(super) struct LineWriter {
+    state: Mutex<WriterState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct WriterState {
     waiting: VecDeque<Waiting>,
     /// Whether a line is being written: `Some(true)` for one of the launcher's own.
     writing: Option<bool>,
@@ -276,7 +281,7 @@ struct State {
 
 /// Files of the streams.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct StreamFiles {
     pub(super) stdout: File,
     pub(super) stderr: File,
 }
@@ -284,16 +289,16 @@ pub(super) struct Files {
 /// Maximum number of the launcher's own lines that wait. Further ones are dropped.
 const MOST_OWN: usize = 1024;
 
-impl Writer {
+impl LineWriter {
     /// Starts the thread. It calls `failed` with the first error of stdout.
     ///
     /// # Errors
     /// The error of the system, which may have no thread.
     pub(super) fn start(
-        files: Files,
+        files: StreamFiles,
         failed: impl Fn(io::Error) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let state = State {
+        let state = WriterState {
             waiting: VecDeque::new(),
             writing: None,
             progress: Instant::now(),
@@ -326,7 +331,7 @@ impl Writer {
             if own >= MOST_OWN {
                 return;
             }
-        } else if state.given_up || (state.has_failed && line.stream == Stream::Stdout) {
+        } else if state.given_up || (state.has_failed && line.stream == OutputStream::Stdout) {
             state.lost += 1;
             drop(state);
             return line.taken();
@@ -384,7 +389,7 @@ impl Writer {
         }
     }
 
-    fn write_next(&self, files: &Files) {
+    fn write_next(&self, files: &StreamFiles) {
         let mut state = self.lock();
         let line = loop {
             if let Some(line) = state.waiting.pop_front() {
@@ -395,8 +400,8 @@ impl Writer {
         state.writing = Some(line.from.is_launcher());
         drop(state);
         let file = match line.stream {
-            Stream::Stdout => &files.stdout,
-            Stream::Stderr => &files.stderr,
+            OutputStream::Stdout => &files.stdout,
+            OutputStream::Stderr => &files.stderr,
         };
         let written = self.write(file, &line.text);
         let mut state = self.lock();
@@ -413,7 +418,7 @@ impl Writer {
                 if !was_counted && !line.from.is_launcher() {
                     state.lost += 1;
                 }
-                if line.stream == Stream::Stdout && !state.has_failed {
+                if line.stream == OutputStream::Stdout && !state.has_failed {
                     state.has_failed = true;
                     state.failure = Some(error);
                 }
@@ -445,12 +450,12 @@ impl Writer {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl WriterState {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.writing.is_none()
     }

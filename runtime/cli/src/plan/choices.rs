@@ -8,7 +8,7 @@ use hsdp_sharding::{
 };
 use hsdp_train::number::count;
 
-use super::Device;
+use super::PlanDevice;
 use crate::model::{Adapters, Model};
 
 /// Maximum number of ranks in a mesh. The traffic is computed for each replica.
@@ -57,7 +57,7 @@ pub(crate) struct Choices {
 
     /// Optimizer whose state takes memory, and whose update may exchange matrices
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
-    pub(crate) optimizer: Optimizer,
+    pub(crate) optimizer: PlannedOptimizer,
 
     /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all
     /// (also shards)
@@ -70,14 +70,14 @@ impl Choices {
     ///
     /// # Errors
     /// A text with the first choice that does not fit.
-    pub(crate) fn check(&self, device: Device) -> Result<(), String> {
+    pub(crate) fn check(&self, device: PlanDevice) -> Result<(), String> {
         let Self { offload, optimizer, .. } = self;
-        if device == Device::Cpu && *offload != Offload::None {
+        if device == PlanDevice::Cpu && *offload != Offload::None {
             return Err(format!(
                 "--offload {offload} needs --device cuda: there is nothing to offload from the host"
             ));
         }
-        let is_on_device = device == Device::Cuda && *offload == Offload::None;
+        let is_on_device = device == PlanDevice::Cuda && *offload == Offload::None;
         if is_on_device && !optimizer.updates_on_device() {
             let optimizer = optimizer.name();
             return Err(format!(
@@ -92,8 +92,8 @@ impl Choices {
     ///
     /// # Errors
     /// The errors of [`Model::find`].
-    pub(crate) fn model(&self, device: Device) -> Result<Model, String> {
-        let is_stored = device == Device::Cpu && self.param_dtype != DType::F32;
+    pub(crate) fn model(&self, device: PlanDevice) -> Result<Model, String> {
+        let is_stored = device == PlanDevice::Cpu && self.param_dtype != DType::F32;
         let frozen_in = is_stored.then_some(self.param_dtype);
         let adapters = self.lora.map(|rank| Adapters { rank, frozen_in });
         Model::find(&self.model, adapters)
@@ -143,7 +143,7 @@ fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
 
 /// An optimizer, which determines the state of each trained parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Optimizer {
+pub(crate) enum PlannedOptimizer {
     /// Two f32 of state for each trained element.
     #[default]
     Adamw,
@@ -164,7 +164,7 @@ pub(crate) enum Optimizer {
 /// Parts of the names of embeddings and heads, which Muon leaves to `AdamW`.
 const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
 
-impl Optimizer {
+impl PlannedOptimizer {
     /// Returns the name on a command line.
     pub(crate) fn name(self) -> String {
         let value = self.to_possible_value().expect("no optimizer is hidden");

@@ -114,7 +114,7 @@ fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
     runs
 }
 
-fn memory(place: &Place) -> Table {
+fn memory(place: &MemoryPlace) -> Table {
     let used = place.categories().filter(|it| it.bytes > ByteCount::ZERO);
     let rows = used.map(|it| [it.name.to_owned(), it.bytes.to_string(), it.when.to_owned()]);
     let header = [&*format!("peak memory of a rank, {}", place.name), "bytes", "held"];
@@ -167,15 +167,15 @@ pub(super) fn grouped(number: u64) -> String {
 
 /// Peak memory of a rank. Each category has the peak of the rank with the most.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+pub(super) struct PlacedMemory {
     /// Memory in the place of the model, and in the host if a device's model takes memory there for
     /// offloaded parts or an exchange.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<MemoryPlace>,
 }
 
 /// Peaks in one place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct MemoryPlace {
     /// Name of the place: `host` or `device`.
     pub(super) name: &'static str,
     /// Peaks by category.
@@ -186,7 +186,7 @@ pub(super) struct Place {
 
 /// A category with its peak.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Category {
+pub(super) struct HeldCategory {
     pub(super) name: &'static str,
     pub(super) bytes: ByteCount,
     /// Phase in which it is held.
@@ -195,28 +195,28 @@ pub(super) struct Category {
 
 const PHASES: [Phase; 2] = [Phase::Forward, Phase::Backward];
 
-impl Memory {
+impl PlacedMemory {
     pub(super) fn on_host(plan: &Plan) -> Self {
         let full = PHASES.map(|phase| plan.full_in(phase));
-        Self { places: vec![Place { name: "host", peaks: plan.memory(), full }] }
+        Self { places: vec![MemoryPlace { name: "host", peaks: plan.memory(), full }] }
     }
 
     pub(super) fn on_device(plan: &Plan, offload: Offload) -> Self {
         let full = PHASES.map(|phase| plan.full_in_on_device(phase));
         let peaks = plan.memory_on_device(offload);
-        let mut places = vec![Place { name: "device", peaks, full }];
+        let mut places = vec![MemoryPlace { name: "device", peaks, full }];
         let peaks = plan.memory_offloaded(offload);
         if offload != Offload::None || peaks.total() > ByteCount::ZERO {
-            places.push(Place { name: "host", peaks, full: [ByteCount::ZERO; 2] });
+            places.push(MemoryPlace { name: "host", peaks, full: [ByteCount::ZERO; 2] });
         }
         Self { places }
     }
 }
 
-impl Place {
+impl MemoryPlace {
     /// Returns the categories in the order in which they are allocated, `full` once for each phase,
     /// and `update` if it takes memory.
-    pub(super) fn categories(&self) -> impl Iterator<Item = Category> + use<> {
+    pub(super) fn categories(&self) -> impl Iterator<Item = HeldCategory> + use<> {
         const ALWAYS: &str = "always";
         const FROM_BACKWARD: &str = "first backward to update";
         let [forward, backward] = self.full;
@@ -232,14 +232,14 @@ impl Place {
             ("partial", peaks.partial, FROM_BACKWARD),
             ("update", update, "update"),
         ]
-        .map(|(name, bytes, when)| Category { name, bytes, when });
+        .map(|(name, bytes, when)| HeldCategory { name, bytes, when });
         all.into_iter().filter(move |it| it.name != "update" || update > ByteCount::ZERO)
     }
 }
 
 /// Traffic of a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct World {
+pub(super) struct StepTraffic {
     /// Number of microbatches in a step.
     pub(super) microbatches: u64,
     /// First of the ranks that receive the most bytes.
@@ -252,7 +252,7 @@ pub(super) struct World {
     pub(super) total: Traffic,
 }
 
-impl World {
+impl StepTraffic {
     /// Computes the traffic of a plan. Replicas differ by their part of a shard in an all-reduce.
     /// The ranks of a shard group differ by the matrices that they own in an update, and by their
     /// slice of its sums. Both add up, so the busiest rank is the busiest of the busiest replica.
@@ -269,39 +269,33 @@ impl World {
             let update = plan.update(rank(0, shard)).flow();
             Traffic { update, ..Traffic::default() }
         };
-        let replicas = Ranks::of((0..mesh.replicate_size()).map(of_step));
-        let shards = Ranks::of((0..mesh.shard_size()).map(of_update));
-        let all_steps = times(replicas.total, mesh.shard_size());
-        let all_updates = times(shards.total, mesh.replicate_size());
+        let replicas = BusiestRanks::of((0..mesh.replicate_size()).map(of_step));
+        let shards = BusiestRanks::of((0..mesh.shard_size()).map(of_update));
         Self {
             microbatches,
             busiest: rank(replicas.busiest, shards.busiest),
             as_busy: replicas.as_busy * shards.as_busy,
-            most: Traffic { update: shards.most.update, ..replicas.most },
-            total: Traffic { update: all_updates.update, ..all_steps },
+            most: replicas.most + shards.most,
+            total: replicas.total * mesh.shard_size() as u64
+                + shards.total * mesh.replicate_size() as u64,
         }
     }
 
     /// Returns the collectives by name, on the busiest rank and on all ranks together, and the
     /// total at the end. `update` is present if a rank has it.
     pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
-        let of = |name, flow: fn(&Traffic) -> Flow| (name, [flow(&self.most), flow(&self.total)]);
-        let mut flows = vec![
-            of("all_gather", |it| it.all_gather),
-            of("reduce_scatter", |it| it.reduce_scatter),
-            of("all_reduce", |it| it.all_reduce),
-        ];
-        if self.total.update != Flow::NONE {
-            flows.push(of("update", |it| it.update));
-        }
-        flows.push(of("total", Traffic::total));
-        flows
+        let pairs = self.most.flows().into_iter().zip(self.total.flows());
+        let flows = pairs.map(|((name, most), (_, total))| (name, [most, total]));
+        let all = [("total", [self.most.total(), self.total.total()])];
+        let is_shown =
+            |(name, [_, total]): &(&str, [Flow; 2])| *name != "update" || *total != Flow::NONE;
+        flows.filter(is_shown).chain(all).collect()
     }
 }
 
 /// Traffic of some ranks.
 #[derive(Debug, Default)]
-struct Ranks {
+struct BusiestRanks {
     /// Index of the first rank that receives the most bytes.
     busiest: usize,
     /// Number of ranks that receive this many bytes.
@@ -310,39 +304,21 @@ struct Ranks {
     total: Traffic,
 }
 
-impl Ranks {
+impl BusiestRanks {
     fn of(all: impl Iterator<Item = Traffic>) -> Self {
         let mut ranks = Self::default();
         for (index, traffic) in all.enumerate() {
             let [new, most] = [traffic, ranks.most].map(|traffic| traffic.total().bytes);
             if new > most {
-                (ranks.busiest, ranks.as_busy) = (index, 0);
+                ranks.busiest = index;
+                ranks.as_busy = 0;
             }
             if new > most || index == 0 {
                 ranks.most = traffic;
             }
             ranks.as_busy += usize::from(new >= most);
-            ranks.total = sum(ranks.total, traffic);
+            ranks.total = ranks.total + traffic;
         }
         ranks
-    }
-}
-
-fn sum(one: Traffic, other: Traffic) -> Traffic {
-    Traffic {
-        all_gather: one.all_gather + other.all_gather,
-        reduce_scatter: one.reduce_scatter + other.reduce_scatter,
-        all_reduce: one.all_reduce + other.all_reduce,
-        update: one.update + other.update,
-    }
-}
-
-fn times(traffic: Traffic, ranks: usize) -> Traffic {
-    let times = |flow: Flow| flow * ranks as u64;
-    Traffic {
-        all_gather: times(traffic.all_gather),
-        reduce_scatter: times(traffic.reduce_scatter),
-        all_reduce: times(traffic.all_reduce),
-        update: times(traffic.update),
     }
 }
