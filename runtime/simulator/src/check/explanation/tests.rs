@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::shortest;
+use super::shortest_cycle;
 
-/// The number of nodes of the shortest cycle, by the distances between all nodes.
+/// The number of nodes of the shortest_cycle cycle, by the distances between all nodes.
 fn girth(edges: &[Vec<usize>]) -> Option<usize> {
     let size = edges.len();
     let mut distances = vec![vec![usize::MAX / 2; size]; size];
@@ -30,7 +30,7 @@ proptest! {
             prop::collection::vec(next, size)
         }),
     ) {
-        let found = shortest(&edges);
+        let found = shortest_cycle(&edges);
         prop_assert_eq!(found.as_ref().map(Vec::len), girth(&edges));
         for (index, node) in found.iter().flatten().enumerate() {
             let cycle = found.as_ref().expect("it has a node");
@@ -44,14 +44,15 @@ proptest! {
 fn a_large_ring_is_found() {
     let size = 100_000;
     let edges: Vec<Vec<usize>> = (0..size).map(|node| vec![(node + 1) % size]).collect();
-    assert_eq!(shortest(&edges).map(|cycle| cycle.len()), Some(size));
+    assert_eq!(shortest_cycle(&edges).map(|cycle| cycle.len()), Some(size));
 }
 
-/// A search from a node that leads nowhere ends at once, however long the cycle is that is known: otherwise this takes an hour.
+/// A search from a node that leads nowhere ends at once, however long the cycle is that is known:
+/// otherwise this takes an hour.
 #[test]
 fn nodes_that_lead_nowhere_take_no_time() {
     let size = 1_000_000;
     let ring = (0..size).map(|node| vec![(node + 1) % size]);
     let edges: Vec<Vec<usize>> = ring.chain((0..size).map(|_| Vec::new())).collect();
-    assert_eq!(shortest(&edges).map(|cycle| cycle.len()), Some(size));
+    assert_eq!(shortest_cycle(&edges).map(|cycle| cycle.len()), Some(size));
 }
