@@ -23,12 +23,10 @@ use crate::agree::comparison::{self, InitialValues};
 use crate::error::Error;
 use crate::model::updates::Updates;
 use crate::options::placement::Placement;
-use crate::options::uneven::EndOfRun;
-use crate::options::{ModelOptions, StepOptions};
-use crate::state::context::Context;
+use crate::options::{EndOfRun, ModelOptions, StepOptions};
+use crate::state::context::{Context, ModelId};
+use crate::state::control;
 use crate::state::events::Event;
-use crate::state::joint;
-use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::engine::{Begun, Engine};
 use crate::step::{NextStep, Step};
@@ -67,7 +65,7 @@ impl ShardedModel {
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
         let context = Self::context(world, spec, options)?;
-        let (shards, values) = joint::run(&context.world, 0, || cut(&context, init))?;
+        let (shards, values) = control::between_steps(&context.world, 0, || cut(&context, init))?;
         Self::of(context, shards, &values)
     }
 
@@ -78,7 +76,7 @@ impl ShardedModel {
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        joint::run(&telling, 0, || Self::checked_context(world, spec, options))
+        control::between_steps(&telling, 0, || Self::checked_context(world, spec, options))
     }
 
     fn checked_context(
@@ -277,7 +275,9 @@ impl ShardedModel {
         let (context, state) = (&self.engine.context, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
         drop(state);
-        joint::run(&context.world, step, || export::full_parameters(context, &shards, step))
+        control::between_steps(&context.world, step, || {
+            export::full_parameters(context, &shards, step)
+        })
     }
 
     /// Starts a recording of the engine's [events](Event).

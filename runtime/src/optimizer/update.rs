@@ -9,9 +9,9 @@ use crate::model::updates::{Moved, Updates};
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::interface::{Selected, Update};
 use crate::optimizer::pass::{Pass, UnitUpdate};
-use crate::persist::pair::ONE_OF_EACH_KIND;
+use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::shard::Shard;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::state::State;
@@ -91,7 +91,7 @@ fn jointly<T>(
     part: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     match waiting {
-        Some(world) => joint::run(world, step, part),
+        Some(world) => control::between_steps(world, step, part),
         None => part(),
     }
 }

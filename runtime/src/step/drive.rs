@@ -10,9 +10,9 @@ use hsdp_sharding::step::{
 use crate::agree::agreement::Interim;
 use crate::agree::{comparison, header, unit_use};
 use crate::error::Error;
+use crate::options::divide::exponent_of;
 use crate::state::context::Context;
 use crate::state::full::Full;
-use crate::step::exponent::exponent_of;
 use crate::step::reductions::StepPlace;
 use crate::step::refused::{self, Call};
 use crate::step::state::State;

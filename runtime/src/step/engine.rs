@@ -14,7 +14,7 @@
 //! | calls of a program | `engine`, `opening`, `finish`, `evaluation` |
 //! | outputs of the machine, carried out | `drive` |
 //! | buffers and operations under way | `gathers`, `reductions` |
-//! | numbers of a step | `step_state`, `exponent` |
+//! | numbers of a step | `step_state` |
 //! | errors of calls | `attempt`, `refused`, `check`, `unused` |
 
 use std::fmt::Display;
@@ -26,14 +26,13 @@ use hsdp_sharding::step::Refused;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
+use crate::options::EndOfRun;
 use crate::options::objective::{LossSum, Seed};
-use crate::options::uneven::EndOfRun;
-use crate::state::context::Context;
+use crate::state::context::{Context, ModelId};
+use crate::state::control;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
-use crate::state::joint::Failure;
 use crate::state::lock::{Lock, Locked};
-use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::attempt::{Attempt, Opened, Token};
 use crate::step::gathers::UnitGathers;
@@ -234,7 +233,7 @@ impl Engine {
     /// may find it, in the call that fails with `error`, between steps.
     pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
         self.discard_step(opened, Some(error.to_string()), |failure| {
-            let mistake = error.mistake(failure.step, Location::caller());
+            let mistake = control::mistake(error, failure.step, Location::caller());
             self.context.world.announce_mistake(opened.epoch, failure, mistake);
         });
     }

@@ -7,8 +7,7 @@ use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
 use crate::error::non_finite::NonFiniteGradient;
-use crate::state::context::Context;
-use crate::state::model_id::ModelId;
+use crate::state::context::{Context, ModelId};
 use crate::state::sums::GradShards;
 use crate::step::clipping::{Clip, Clipping, is_limit};
 

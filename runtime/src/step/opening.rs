@@ -8,14 +8,13 @@ use hsdp_sharding::step::{Begin, Conclusion, Intent};
 use crate::agree::comparison::{self, LastUpdate};
 use crate::agree::header::{self, Agreed, StepHeader};
 use crate::error::Error;
-use crate::options::StepOptions;
-use crate::options::uneven::EndOfRun;
+use crate::options::divide::exponent_known_early;
+use crate::options::{EndOfRun, StepOptions};
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::lock::Locked;
 use crate::step::attempt::{Attempt, Opened};
 use crate::step::engine::{Begun, Engine};
-use crate::step::exponent::exponent_known_early;
 use crate::step::state::{Opening, State};
 use crate::step::step_state::StepState;
 
@@ -25,7 +24,7 @@ impl Engine {
         let mut state = self.state_between_steps("begin_step")?;
         let step = state.next_step;
         let StepOptions { microbatches, input, .. } = options;
-        joint::run(&self.context.world, step, || {
+        control::between_steps(&self.context.world, step, || {
             self.check_own_shards(&state, "begin_step")?;
             let begun =
                 state.machine.begin(Begin { step, intent: Intent::Step { microbatches, input } });

@@ -4,9 +4,8 @@ use hsdp_sharding::Rank;
 
 use crate::agree::agreement::{Agreement, Presence};
 use crate::error::Error;
-use crate::options::StepOptions;
 use crate::options::objective::{LossSum, Objective};
-use crate::options::uneven::Input;
+use crate::options::{Input, StepOptions};
 use crate::state::context::Context;
 use crate::state::gradients::UnitGradients;
 use crate::state::sums::GradShards;
