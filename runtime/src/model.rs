@@ -13,6 +13,7 @@ pub(crate) mod norms;
 pub(crate) mod updates;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
@@ -28,14 +29,14 @@ use crate::state::context::{Context, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
 use crate::state::shard::Shard;
-use crate::step::engine::{Begun, Engine};
+use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
 /// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
-    /// Locked for a moment only, also by those who hold the state of the engine.
+    /// StateGuard for a moment only, also by those who hold the state of the engine.
     pub(crate) updates: Mutex<Updates>,
 }
 
@@ -191,8 +192,8 @@ impl ShardedModel {
     /// [`with_shards`](Self::with_shards), or while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
-            Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),
-            Begun::End(end) => NextStep::End(end),
+            ControlFlow::Continue(id) => NextStep::Step(Step::new(Arc::clone(&self.engine), id)),
+            ControlFlow::Break(end) => NextStep::End(end),
         })
     }
 

@@ -11,8 +11,7 @@ use crate::model::norms::{over_shards, pieces};
 use crate::options::digest;
 use crate::state::context::Context;
 use crate::state::control;
-use crate::step::clipping::{Clip, is_limit};
-use crate::step::gradients::{Gradients, Verdict};
+use crate::step::gradients::{Clip, Gradients, Verdict, is_limit};
 
 /// A norm of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -13,8 +13,8 @@ use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
 use crate::state::control;
 use crate::state::shard::Shard;
+use crate::step::drive::EngineState;
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::state::State;
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that
@@ -99,7 +99,7 @@ fn jointly<T>(
 impl Pass<'_> {
     fn run(
         self,
-        (state, updates): (&mut State, &Mutex<Updates>),
+        (state, updates): (&mut EngineState, &Mutex<Updates>),
         optimizers: &mut [Selected<'_>],
     ) -> Result<(), Error> {
         let room = state.updated.room();
