@@ -1,5 +1,5 @@
-//! One operation whose other members share no memory with this rank, from the call to the end: by its
-//! pattern, whatever it moves. `REMOTE.md`, "An operation".
+//! One operation whose other members share no memory with this rank, from the call to the end: by
+//! its pattern, whatever it moves. `REMOTE.md`, "An operation".
 
 use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
@@ -39,9 +39,9 @@ type SlotContent<D> = (Option<D>, Option<DataMessage>);
 impl Execution {
     /// Issues an operation: the contribution of this member is on its way when this returns.
     ///
-    /// The operation is opened with the request that sends the contribution. Another rank that has this
-    /// contribution may end the world; then the progress engine has put all messages that came before
-    /// that end into their slots.
+    /// The operation is opened with the request that sends the contribution. Another rank that has
+    /// this contribution may end the world; then the progress engine has put all messages that came
+    /// before that end into their slots.
     pub(crate) fn begin<D: Contribute>(
         member: MemberCall<'_>,
         described: Described,
@@ -105,7 +105,8 @@ impl Execution {
         self.own.endpoint().expect("the others share no memory")
     }
 
-    /// Packs the messages to the others. A failure there ends the world: the operation has its number already.
+    /// Packs the messages to the others. A failure there ends the world: the operation has its
+    /// number already.
     fn pack_guarded<D: Contribute>(&self, own: &mut D) -> Result<Vec<Request>, Error> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
@@ -155,7 +156,7 @@ impl Execution {
         range: Range<usize>,
     ) -> Result<Arc<Message>, Error> {
         let bytes = range.len() * self.at().pattern().element_bytes(self.round);
-        let message = Message::write(&self.endpoint().pool, (Kind::Data, self.round), head, bytes);
+        let message = Message::write(&self.endpoint().pool, Kind::Data, self.round, head, bytes);
         let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = *self.actual;
             let what = format!("a message, in {tag}");

@@ -8,7 +8,8 @@ use hsdp_sharding::{DType, Rank};
 
 use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Tag};
 
-/// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it stands.
+/// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it
+/// stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) op: Op,
@@ -60,11 +61,13 @@ impl Call {
         self.counts.total().saturating_mul(self.dtype.map_or(0, DType::size_bytes))
     }
 
-    /// Its descriptor, as a number of the sequence of a group.
+    /// Returns its descriptor, as a number of the sequence of a group.
     pub(crate) fn described(
         self,
-        (group, channel): (GroupId, Channel),
-        (epoch, sequence): (u64, u64),
+        group: GroupId,
+        channel: Channel,
+        epoch: u64,
+        sequence: u64,
     ) -> Descriptor {
         let Self { op, tag, dtype, counts, reduction, root, peer, scaling } = self;
         Descriptor {
@@ -88,7 +91,8 @@ impl Call {
 pub(crate) struct Described {
     /// The description that the members compare.
     pub(crate) compared: Arc<Descriptor>,
-    /// The description of the elements that the call moves, where a fault has this member tell something else.
+    /// The description of the elements that the call moves, where a fault has this member tell
+    /// something else.
     pub(crate) actual: Option<Arc<Descriptor>>,
 }
 
@@ -113,5 +117,5 @@ pub(crate) struct Issuing {
 /// The first barrier of a group, for tests.
 #[cfg(test)]
 pub(crate) fn barrier_of(group: GroupId) -> Descriptor {
-    Call::new(Op::Barrier, Tag::default()).described((group, Channel::User), (0, 0))
+    Call::new(Op::Barrier, Tag::default()).described(group, Channel::User, 0, 0)
 }

@@ -1,7 +1,7 @@
 //! The collectives on vectors of any element type, as methods of [`Group`](crate::Group).
 //!
-//! In reading order: elements go as they are, also dealt out; elements are combined; vectors change hands;
-//! some of them again, with buffers that the caller lends.
+//! In reading order: elements go as they are, also dealt out; elements are combined; vectors change
+//! hands; some of them again, with buffers that the caller lends.
 
 use hsdp_kernels::Element;
 
@@ -10,21 +10,23 @@ use crate::execute::{Lent, Source, VectorRoute, Vectors};
 use crate::pattern::starts_of;
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
-/// Returns the sum of counts that a caller gives; as many as can be counted, if they are more. No buffer
-/// has so many elements, so a comparison with a length fails, and so does an allocation.
+/// Returns the sum of counts that a caller gives; as many as can be counted, if they are more. No
+/// buffer has so many elements, so a comparison with a length fails, and so does an allocation.
 pub(crate) fn sum_of(counts: &[usize]) -> usize {
     counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
 }
 
 /// # Collectives that move elements
 ///
-/// All are **collective**: every member makes the same call, in the same place of the group's sequence, with
-/// the same tag, dtype and counts. All return at once; a root is an index in the group.
+/// All are **collective**: every member makes the same call, in the same place of the group's
+/// sequence, with the same tag, dtype and counts. All return at once; a root is an index in the
+/// group.
 ///
 /// Before anything is issued, every call refuses arguments that are wrong on this member alone
 /// ([`Error::Refused`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
-/// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or world that has ended.
-/// [`Pending::wait`] returns the errors that only all members together can detect.
+/// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or
+/// world that has ended. [`Pending::wait`] returns the errors that only all members together can
+/// detect.
 impl Group {
     /// Every member gets the elements of all members, in member order.
     ///
@@ -45,7 +47,8 @@ impl Group {
 
     /// Every member gets the root's elements.
     ///
-    /// `values`: `[n]` on all members. The output is the same buffer, filled; only the root's elements are read.
+    /// `values`: `[n]` on all members. The output is the same buffer, filled; only the root's
+    /// elements are read.
     ///
     /// # Errors
     /// [`Error::Refused`] if there is no member `root`.
@@ -144,13 +147,15 @@ impl Group {
 impl Group {
     /// Member `i` gets the `i`-th part of each member's elements, in member order.
     ///
-    /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]` elements go to member
-    /// `i`, `receive_counts[i]` come from it. The two may differ, but the number that one member sends to another must be
-    /// the number that the other expects; otherwise all members get [`Error::CollectiveMismatch`].
+    /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]`
+    /// elements go to member `i`, `receive_counts[i]` come from it. The two may differ, but the
+    /// number that one member sends to another must be the number that the other expects; otherwise
+    /// all members get [`Error::CollectiveMismatch`].
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up to the elements, or the
-    /// two counts of this member for itself differ; [`Error::OutOfMemory`] if the receive counts add up to more than memory can hold.
+    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up
+    /// to the elements, or the two counts of this member for itself differ; [`Error::OutOfMemory`]
+    /// if the receive counts add up to more than memory can hold.
     pub fn all_to_all<T: Element>(
         &self,
         tag: Tag,
@@ -197,17 +202,18 @@ impl Group {
 
 /// # Collectives that combine elements
 ///
-/// All are **collective**, as the collectives that move elements. Elements are combined in member order: f32, f64 and
-/// integers in their own type (integers wrap around), f16 and bf16 in f32 with one rounding at the end. The
-/// result does not depend on timing, and all members that get it get the same bits.
+/// All are **collective**, as the collectives that move elements. Elements are combined in member
+/// order: f32, f64 and integers in their own type (integers wrap around), f16 and bf16 in f32 with
+/// one rounding at the end. The result does not depend on timing, and all members that get it get
+/// the same bits.
 impl Group {
     /// Member `i` gets the reduction of the `i`-th parts of all members.
     ///
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for an
-    /// average of integers.
+    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for
+    /// an average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
         tag: Tag,
@@ -306,14 +312,16 @@ impl Group {
 
 /// # Collectives that pass vectors on
 ///
-/// Between ranks that share memory, the vector itself changes its owner, and nothing is copied. permute and barrier are
-/// **collective**, as the collectives that move elements. A transfer involves only its two members: the transfers from one
-/// member to another are a sequence of their own, in which the n-th [`send`](Self::send) meets the n-th [`recv`](Self::recv).
+/// Between ranks that share memory, the vector itself changes its owner, and nothing is copied.
+/// permute and barrier are **collective**, as the collectives that move elements. A transfer
+/// involves only its two members: the transfers from one member to another are a sequence of their
+/// own, in which the n-th [`send`](Self::send) meets the n-th [`recv`](Self::recv).
 impl Group {
-    /// Sends this member's elements to member `destination`, or to no member. Gets the elements of the member that sends to
-    /// this one, or zeros if there is none.
+    /// Sends this member's elements to member `destination`, or to no member. Gets the elements of
+    /// the member that sends to this one, or zeros if there is none.
     ///
-    /// `values`: `[n]`; output `[n]`. Two members with the same destination are a mismatch, on all members.
+    /// `values`: `[n]`; output `[n]`. Two members with the same destination are a mismatch, on all
+    /// members.
     ///
     /// # Errors
     /// [`Error::Refused`] if there is no member `destination`.
@@ -330,8 +338,8 @@ impl Group {
         self.issue(call, Vectors::handed(values, destination))
     }
 
-    /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is issued: the receiver
-    /// owns the elements then, whether or not it has waited for them.
+    /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is
+    /// issued: the receiver owns the elements then, whether or not it has waited for them.
     ///
     /// `values`: `[n]`. A member may send to itself.
     ///
@@ -355,7 +363,8 @@ impl Group {
     /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no peers, and no memory for the output.
+    /// [`Error::Refused`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no
+    /// peers, and no memory for the output.
     pub fn recv<T: Element>(
         &self,
         tag: Tag,
@@ -382,8 +391,8 @@ impl Group {
 
 /// # Collectives with buffers that are lent
 ///
-/// These do the same as the collectives without `_into`, but allocate no buffer. Some members may call one form and
-/// others the other. To call them repeatedly, lend the buffers that came back:
+/// These do the same as the collectives without `_into`, but allocate no buffer. Some members may
+/// call one form and others the other. To call them repeatedly, lend the buffers that came back:
 ///
 /// ```
 /// use hsdp_comm::{Channel, Error, Lent, Reduction, Tag, WorldOptions, launch};
@@ -400,8 +409,8 @@ impl Group {
 /// assert_eq!(ends, [Ok(()), Ok(())]);
 /// ```
 ///
-/// All are **collective**. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work in the
-/// caller's buffer anyway, and the collectives that pass vectors on copy nothing.
+/// All are **collective**. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work
+/// in the caller's buffer anyway, and the collectives that pass vectors on copy nothing.
 impl Group {
     /// As [`all_gather`](Self::all_gather).
     ///
@@ -436,8 +445,8 @@ impl Group {
         self.issue_reduce_scatter(tag, reduction, lent.into())
     }
 
-    /// As [`reduce`](Self::reduce), but every member gets its buffer back: the root's holds the result, the others are
-    /// unchanged.
+    /// As [`reduce`](Self::reduce), but every member gets its buffer back: the root's holds the
+    /// result, the others are unchanged.
     ///
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///

@@ -11,14 +11,14 @@ const MOST_BYTES: usize = 4 << 10;
 const MOST_ADDED: usize = 64;
 
 impl World {
-    /// Compares a setting that all ranks must share, such as a seed or the options of a program. `what` names it, `said`
-    /// is its value on this rank.
+    /// Compares a setting that all ranks must share, such as a seed or the options of a program.
+    /// `what` names it, `said` is its value on this rank.
     ///
     /// **Collective**, on the control channel, before steps or between them.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks, with the values of rank 0 and of the first rank that differs from it; the
-    /// errors of any collective.
+    /// [`Error::ConfigMismatch`] on all ranks, with the values of rank 0 and of the first rank that
+    /// differs from it; the errors of any collective.
     ///
     /// ```
     /// use hsdp_comm::{WorldOptions, launch};
@@ -47,7 +47,8 @@ impl World {
     }
 }
 
-/// The bytes that each rank brings, by rank: so many of a rank that says to bring more than any does. **Collective**.
+/// The bytes that each rank brings, by rank: so many of a rank that says to bring more than any
+/// does. **Collective**.
 fn exchanged(group: &Group, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let lengths = gathered(group, vec![own.len() as u64])?;
     let longest = longest(&lengths);

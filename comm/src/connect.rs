@@ -1,4 +1,5 @@
-//! A world whose collectives on devices go by NCCL: how its ranks make the communicators. `NCCL.md`, "In a world".
+//! A world whose collectives on devices go by NCCL: how its ranks make the communicators.
+//! `NCCL.md`, "In a world".
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +13,18 @@ use crate::{Between, Channel, Error, Group, Stage, Tag, World};
 
 /// # Collectives on devices by NCCL
 impl World {
-    /// Connects the world by NCCL: from now on, collectives on buffers of `device` go by NCCL in the groups that are
-    /// [connected](Self::connect_groups). NCCL sums in the dtype of the wire and in an order of its own; without it,
-    /// ranks that share a device sum in f32 and in rank order.
+    /// Connects the world by NCCL: from now on, collectives on buffers of `device` go by NCCL in
+    /// the groups that are [connected](Self::connect_groups). NCCL sums in the dtype of the wire
+    /// and in an order of its own; without it, ranks that share a device sum in f32 and in rank
+    /// order.
     ///
     /// **Collective** over the world, whether its ranks are threads or processes.
     ///
     /// # Errors
-    /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in time;
-    /// [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads with
-    /// [`Between::Messages`](crate::Between::Messages), since these share the memory of the device.
+    /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in
+    /// time; [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads
+    /// with [`Between::Messages`](crate::Between::Messages), since these share the memory of the
+    /// device.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
         let own = self.own_rank()?;
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
@@ -38,14 +41,15 @@ impl World {
         self.handle().nccl.device()
     }
 
-    /// Makes the communicators of groups. Each is split from the communicator of all ranks, or made with an id of its
-    /// own if the split fails. A group that has a communicator keeps it.
+    /// Makes the communicators of groups. Each is split from the communicator of all ranks, or made
+    /// with an id of its own if the split fails. A group that has a communicator keeps it.
     ///
-    /// **Collective** over the world: all ranks pass the same number of groups, and the groups at one position of the list
-    /// together cover all ranks, as the groups of an axis of a mesh do.
+    /// **Collective** over the world: all ranks pass the same number of groups, and the groups at
+    /// one position of the list together cover all ranks, as the groups of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on all ranks, if one of them fails.
+    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on
+    /// all ranks, if one of them fails.
     pub fn connect_groups(&self, groups: &[&Group]) -> Result<(), Error> {
         groups.iter().try_for_each(|group| self.connect_group(group))
     }
@@ -58,7 +62,8 @@ impl World {
         let Some(device) = connected.device() else {
             return Err(self.keeps_off("it has no NCCL: call `connect_nccl` first"));
         };
-        // Nothing is drained while a group is connected, and another rank may wait for that before it comes here.
+        // Nothing is drained while a group is connected, and another rank may wait for that before
+        // it comes here.
         connected.await_drained(own)?;
         let _connecting = connected.connecting();
         // All are here: no rank waits in a split for one that has failed before it.
@@ -90,7 +95,8 @@ impl World {
         Error::NotConnected { rank: self.rank(), problem }
     }
 
-    /// The communicator of a group, split from that of all ranks; `None` if that was given up, or if it fails.
+    /// The communicator of a group, split from that of all ranks; `None` if that was given up, or
+    /// if it fails.
     fn split(&self, group: &Group) -> Option<Communicator> {
         let all = self.handle().nccl.all()?;
         let (mut all, color) = (all.lock(), group.ranks()[0].index());
@@ -119,14 +125,16 @@ impl World {
         self.agreed(Communicator::join(device, id, place, self.patience()))
     }
 
-    /// Half of the world's: a rank that has failed waits for the others, which must have done so by then.
+    /// Half of the world's: a rank that has failed waits for the others, which must have done so by
+    /// then.
     fn patience(&self) -> Patience {
         let status = Arc::clone(self.handle().own.status());
         Patience::until(self.deadline() / 2, move || status.world_end().is_some())
     }
 
-    /// The time that a call may take to be issued. Among threads that is the host's own work. Processes may have to connect, to one
-    /// that waits for a third, whose lateness is for the deadline of the world to find, and to end: this is longer.
+    /// The time that a call may take to be issued. Among threads that is the host's own work.
+    /// Processes may have to connect, to one that waits for a third, whose lateness is for the
+    /// deadline of the world to find, and to end: this is longer.
     fn patience_of_issuing(&self) -> Duration {
         if self.shares_memory() { self.deadline() / 2 } else { self.deadline().saturating_mul(2) }
     }
@@ -139,7 +147,8 @@ impl World {
         Ok(said.as_chunks().0.iter().copied().map(UniqueId).collect())
     }
 
-    /// This rank's result, if all ranks have theirs; the error of the first that has none, as far as it is known here.
+    /// This rank's result, if all ranks have theirs; the error of the first that has none, as far
+    /// as it is known here.
     fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
         let everybody = self.all_have(own.as_ref().ok())?;
         match own {

@@ -1,13 +1,13 @@
 //! Collectives on buffers of a device: the calls on whole units, where gradients, partials and
 //! parameters lie there.
 //!
-//! Where ranks are threads, members meet as for any other operation, with the same descriptors, and all
-//! ranks may use one device. The member that comes last issues for all of them, also by NCCL: so an
-//! operation is issued for all members or for none, and in one order for all groups. Where ranks are
-//! processes, each member issues its own part by NCCL, in its call (`NCCL.md`, "Between processes"). Each
-//! member's part goes on that member's own streams. So an operation is complete, for
-//! [`Pending`](crate::Pending), when it is issued; its outputs carry the moment from which they can be
-//! read (`CUDA.md` of the kernels), and no thread of the host waits.
+//! Where ranks are threads, members meet as for any other operation, with the same descriptors, and
+//! all ranks may use one device. The member that comes last issues for all of them, also by NCCL:
+//! so an operation is issued for all members or for none, and in one order for all groups. Where
+//! ranks are processes, each member issues its own part by NCCL, in its call (`NCCL.md`, "Between
+//! processes"). Each member's part goes on that member's own streams. So an operation is complete,
+//! for [`Pending`](crate::Pending), when it is issued; its outputs carry the moment from which they
+//! can be read (`CUDA.md` of the kernels), and no thread of the host waits.
 //!
 //! In reading order: the calls, the contribution and the output of a member, the work.
 
@@ -35,8 +35,8 @@ pub struct DeviceAccumulator {
     pub partial: DeviceBuffer,
     /// Whether the sum replaces the partial or is added to it. Members may differ in it.
     pub fold: Fold,
-    /// Notes of non-finite elements: of this member's contribution, as indices in the unit's trainable region, and of its
-    /// partial. Its rounds are microbatches.
+    /// Notes of non-finite elements: of this member's contribution, as indices in the unit's
+    /// trainable region, and of its partial. Its rounds are microbatches.
     pub noted: Noted,
 }
 
@@ -51,26 +51,29 @@ pub struct DeviceReduced {
 
 /// # Calls on whole units, on a device
 ///
-/// As [the calls on the host](Self::gather_unit): **collective**, in the order of the group's channel, with the same
-/// checks, the same bits and the same bytes in the ledger (NCCL sums in the wire dtype and in its own order). There is
-/// no call for one copy that all ranks share. The output of [`Pending::wait`] can be used at once by work on a stream,
-/// which waits for the operation. The host does not wait.
+/// As [the calls on the host](Self::gather_unit): **collective**, in the order of the group's
+/// channel, with the same checks, the same bits and the same bytes in the ledger (NCCL sums in the
+/// wire dtype and in its own order). There is no call for one copy that all ranks share. The output
+/// of [`Pending::wait`] can be used at once by work on a stream, which waits for the operation. The
+/// host does not wait.
 ///
-/// Every call returns [`Error::Device`] of its own rank. An error of a device in the parts of the operation comes out of
-/// [`Pending::wait`], the same on all members.
+/// Every call returns [`Error::Device`] of its own rank. An error of a device in the parts of the
+/// operation comes out of [`Pending::wait`], the same on all members.
 ///
-/// Where ranks are processes, each issues its part in the call, which returns errors of its rank alone: the others wait for it, so the
-/// step is to be [aborted](crate::World::abort_step). A call that NCCL refuses ends the world, and a group that is not connected by NCCL
-/// is refused ([`Error::Refused`]). Descriptors are compared by [`World::compare_operations`](crate::World::compare_operations).
+/// Where ranks are processes, each issues its part in the call, which returns errors of its rank
+/// alone: the others wait for it, so the step is to be [aborted](crate::World::abort_step). A call
+/// that NCCL refuses ends the world, and a group that is not connected by NCCL is refused
+/// ([`Error::Refused`]). Descriptors are compared by
+/// [`World::compare_operations`](crate::World::compare_operations).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
     ///
-    /// `shard`: `[layout.shard_len()]`, in the dtype of `full`. `full`: `[layout.full_len()]`, the unit's flat index
-    /// space. The output is `full`, filled.
+    /// `shard`: `[layout.shard_len()]`, in the dtype of `full`. `full`: `[layout.full_len()]`, the
+    /// unit's flat index space. The output is `full`, filled.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or `full`
-    /// does not fit the layout, or if they differ in dtype; [`Error::Device`].
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or
+    /// `full` does not fit the layout, or if they differ in dtype; [`Error::Device`].
     pub fn gather_unit_on_device(
         &self,
         tag: Tag,
@@ -94,12 +97,12 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// DeviceGradients on the host are copied to the device. The padding of the partial is set to zero when the sum replaces the
-    /// partial, and stays as it is otherwise.
+    /// DeviceGradients on the host are copied to the device. The padding of the partial is set to
+    /// zero when the sum replaces the partial, and stays as it is otherwise.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient or the
-    /// partial does not fit the layout, or if the partial is not f32; [`Error::Device`].
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient
+    /// or the partial does not fit the layout, or if the partial is not f32; [`Error::Device`].
     pub fn reduce_unit_on_device(
         &self,
         tag: Tag,
@@ -151,7 +154,8 @@ impl Group {
         self.issue_on_device(call, DeviceMember { caller, input, output: values, packed: None })
     }
 
-    /// Issues an operation on devices. Where members share no memory, this rank's part is issued at once, by NCCL.
+    /// Issues an operation on devices. Where members share no memory, this rank's part is issued at
+    /// once, by NCCL.
     fn issue_on_device<O>(&self, call: Call, member: DeviceMember) -> Result<Pending<O>, Error>
     where
         O: TryFrom<DeviceOutput, Error = Error>,
@@ -436,7 +440,8 @@ impl Work for DeviceIssue {
         meter.lent_by(block, || member.pack());
     }
 
-    /// All members get their outputs, or all the first error: a part that failed is one that others were to read.
+    /// All members get their outputs, or all the first error: a part that failed is one that others
+    /// were to read.
     fn finish(self) -> Outputs<DeviceOutput> {
         let mut members: Vec<_> = self.members.into_iter().map(Mutex::into_inner).collect();
         let issued = issue(&mut members, &self.carriers);
@@ -457,7 +462,7 @@ fn issue(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<(), Error
         Op::AllGather => gather_by_nccl(members, carriers),
         Op::ReduceScatter if carriers.is_empty() => sum_shards(members, &wires),
         _ if carriers.is_empty() => sum_owned(members, &wires),
-        op => sum_by_nccl(members, (op, carriers), wires),
+        op => sum_by_nccl(members, op, carriers, wires),
     }
 }
 
@@ -507,7 +512,7 @@ fn gather_by_nccl(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<
         if region.len == 0 {
             continue;
         }
-        let part = |member| gathered(member, (own.clone(), region.range()));
+        let part = |member| gathered(member, own.clone(), region.range());
         Carrier::carry(carriers, Op::AllGather, members.iter_mut().filter_map(part).collect())?;
     }
     Ok(())
@@ -516,7 +521,8 @@ fn gather_by_nccl(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<
 /// A member's part of a gather: from a range of its shard to one of the whole.
 fn gathered(
     member: &mut DeviceMember,
-    (own, to): (Range<usize>, Range<usize>),
+    own: Range<usize>,
+    to: Range<usize>,
 ) -> Option<Transfer<'_>> {
     let DeviceInput::Gather { shard, .. } = &member.input else { return None };
     Some(Transfer { from: Some((&**shard, own)), to: (&mut member.output, to) })
@@ -551,7 +557,8 @@ fn sum_of_owner(
     if owned.is_empty() {
         return Ok(());
     }
-    // The kernel begins where its vectors do, a little before what is owned: that is summed, and not copied.
+    // The kernel begins where its vectors do, a little before what is owned: that is summed, and
+    // not copied.
     let begin = owned.start / WIDTH * WIDTH;
     let summed = begin..owned.end;
     let mut sums = members[owner].room(DType::F32, summed.len(), "sums of partials")?;
@@ -563,10 +570,12 @@ fn sum_of_owner(
     })
 }
 
-/// NCCL sums what members have packed, in the dtype of the wire; what each gets of it goes into its output.
+/// NCCL sums what members have packed, in the dtype of the wire; what each gets of it goes into its
+/// output.
 fn sum_by_nccl(
     members: &mut [DeviceMember],
-    (op, carriers): (Op, &[Carrier]),
+    op: Op,
+    carriers: &[Carrier],
     mut wires: Vec<DeviceBuffer>,
 ) -> Result<(), Error> {
     let mut shards = Vec::new();

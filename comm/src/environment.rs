@@ -39,7 +39,8 @@ pub enum Launcher {
 /// A launcher, and its variables: rank, size, number of processes on this machine, rank among them.
 type Names = (Launcher, [&'static str; 4]);
 
-/// The launchers that know most come first: `mpirun` in a job of Slurm inherits the variables of its script.
+/// The launchers that know most come first: `mpirun` in a job of Slurm inherits the variables of
+/// its script.
 #[rustfmt::skip]
 const LAUNCHERS: [Names; 4] = [
     (Launcher::OpenMpi, ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
@@ -55,12 +56,12 @@ const OF_TORCHRUN: &str = "TORCHELASTIC_RUN_ID";
 type Variable<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, Error>;
 
 impl Launched {
-    /// Reads the environment; `None` if no launcher has started this process. If torchrun runs under `srun`, its
-    /// variables count.
+    /// Reads the environment; `None` if no launcher has started this process. If torchrun runs
+    /// under `srun`, its variables count.
     ///
     /// # Errors
-    /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of the two is missing, or two
-    /// launchers contradict each other.
+    /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of
+    /// the two is missing, or two launchers contradict each other.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::told(&variable)
     }
@@ -91,7 +92,8 @@ impl Launched {
             self.rank_here = self.rank_here.or(other.rank_here);
             return Ok(());
         }
-        // In a process that `mpirun` has started, the variables of Slurm are those of the script that called it.
+        // In a process that `mpirun` has started, the variables of Slurm are those of the script
+        // that called it.
         if other.launcher == Launcher::Slurm {
             return Ok(());
         }
@@ -126,8 +128,9 @@ impl Launched {
         Ok(Some(Self { launcher, rank, size, size_here, rank_here }))
     }
 
-    /// The mesh that suits these machines: the processes of one machine shard one replica. If the number of processes on this
-    /// machine is unknown or does not divide the number of all processes, all processes shard one replica.
+    /// The mesh that suits these machines: the processes of one machine shard one replica. If the
+    /// number of processes on this machine is unknown or does not divide the number of all
+    /// processes, all processes shard one replica.
     ///
     /// # Errors
     /// [`Error::Environment`] if there is no such mesh.
@@ -150,8 +153,9 @@ impl Launcher {
     }
 }
 
-/// Under `srun`, a task may be torchrun's agent, which has started this process: then the variables of Slurm, and those of its server of
-/// PMI, say which task that is. (`hsdp launch` takes these variables from its ranks.)
+/// Under `srun`, a task may be torchrun's agent, which has started this process: then the variables
+/// of Slurm, and those of its server of PMI, say which task that is. (`hsdp launch` takes these
+/// variables from its ranks.)
 fn leave_out_agents(places: &mut Vec<Launched>) {
     let place_by = |launcher| places.iter().find(|place| place.launcher == launcher);
     let (Some(slurm), Some(_)) = (place_by(Launcher::Slurm), place_by(Launcher::Torchrun)) else {
@@ -165,18 +169,21 @@ fn leave_out_agents(places: &mut Vec<Launched>) {
 }
 
 impl World {
-    /// Makes the world that the environment describes, as launchers set it: see [`Launched::from_env`].
+    /// Makes the world that the environment describes, as launchers set it: see
+    /// [`Launched::from_env`].
     ///
-    /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that `mpirun` or `srun` has
-    /// started make a world of all of them, in a build with the feature `mpi`; to make several worlds, or smaller ones,
-    /// use `mpi::Job`. Processes that `hsdp launch --comm nccl` or torchrun has started do the same in a build with the
-    /// feature `nccl` (see `control::Job`). Other builds refuse them, and the error says which feature or command is needed.
+    /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that
+    /// `mpirun` or `srun` has started make a world of all of them, in a build with the feature
+    /// `mpi`; to make several worlds, or smaller ones, use `mpi::Job`. Processes that `hsdp launch
+    /// --comm nccl` or torchrun has started do the same in a build with the feature `nccl` (see
+    /// `control::Job`). Other builds refuse them, and the error says which feature or command is
+    /// needed.
     ///
     /// **Collective**: all processes of the job call it.
     ///
     /// # Errors
-    /// [`Error::Environment`] as `Launched::from_env`, if this build cannot make the world, or if the processes cannot join;
-    /// the errors of `mpi::Job::world`.
+    /// [`Error::Environment`] as `Launched::from_env`, if this build cannot make the world, or if
+    /// the processes cannot join; the errors of `mpi::Job::world`.
     pub fn from_env() -> Result<Self, Error> {
         match Launched::from_env()? {
             Some(launched) if launched.size > 1 => of_processes(&launched),

@@ -19,21 +19,22 @@ use crate::{Descriptor, Op};
 
 /// An error of a collective, a group or a world.
 ///
-/// [`is_fatal`](Self::is_fatal) distinguishes errors that end the world from aborted steps and from mistakes of the caller.
-/// All ranks get the same value of `CollectiveMismatch`, `StepAborted`, `WorldAborted` and `WorkFailed`. Between processes, the words may differ
-/// if the rank that decides about the end of the world is silent.
+/// [`is_fatal`](Self::is_fatal) distinguishes errors that end the world from aborted steps and from
+/// mistakes of the caller. All ranks get the same value of `CollectiveMismatch`, `StepAborted`,
+/// `WorldAborted` and `WorkFailed`. Between processes, the words may differ if the rank that
+/// decides about the end of the world is silent.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Members of an operation issued different calls, or ranks wait for each other in different operations, so that
-    /// none can go on. The world is aborted, and every rank gets this table.
+    /// Members of an operation issued different calls, or ranks wait for each other in different
+    /// operations, so that none can go on. The world is aborted, and every rank gets this table.
     #[error("collective mismatch: {table}")]
     CollectiveMismatch {
         /// The call of each rank.
         table: Arc<Mismatch>,
     },
-    /// A rank aborted its step. Discard this step and call [`World::next_epoch`](crate::World::next_epoch); the
-    /// world goes on.
+    /// A rank aborted its step. Discard this step and call
+    /// [`World::next_epoch`](crate::World::next_epoch); the world goes on.
     #[error("step {step} aborted by rank {rank}: {reason}")]
     StepAborted {
         /// The rank that aborted first.
@@ -45,11 +46,13 @@ pub enum Error {
         /// The mistake that the rank made between steps, if that is the reason.
         mistake: Option<Mistake>,
     },
-    /// The world has ended: a rank panicked, left, missed a deadline, or called [`World::abort`](crate::World::abort).
+    /// The world has ended: a rank panicked, left, missed a deadline, or called
+    /// [`World::abort`](crate::World::abort).
     #[error("world aborted: rank {rank}, step {step}, {}: {reason}", last(.operation.as_deref()))]
     WorldAborted {
-        /// The rank at fault. After a missed deadline: a rank that is late and does not itself wait for another, or
-        /// a rank whose gradient is still being read; the lowest if there are several.
+        /// The rank at fault. After a missed deadline: a rank that is late and does not itself wait
+        /// for another, or a rank whose gradient is still being read; the lowest if there are
+        /// several.
         rank: Rank,
         /// The step that the rank was in.
         step: u64,
@@ -58,8 +61,8 @@ pub enum Error {
         /// The reason.
         reason: AbortReason,
     },
-    /// The world has ended, and no rank is known to be at fault: the work of an operation panicked or did not end, and
-    /// the cause is not the code that lends a member's gradients.
+    /// The world has ended, and no rank is known to be at fault: the work of an operation panicked
+    /// or did not end, and the cause is not the code that lends a member's gradients.
     #[error("world aborted in the work of {operation} ({}): {reason}", .operation.place())]
     WorkFailed {
         /// The operation.
@@ -79,8 +82,9 @@ pub enum Error {
         /// The problem with the list.
         problem: &'static str,
     },
-    /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout that the group does not have, or members
-    /// that share no memory. Nothing was issued. A value that [`World::broadcast`](crate::World::broadcast) cannot hand out is refused too.
+    /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout
+    /// that the group does not have, or members that share no memory. Nothing was issued. A value
+    /// that [`World::broadcast`](crate::World::broadcast) cannot hand out is refused too.
     #[error("{op} on rank {rank}: {problem}")]
     Refused {
         /// The operation.
@@ -112,7 +116,8 @@ pub enum Error {
         /// The purpose of the memory.
         what: String,
     },
-    /// A device refused a call, or ran out of memory. The ranks that depend on its output get the same error.
+    /// A device refused a call, or ran out of memory. The ranks that depend on its output get the
+    /// same error.
     #[error("{op} on rank {rank}, step {step}: {error}")]
     Device {
         /// The operation.
@@ -155,8 +160,9 @@ pub enum Error {
         /// The reason.
         problem: &'static str,
     },
-    /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no data. Only a barrier can run
-    /// without them. Nothing was issued. See [`World::set_absent`](crate::World::set_absent).
+    /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no
+    /// data. Only a barrier can run without them. Nothing was issued. See
+    /// [`World::set_absent`](crate::World::set_absent).
     #[error("{op} on rank {rank}: {}", without_data(*.rank, .absent))]
     Absent {
         /// The operation.
@@ -186,7 +192,8 @@ pub enum Error {
         /// The size, as given.
         size: usize,
     },
-    /// Two threads claim to be the same rank. Only the second gets this error; the first keeps the rank.
+    /// Two threads claim to be the same rank. Only the second gets this error; the first keeps the
+    /// rank.
     #[error("rank {rank} is claimed twice: by {first}, and by {second}, which is refused")]
     DuplicateRank {
         /// The rank.
@@ -226,7 +233,8 @@ pub enum Error {
         /// The value on each of the two; where ranks are processes, with the process and its host.
         said: Box<[String; 2]>,
     },
-    /// A collective was issued in a copy of the process (a fork), which lacks the world's other threads.
+    /// A collective was issued in a copy of the process (a fork), which lacks the world's other
+    /// threads.
     #[error(
         "{op} on rank {rank}: the world was made in process {made_in}, this is its copy {called_in}"
     )]
@@ -248,7 +256,8 @@ pub enum Error {
         /// The most that a world in one process can have.
         most: usize,
     },
-    /// A text does not describe a [`Fault`](crate::Fault), or a world cannot have the fault, and does not begin.
+    /// A text does not describe a [`Fault`](crate::Fault), or a world cannot have the fault, and
+    /// does not begin.
     #[error("fault `{fault}`: {problem}")]
     BadFault {
         /// The text.
@@ -353,7 +362,8 @@ pub enum AbortReason {
     },
 }
 
-/// The reason why a step is aborted: an argument of [`World::abort_step`](crate::World::abort_step).
+/// The reason why a step is aborted: an argument of
+/// [`World::abort_step`](crate::World::abort_step).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepFailure {
     /// The step.

@@ -34,7 +34,8 @@ use crate::pattern::Pattern;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Counts, Descriptor, Error, Scaling};
 
-/// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to it.
+/// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to
+/// it.
 const BLOCK_ELEMENTS: usize = 8 << 10;
 
 /// Elements of a block where there is much work. At this size the cost of claiming a block is
@@ -54,8 +55,8 @@ const BLOCK_BYTES: usize = 64 << 10;
 /// Why contributions to the work of a unit do not fit together.
 pub(crate) const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
 
-/// The contribution of a member to an operation: its buffers, and what becomes of them together with
-/// those of all members in one memory, apart by messages, or without peers.
+/// The contribution of a member to an operation: its buffers, and what becomes of them together
+/// with those of all members in one memory, apart by messages, or without peers.
 pub(crate) trait Contribute: Sized + Send + 'static {
     /// The output of the member.
     type Gets: Send + 'static;
@@ -83,7 +84,8 @@ pub(crate) trait Contribute: Sized + Send + 'static {
         0
     }
 
-    /// Returns the gradients that the member brings, for a fault to poison; none of most operations.
+    /// Returns the gradients that the member brings, for a fault to poison; none of most
+    /// operations.
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
         &mut []
     }
@@ -132,8 +134,8 @@ pub(crate) trait Contribute: Sized + Send + 'static {
         Break(self.alone(at))
     }
 
-    /// Makes the output where no other member exists: as if each gave what this one gives, where that
-    /// makes sense.
+    /// Makes the output where no other member exists: as if each gave what this one gives, where
+    /// that makes sense.
     fn alone(self, at: At<'_>) -> Self::Gets;
 }
 
@@ -205,8 +207,8 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// greater part. They decide whether waking others pays, and count nothing.
     fn bytes(&self) -> usize;
 
-    /// Returns whether a block calls code of a user, or waits in a library, which may take as long as
-    /// they like.
+    /// Returns whether a block calls code of a user, or waits in a library, which may take as long
+    /// as they like.
     fn calls_users(&self) -> bool {
         false
     }
@@ -214,8 +216,8 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
 
-    /// Returns the beginning of another round, if there is one before the members get their outputs.
-    /// Called when every block has been run.
+    /// Returns the beginning of another round, if there is one before the members get their
+    /// outputs. Called when every block has been run.
     fn next_round(&mut self) -> Option<NextRound> {
         None
     }
@@ -247,8 +249,8 @@ impl<'a> Meter<'a> {
         self.ranks[slot]
     }
 
-    /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names this
-    /// member, or another that lends inside of `read`.
+    /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names
+    /// this member, or another that lends inside of `read`.
     pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
         let outer = self.turn_to(Some(slot));
         read();

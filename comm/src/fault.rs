@@ -1,7 +1,7 @@
 //! Faults that a test injects into a rank. FAULTS.md, "Faults".
 //!
-//! In reading order: the faults, `parse` (faults from text), the faults that are due at a call. The module
-//! `injection` commits them.
+//! In reading order: the faults, `parse` (faults from text), the faults that are due at a call. The
+//! module `injection` commits them.
 
 mod parse;
 
@@ -18,9 +18,9 @@ use crate::{Error, Stage, Tag};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.
 ///
-/// Faults are given in [`WorldOptions::faults`](crate::WorldOptions::faults). The step is the one that the rank set last with
-/// [`World::set_step`](crate::World::set_step), 0 before. Displayed as a sentence, which [`FromStr`](std::str::FromStr)
-/// reads.
+/// Faults are given in [`WorldOptions::faults`](crate::WorldOptions::faults). The step is the one
+/// that the rank set last with [`World::set_step`](crate::World::set_step), 0 before. Displayed as
+/// a sentence, which [`FromStr`](std::str::FromStr) reads.
 ///
 /// ```
 /// use hsdp_comm::{Fault, FaultKind, Stage, WorldOptions};
@@ -45,7 +45,8 @@ pub struct Fault {
 
 /// The call of a step at which a fault fires.
 ///
-/// Calls that are refused before they reach their group (a count that does not fit, a step that has ended) do not count.
+/// Calls that are refused before they reach their group (a count that does not fit, a step that has
+/// ended) do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPlace {
     /// The first call whose tag names the unit.
@@ -54,15 +55,16 @@ pub enum FaultPlace {
     Stage(Stage),
     /// The first call whose tag names both.
     UnitStage(UnitId, Stage),
-    /// The n-th call, from 0, over all groups of the rank. A step that is repeated in a later epoch counts from 0
-    /// again. Where several threads of a rank issue, the numbers depend on timing.
+    /// The n-th call, from 0, over all groups of the rank. A step that is repeated in a later epoch
+    /// counts from 0 again. Where several threads of a rank issue, the numbers depend on timing.
     Call(u64),
 }
 
 /// The kind of a fault.
 ///
-/// A group of one has no other member to compare calls with. There the kinds from [`WrongOp`](Self::WrongOp) to
-/// [`ExtraCall`](Self::ExtraCall) end the call with [`Error::Injected`](crate::Error::Injected).
+/// A group of one has no other member to compare calls with. There the kinds from
+/// [`WrongOp`](Self::WrongOp) to [`ExtraCall`](Self::ExtraCall) end the call with
+/// [`Error::Injected`](crate::Error::Injected).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -70,17 +72,20 @@ pub enum FaultKind {
     Panic,
     /// The call returns [`Error::Injected`](crate::Error::Injected); nothing is issued.
     Error,
-    /// The rank leaves its world without notice, as if its closure had returned. This call and all later ones of the rank
-    /// return [`Error::Injected`](crate::Error::Injected); ranks that wait for it get an error that says that it has left.
+    /// The rank leaves its world without notice, as if its closure had returned. This call and all
+    /// later ones of the rank return [`Error::Injected`](crate::Error::Injected); ranks that wait
+    /// for it get an error that says that it has left.
     Leave,
     /// The rank sleeps for this time, or until the world ends, before it issues the call.
     Delay(Duration),
-    /// The rank sleeps until the world ends, and returns the error that ended it. If all others have left, the world is never
-    /// ended, and the call returns [`Error::Injected`](crate::Error::Injected).
+    /// The rank sleeps until the world ends, and returns the error that ended it. If all others
+    /// have left, the world is never ended, and the call returns
+    /// [`Error::Injected`](crate::Error::Injected).
     Freeze,
     /// The call states another operation: all_gather, or all_reduce if it is an all_gather.
     WrongOp,
-    /// The call states another reduction: the next of [`Reduction::ALL`](crate::Reduction::ALL), or sum if it has none.
+    /// The call states another reduction: the next of [`Reduction::ALL`](crate::Reduction::ALL), or
+    /// sum if it has none.
     WrongReduction,
     /// The call states another dtype: f32, or f64 if its dtype is f32.
     WrongDType,
@@ -90,17 +95,19 @@ pub enum FaultKind {
     WrongRoot,
     /// This call and the rank's next one on the same group swap their places in the sequence.
     SwappedOrder,
-    /// The call meets no other member and takes no place in the sequence. It returns the output that a rank of
-    /// [`World::counting`](crate::World::counting) gets.
+    /// The call meets no other member and takes no place in the sequence. It returns the output
+    /// that a rank of [`World::counting`](crate::World::counting) gets.
     SkippedCall,
     /// A barrier is issued on the same group before the call, and no thread waits for it.
     ExtraCall,
-    /// Element 0 of the first gradient that is passed to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
-    /// value, rounded to the gradient's dtype: NaN, an infinity, or at least 65520, which is infinite in f16. The fault waits for a call with a gradient: with [`FaultPlace::Call`],
-    /// the first such call from that number on.
+    /// Element 0 of the first gradient that is passed to
+    /// [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this value, rounded to the
+    /// gradient's dtype: NaN, an infinity, or at least 65520, which is infinite in f16. The fault
+    /// waits for a call with a gradient: with [`FaultPlace::Call`], the first such call from that
+    /// number on.
     NonFinite(f32),
-    /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its elements; nothing is
-    /// issued.
+    /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its
+    /// elements; nothing is issued.
     OutOfMemory,
 }
 
@@ -114,7 +121,8 @@ impl Fault {
     /// Checks that a world of `size` ranks can have this fault.
     ///
     /// # Errors
-    /// [`Error::BadFault`] if it has no such rank, or a gradient that is to be non-finite would be finite.
+    /// [`Error::BadFault`] if it has no such rank, or a gradient that is to be non-finite would be
+    /// finite.
     pub(crate) fn check(&self, size: usize) -> Result<(), Error> {
         let refused = |problem| Error::BadFault { fault: self.to_string(), problem };
         if self.rank.index() >= size {
@@ -243,8 +251,9 @@ impl Injector {
         !self.has_faults
     }
 
-    /// Counts a call in a step of an epoch, and takes the faults that are due at it, in the order in which they were given. A value that is
-    /// not finite is due only where a gradient has elements.
+    /// Counts a call in a step of an epoch, and takes the faults that are due at it, in the order
+    /// in which they were given. A value that is not finite is due only where a gradient has
+    /// elements.
     pub(crate) fn due(
         &self,
         step: (u64, u64),
@@ -260,7 +269,7 @@ impl Injector {
         progress.calls += 1;
         let is_due = |fault: &mut Fault| {
             let can_be = has_gradient || !matches!(fault.kind, FaultKind::NonFinite(_));
-            can_be && fault.step == step.0 && is_at(fault, (number, tag))
+            can_be && fault.step == step.0 && is_at(fault, number, tag)
         };
         progress.armed.extract_if(.., is_due).collect()
     }
@@ -280,8 +289,9 @@ impl Injector {
     }
 }
 
-/// Whether a fault is at the `number`-th call of a step. A value that is not finite waits for a gradient, from its call on.
-fn is_at(fault: &Fault, (number, tag): (u64, &Tag)) -> bool {
+/// Whether a fault is at the `number`-th call of a step. A value that is not finite waits for a
+/// gradient, from its call on.
+fn is_at(fault: &Fault, number: u64, tag: &Tag) -> bool {
     let is_non_finite = matches!(fault.kind, FaultKind::NonFinite(_));
     match fault.place {
         FaultPlace::Unit(unit) => tag.unit == Some(unit),

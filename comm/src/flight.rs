@@ -1,4 +1,5 @@
-//! The flight records of a world's ranks. The recorder and its records are in `hsdp-flight`; `flight/FLIGHT.md`.
+//! The flight records of a world's ranks. The recorder and its records are in `hsdp-flight`;
+//! `flight/FLIGHT.md`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -13,9 +13,10 @@ use crate::{Channel, Error, GroupId, Op, Tag};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
-/// Every member issues the same operations in the same order: the n-th call of one member meets the n-th call
-/// of the others. A call returns a [`Pending`](crate::Pending) at once, and never waits for another member. Several threads
-/// of a rank may use handles of one group, if the caller keeps their calls in order.
+/// Every member issues the same operations in the same order: the n-th call of one member meets the
+/// n-th call of the others. A call returns a [`Pending`](crate::Pending) at once, and never waits
+/// for another member. Several threads of a rank may use handles of one group, if the caller keeps
+/// their calls in order.
 #[derive(Clone)]
 pub struct Group {
     handle: Arc<RankHandle>,
@@ -45,14 +46,14 @@ impl Group {
         let index = index.ok_or_else(|| refuse("this rank is not among its members"))?;
         Ok(Self {
             handle: Arc::clone(handle),
-            site: handle.site((GroupId::of(ranks, channel), channel), ranks.into(), index),
+            site: handle.site(GroupId::of(ranks, channel), channel, ranks.into(), index),
         })
     }
 
     pub(crate) fn of_all(handle: &Arc<RankHandle>, channel: Channel) -> Self {
         let ranks: Arc<[Rank]> = (0..handle.size).map(Rank::new).collect();
         let id = GroupId::of(&ranks, channel);
-        let site = handle.site((id, channel), ranks, handle.own.rank.index());
+        let site = handle.site(id, channel, ranks, handle.own.rank.index());
         Self { handle: Arc::clone(handle), site }
     }
 
@@ -70,24 +71,24 @@ impl Group {
     #[must_use]
     pub fn of_model(&self, number: u32) -> Self {
         let Site { id, channel, ref ranks, slot, .. } = self.site;
-        let site = self.handle.site((id.of_model(number), channel), Arc::clone(ranks), slot);
+        let site = self.handle.site(id.of_model(number), channel, Arc::clone(ranks), slot);
         Self { handle: Arc::clone(&self.handle), site }
     }
 
-    /// The site of the members that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
-    /// other.
+    /// The site of the members that are left without `absent`, of which this rank is none: a group
+    /// of its own, which pairs with no other.
     pub(crate) fn without(&self, absent: &[Rank]) -> Site {
         let Site { id, channel, ref ranks, slot, .. } = self.site;
         let is_present = |rank: &&Rank| !absent.contains(rank);
         let before = ranks[..slot].iter().filter(is_present).count();
         let present = ranks.iter().filter(is_present).copied().collect();
-        self.handle.site((id.without(absent), channel), present, before)
+        self.handle.site(id.without(absent), channel, present, before)
     }
 
     /// The site of the transfers from one member to another: the first gives, the second takes.
     pub(crate) fn pair(&self, [from, to]: [Rank; 2], slot: usize) -> Site {
         let Site { id, channel, .. } = self.site;
-        self.handle.site((id.pair(from, to), channel), Arc::new([from, to]), slot)
+        self.handle.site(id.pair(from, to), channel, Arc::new([from, to]), slot)
     }
 
     /// This rank.

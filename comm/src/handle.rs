@@ -1,10 +1,10 @@
-//! The parts of a world that a rank owns: its sequences, its streams on devices, its communicators, and
-//! the process in which it was made.
+//! The parts of a world that a rank owns: its sequences, its streams on devices, its communicators,
+//! and the process in which it was made.
 //!
 //! A copy of the process (a fork) has none of the world's other threads, so every call asks for the
-//! process. To ask the system for the number of the process takes a tenth of the time of a small call.
-//! Where the system calls back in each copy, the copies are counted instead. It does so after `fork`; a
-//! copy that was made by the bare system call is not seen.
+//! process. To ask the system for the number of the process takes a tenth of the time of a small
+//! call. Where the system calls back in each copy, the copies are counted instead. It does so after
+//! `fork`; a copy that was made by the bare system call is not seen.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,12 +25,14 @@ use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::threads::{Core, OwnRank, in_work};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 
-/// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
+/// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank
+/// has left.
 #[derive(Debug)]
 pub(crate) struct RankHandle {
     pub(crate) own: Arc<OwnRank>,
     pub(crate) size: usize,
-    /// The process in which the world was made, and its mark: a copy of it has none of the world's other threads.
+    /// The process in which the world was made, and its mark: a copy of it has none of the world's
+    /// other threads.
     made_in: (u32, u64),
     pub(crate) backend: Backend,
     /// The faults that a test injects into this rank.
@@ -41,9 +43,11 @@ pub(crate) struct RankHandle {
     pub(crate) models: AtomicU32,
     /// The ranks that have no data, in order, each once.
     pub(crate) absent: Mutex<Arc<[Rank]>>,
-    /// The thread that a launch has started for this rank: its panics end the world, which is announced when it has unwound.
+    /// The thread that a launch has started for this rank: its panics end the world, which is
+    /// announced when it has unwound.
     pub(crate) watched: OnceLock<ThreadId>,
-    /// The end of a step that was not announced, since the panic in which it ended was to end the world.
+    /// The end of a step that was not announced, since the panic in which it ended was to end the
+    /// world.
     pub(crate) withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
     /// The streams of its operations on devices.
@@ -103,11 +107,12 @@ impl RankHandle {
         thread::panicking() && self.watched.get() == Some(&thread::current().id())
     }
 
-    /// The site of a group of `ranks`, in which this rank has `slot`. All handles of one group share its sequence; only a rank that
-    /// sends to itself has two slots.
+    /// The site of a group of `ranks`, in which this rank has `slot`. All handles of one group
+    /// share its sequence; only a rank that sends to itself has two slots.
     pub(crate) fn site(
         &self,
-        (id, channel): (GroupId, Channel),
+        id: GroupId,
+        channel: Channel,
         ranks: Arc<[Rank]>,
         slot: usize,
     ) -> Site {
@@ -142,7 +147,8 @@ impl RankHandle {
         self.own.status().check(self.own.record.epoch())
     }
 
-    /// Gives a call its number on a sequence, and notes it as what this rank did last, in its ring, too.
+    /// Gives a call its number on a sequence, and notes it as what this rank did last, in its ring,
+    /// too.
     ///
     /// Every operation of every rank passes here before it meets others.
     pub(crate) fn enter(
@@ -153,7 +159,7 @@ impl RankHandle {
         self.check(call.op)?;
         let epoch = self.own.record.epoch();
         let sequence = site.sequence.take(epoch);
-        let descriptor = Arc::new(call.described((site.id, site.channel), (epoch, sequence)));
+        let descriptor = Arc::new(call.described(site.id, site.channel, epoch, sequence));
         self.own.record.enter(&descriptor);
         let entry = self.own.record.flight.issue(&descriptor);
         Ok((descriptor, entry))
@@ -169,7 +175,8 @@ impl RankHandle {
         Error::OutOfMemory { op, rank: self.own.rank, step: self.own.record.step(), bytes, what }
     }
 
-    /// The panic in which a step ended was caught, since this rank goes on: now the others hear of the step.
+    /// The panic in which a step ended was caught, since this rank goes on: now the others hear of
+    /// the step.
     pub(crate) fn announce_withheld(&self) {
         if self.watched.get().is_none() || self.falls() {
             return;
@@ -215,8 +222,8 @@ impl Streams {
     }
 }
 
-/// Returns a number that differs in a copy of the process: the copies between it and the process of the
-/// first call, or the number of the process if the system does not call back.
+/// Returns a number that differs in a copy of the process: the copies between it and the process of
+/// the first call, or the number of the process if the system does not call back.
 #[cfg(all(unix, not(miri)))]
 pub(crate) fn process_mark() -> u64 {
     use std::sync::OnceLock;

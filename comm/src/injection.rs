@@ -1,5 +1,5 @@
-//! The effects of due faults on a call, with descriptors that say something else than was meant, and
-//! gradients that are not finite.
+//! The effects of due faults on a call, with descriptors that say something else than was meant,
+//! and gradients that are not finite.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -130,7 +130,8 @@ fn lie(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank]) {
         FaultKind::WrongDType if call.dtype == Some(DType::F32) => call.dtype = Some(DType::F64),
         FaultKind::WrongDType => call.dtype = Some(DType::F32),
         FaultKind::WrongCount => {
-            // Whether splits fit together is known when all are there: a single count never agrees with them.
+            // Whether splits fit together is known when all are there: a single count never agrees
+            // with them.
             call.counts = Counts::Each(call.counts.total().wrapping_add(1));
             call.dtype = call.dtype.or(Some(DType::F32));
         }
@@ -142,7 +143,8 @@ fn lie(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank]) {
     }
 }
 
-/// A gradient whose element 0 reads as `value`, rounded to its dtype. The gradient itself is not written.
+/// A gradient whose element 0 reads as `value`, rounded to its dtype. The gradient itself is not
+/// written.
 #[derive(Debug)]
 struct Poisoned {
     gradient: Arc<dyn GradientValues>,

@@ -19,12 +19,13 @@ use crate::sync::atomic::AtomicUsize;
 use crate::threads::{InBlock, MemberCall, Ticket};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
-/// The most bytes for which a group of one is done in less time than it takes to note the time: some ten microseconds.
+/// The most bytes for which a group of one is done in less time than it takes to note the time:
+/// some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
 
 impl Group {
-    /// Issues an operation of all members. Each member makes its result of its own output, which may say
-    /// that it failed.
+    /// Issues an operation of all members. Each member makes its result of its own output, which
+    /// may say that it failed.
     pub(crate) fn issue<D, O>(&self, call: Call, own: D) -> Result<Pending<O>, Error>
     where
         D: Contribute,
@@ -77,8 +78,8 @@ impl Group {
         Ok(pending)
     }
 
-    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where
-    /// there is no other member to meet.
+    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None`
+    /// where there is no other member to meet.
     pub(crate) fn transfer<T: Element>(
         &self,
         call: Call,
@@ -133,7 +134,8 @@ impl Group {
         Err(Error::Absent { op, rank, absent })
     }
 
-    /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call is not of users.
+    /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call
+    /// is not of users.
     fn absent_at(&self, site: &Site) -> Vec<Rank> {
         if site.channel != Channel::User {
             return Vec::new();
@@ -143,7 +145,8 @@ impl Group {
         absent.iter().filter(concerns).copied().collect()
     }
 
-    /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
+    /// Gives a call its number, when the rank has committed the faults that are due at it; no entry
+    /// if it skips the call.
     fn enter<D: Contribute>(
         &self,
         site: &Site,
@@ -155,15 +158,15 @@ impl Group {
         if matches!(how, HowIssued::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
-        let group = (site.id, site.channel);
+        let Site { id, channel, .. } = *site;
         let (compared, entry) = match how {
-            HowIssued::Skipped => (Arc::new(call.described(group, (0, 0))), None),
+            HowIssued::Skipped => (Arc::new(call.described(id, channel, 0, 0)), None),
             _ => {
                 self.handle().enter(site, call).map(|(compared, entry)| (compared, Some(entry)))?
             }
         };
-        let number = (compared.epoch, compared.sequence);
-        let actual = actual.map(|actual| Arc::new(actual.described(group, number)));
+        let Descriptor { epoch, sequence, .. } = *compared;
+        let actual = actual.map(|it| Arc::new(it.described(id, channel, epoch, sequence)));
         Ok((Described { compared, actual }, entry))
     }
 
@@ -215,8 +218,8 @@ impl Group {
     }
 }
 
-/// Has a member come to an operation whose members share memory. The last one counts what each gets of
-/// the others.
+/// Has a member come to an operation whose members share memory. The last one counts what each gets
+/// of the others.
 fn meet<D: Contribute>(
     member: MemberCall<'_>,
     described: Described,

@@ -1,4 +1,5 @@
-//! Ranks as threads: started together, joined together, and none of them left waiting for one that failed.
+//! Ranks as threads: started together, joined together, and none of them left waiting for one that
+//! failed.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -21,12 +22,12 @@ const STACK_BYTES: usize = 16 << 20;
 /// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., waits until all have ended, and
 /// returns the result of each, in rank order. Each of them calls `rank` once, with its own world.
 ///
-/// The error of a rank ends the world. The other ranks get its text from the operation for which they
-/// wait, in [`Error::WorldAborted`](crate::Error::WorldAborted), and do not wait for the rank. A panic
-/// of a rank does the same with its message, as soon as the panic's hook has run, and the result of
-/// the rank is a [`RankFailure`] as an `E`. The others get no separate error for the step that the
-/// panic aborts. A rank that returns a value while others wait for it has left, which ends the world,
-/// too.
+/// The error of a rank ends the world. The other ranks get its text from the operation for which
+/// they wait, in [`Error::WorldAborted`](crate::Error::WorldAborted), and do not wait for the rank.
+/// A panic of a rank does the same with its message, as soon as the panic's hook has run, and the
+/// result of the rank is a [`RankFailure`] as an `E`. The others get no separate error for the step
+/// that the panic aborts. A rank that returns a value while others wait for it has left, which ends
+/// the world, too.
 ///
 /// Ranks that cannot fail return `Ok::<_, RankFailure>(..)`.
 ///
@@ -35,8 +36,8 @@ const STACK_BYTES: usize = 16 << 20;
 ///
 /// Memory is counted for each of the first [`memory::MAX_RANKS`] ranks separately. As in
 /// [`World::local`], there are at most 4096 ranks. If `size` is more, the result is one failure, of
-/// the first rank beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the
-/// options: each fails with that error. A rank whose thread cannot be started fails, too.
+/// the first rank beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check)
+/// the options: each fails with that error. A rank whose thread cannot be started fails, too.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Error, Reduction, Tag, World, WorldOptions, launch};
@@ -108,8 +109,8 @@ fn put<T>(results: &mut Vec<Option<T>>, index: usize, result: T) {
     results[index] = Some(result);
 }
 
-/// The part of [`launch`] that does not depend on the types of a result. It is compiled once, not for
-/// each caller.
+/// The part of [`launch`] that does not depend on the types of a result. It is compiled once, not
+/// for each caller.
 fn launch_all(
     size: usize,
     options: WorldOptions,

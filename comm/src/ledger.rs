@@ -1,7 +1,7 @@
 //! The counts of a rank: the calls that it has issued, and the bytes that came from other ranks.
 //!
-//! Bytes are those of the operation's pattern, and are added when all members have come. A plan has formulas of its own, which can be
-//! held against them.
+//! Bytes are those of the operation's pattern, and are added when all members have come. A plan has
+//! formulas of its own, which can be held against them.
 
 use std::array;
 use std::ops::Sub;
@@ -15,8 +15,8 @@ use crate::{Channel, Op};
 const CHANNELS: usize = Channel::ALL.len();
 const OPS: usize = Op::ALL.len();
 
-/// The running counts of one rank, apart in memory: calls are the rank's own to count, and bytes are added by the member that comes
-/// last, on any thread; a wait that has returned orders them.
+/// The running counts of one rank, apart in memory: calls are the rank's own to count, and bytes
+/// are added by the member that comes last, on any thread; a wait that has returned orders them.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     calls: CachePadded<Cells>,
@@ -65,10 +65,11 @@ impl Ledger {
 pub struct Messages {
     /// Messages of operations that it has sent.
     pub data: u64,
-    /// Messages of exchanges that it has sent and received for itself: a small all-gather of all ranks on the control channel.
+    /// Messages of exchanges that it has sent and received for itself: a small all-gather of all
+    /// ranks on the control channel.
     pub control: u64,
-    /// Messages that it has sent or received because a rank was late: early contributions to exchanges, and those by which
-    /// the states of ranks are compared.
+    /// Messages that it has sent or received because a rank was late: early contributions to
+    /// exchanges, and those by which the states of ranks are compared.
     pub background: u64,
     /// Messages of exchanges that it has sent and received for other ranks.
     pub forwarded: u64,
@@ -100,10 +101,11 @@ impl Sub for Messages {
     }
 }
 
-/// The calls that a rank had issued and the bytes that it had received at one moment, by channel and operation.
+/// The calls that a rank had issued and the bytes that it had received at one moment, by channel
+/// and operation.
 ///
-/// Groups of one rank do not count, since no collective takes place. The bytes of an operation are in every
-/// snapshot that is taken after its `wait`.
+/// Groups of one rank do not count, since no collective takes place. The bytes of an operation are
+/// in every snapshot that is taken after its `wait`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LedgerSnapshot {
     cells: [[Flow; OPS]; CHANNELS],

@@ -1,18 +1,18 @@
-//! Collectives between the ranks of a training run: groups, asynchronous operations that own their buffers, and errors
-//! that name the rank at fault.
+//! Collectives between the ranks of a training run: groups, asynchronous operations that own their
+//! buffers, and errors that name the rank at fault.
 //!
-//! Every call is compared with the calls of the other members, and every wait has a deadline. A mismatch, ranks that wait for
-//! each other, a panic, a rank that leaves and a missed deadline all end as an error that names the rank, the step and the
-//! operation.
+//! Every call is compared with the calls of the other members, and every wait has a deadline. A
+//! mismatch, ranks that wait for each other, a panic, a rank that leaves and a missed deadline all
+//! end as an error that names the rank, the step and the operation.
 //!
-//! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and its tags
-//! carry step, unit and microbatch. It knows no plan and no schedule: the runtime decides when to gather a unit, and
-//! how to treat a failed step.
+//! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their
+//! layouts, and its tags carry step, unit and microbatch. It knows no plan and no schedule: the
+//! runtime decides when to gather a unit, and how to treat a failed step.
 //!
 //! # Where ranks run
 //!
-//! The same calls work in every world (only [`Group::gather_unit_shared`] needs shared memory). Wherever the ranks run,
-//! collectives on host buffers give the same bits.
+//! The same calls work in every world (only [`Group::gather_unit_shared`] needs shared memory).
+//! Wherever the ranks run, collectives on host buffers give the same bits.
 //!
 //! | ranks are | made by | data goes | feature |
 //! |---|---|---|---|
@@ -22,8 +22,8 @@
 //! | processes that `hsdp launch` or torchrun started | `control::Job`, [`World::from_env`] | over TCP, through rank 0's process (`hsdp-control`); device buffers by NCCL | `nccl` |
 //! | one rank without peers | [`World::counting`] | nowhere: calls and bytes are counted | |
 //!
-//! With the feature `cuda`, the calls on whole units also take buffers of a GPU. With `nccl`, `World::connect_nccl` has NCCL
-//! carry them, between threads and between processes.
+//! With the feature `cuda`, the calls on whole units also take buffers of a GPU. With `nccl`,
+//! `World::connect_nccl` has NCCL carry them, between threads and between processes.
 //!
 //! # Concepts
 //!
@@ -76,24 +76,27 @@
 //!
 //! # Modules
 //!
-//! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private, and their public
-//! items are re-exported here. In reading order:
+//! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private,
+//! and their public items are re-exported here. In reading order:
 //!
-//! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (which member gives which elements to which member);
+//! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern`
+//!   (which member gives which elements to which member);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
-//! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the judge),
-//!   `execute` (contributions to an operation and their work, in blocks), `slow`, `threads` (an
-//!   operation's threads: `PROTOCOL.md` beside the sources), `remote` (ranks that share no memory:
-//!   `REMOTE.md`), `bytes`, `sync`;
+//! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the
+//!   judge), `execute` (contributions to an operation and their work, in blocks), `slow`, `threads`
+//!   (an operation's threads: `PROTOCOL.md` beside the sources), `remote` (ranks that share no
+//!   memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `launch`, `rendezvous`, `environment`, `comparison` (of
-//!   settings that all ranks must share), `operations` (comparison of those that NCCL carries), `connect`
-//!   (NCCL in a world);
-//! - groups and operations: `group`, `pending`, `injection` (the effects of faults on a call), `issue`,
-//!   `apart` (an operation whose members share no memory), `collectives`, `values`, `units`, `device`;
-//! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
-//!   carries between processes).
+//!   settings that all ranks must share), `operations` (comparison of those that NCCL carries),
+//!   `connect` (NCCL in a world);
+//! - groups and operations: `group`, `pending`, `injection` (the effects of faults on a call),
+//!   `issue`, `apart` (an operation whose members share no memory), `collectives`, `values`,
+//!   `units`, `device`;
+//! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`),
+//!   `rolling` (hashes of operations that NCCL carries between processes).
 //!
-//! A module imports only modules that do not lead back to it (`tests/tests/sources/architecture.rs` names the exceptions).
+//! A module imports only modules that do not lead back to it; `tests/tests/sources/architecture.rs`
+//! holds this.
 
 mod apart;
 mod bytes;
@@ -105,8 +108,8 @@ mod connect;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod device;
-/// Parts of all backends that know none of them: operations at which members arrive, the state that a rank shows to others, the
-/// clocks of waits, the early ends, and the judge.
+/// Parts of all backends that know none of them: operations at which members arrive, the state that
+/// a rank shows to others, the clocks of waits, the early ends, and the judge.
 mod engine {
     mod clock;
     pub(crate) mod judge;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Descriptor, ModelLabel, Part};
 
-/// The calls of all members in one operation, or the operations in which ranks wait for each other. Displayed as a line that
-/// names the problem, and a line for each member:
+/// The calls of all members in one operation, or the operations in which ranks wait for each other.
+/// Displayed as a line that names the problem, and a line for each member:
 ///
 /// ```text
 /// ranks disagree about operation 4 on channel reduce, epoch 0:
@@ -43,9 +43,11 @@ pub struct MismatchRow {
 pub enum Wanted {
     /// It had arrived with this call.
     Arrived(Arc<Descriptor>),
-    /// It had not arrived. This is the last call that it had issued, in any group, if it had issued one.
+    /// It had not arrived. This is the last call that it had issued, in any group, if it had issued
+    /// one.
     Missing(Option<Arc<Descriptor>>),
-    /// It waits in another operation than the others do, until the missing members of that operation arrive.
+    /// It waits in another operation than the others do, until the missing members of that
+    /// operation arrive.
     Waiting {
         /// The operation.
         operation: Arc<Descriptor>,
@@ -65,8 +67,8 @@ impl fmt::Display for Mismatch {
 }
 
 impl Mismatch {
-    /// Whether rows need the number of the first model of a world, which is left out otherwise: they
-    /// are of several models or parts, or differ in having a model.
+    /// Whether rows need the number of the first model of a world, which is left out otherwise:
+    /// they are of several models or parts, or differ in having a model.
     fn is_ambiguous(&self) -> bool {
         let mut objects = self.rows.iter().filter_map(MismatchRow::object);
         let first = objects.next();

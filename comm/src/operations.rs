@@ -1,5 +1,5 @@
-//! The comparison of operations that NCCL carries between processes. No message carries their descriptors: each rank counts and hashes
-//! them, and the ranks compare the hashes.
+//! The comparison of operations that NCCL carries between processes. No message carries their
+//! descriptors: each rank counts and hashes them, and the ranks compare the hashes.
 
 use std::sync::Arc;
 
@@ -11,15 +11,16 @@ use crate::{Channel, Descriptor, Error, Group, World};
 
 /// # Operations that NCCL carries between processes
 impl World {
-    /// This rank's share of a check: if the members of each group have issued the same operations, the sum of the words of
-    /// all ranks is 0, as a number of 128 bits (the low half comes first) that wraps around. Otherwise it is not 0, but for
-    /// one case in about 2^128. Not collective.
+    /// This rank's share of a check: if the members of each group have issued the same operations,
+    /// the sum of the words of all ranks is 0, as a number of 128 bits (the low half comes first)
+    /// that wraps around. Otherwise it is not 0, but for one case in about 2^128. Not collective.
     ///
-    /// All ranks pass the groups that they would pass to [`compare_operations`](Self::compare_operations). Only operations that
-    /// NCCL carries between processes count. The word of a world without them is 0.
+    /// All ranks pass the groups that they would pass to
+    /// [`compare_operations`](Self::compare_operations). Only operations that NCCL carries between
+    /// processes count. The word of a world without them is 0.
     ///
-    /// Waits until the steps that this rank has given up are drained on its device, for a deadline at the most: then the world ends,
-    /// and so does the exchange of the words.
+    /// Waits until the steps that this rank has given up are drained on its device, for a deadline
+    /// at the most: then the world ends, and so does the exchange of the words.
     #[must_use]
     pub fn operations_word(&self, groups: &[&Group]) -> [u64; 2] {
         let _end = self.handle().nccl.await_drained(&self.handle().own);
@@ -29,15 +30,16 @@ impl World {
         [word as u64, (word >> 64) as u64]
     }
 
-    /// Compares the operations of the members of each group, as far as NCCL carries them between processes. A disagreement ends the
-    /// world.
+    /// Compares the operations of the members of each group, as far as NCCL carries them between
+    /// processes. A disagreement ends the world.
     ///
-    /// **Collective** over the world, on the control channel: all ranks pass the same number of groups, and the groups at
-    /// one position of the list together cover all ranks, as the groups of an axis of a mesh do.
+    /// **Collective** over the world, on the control channel: all ranks pass the same number of
+    /// groups, and the groups at one position of the list together cover all ranks, as the groups
+    /// of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::CollectiveMismatch`] on all ranks, with the calls of the members of a group about the first operation that differs; the
-    /// errors of any collective.
+    /// [`Error::CollectiveMismatch`] on all ranks, with the calls of the members of a group about
+    /// the first operation that differs; the errors of any collective.
     pub fn compare_operations(&self, groups: &[&Group]) -> Result<(), Error> {
         let rolling = &self.handle().own.record.rolling;
         groups.iter().for_each(|group| rolling.know(group.id()));

@@ -1,7 +1,8 @@
-//! The table of every collective: which member gives which elements to which member, in which round, and how they are combined there.
+//! The table of every collective: which member gives which elements to which member, in which
+//! round, and how they are combined there.
 //!
-//! The ledger, the counting backend, messages and devices read their ranges here. A pattern is a function of a descriptor: it knows no
-//! buffer, and has no I/O, no thread and no clock.
+//! The ledger, the counting backend, messages and devices read their ranges here. A pattern is a
+//! function of a descriptor: it knows no buffer, and has no I/O, no thread and no clock.
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,8 @@ pub(crate) struct Pattern<'a> {
     /// The slot of the root, of an operation that has one.
     root: Option<usize>,
     reduction: Option<Reduction>,
-    /// The bytes of an element, by round. Finished sums travel in f32, where contributions are scaled.
+    /// The bytes of an element, by round. Finished sums travel in f32, where contributions are
+    /// scaled.
     sizes: [usize; 2],
     variant: Variant<'a>,
 }
@@ -31,8 +33,8 @@ pub(crate) struct Pattern<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Variant<'a> {
     Plain,
-    /// Of an `all_to_all`: where the elements begin that this member gives to each and gets of each, and
-    /// the end ([`starts_of`]). No member knows the others' splits.
+    /// Of an `all_to_all`: where the elements begin that this member gives to each and gets of
+    /// each, and the end ([`starts_of`]). No member knows the others' splits.
     Dealt {
         send: &'a [usize],
         receive: &'a [usize],
@@ -57,7 +59,8 @@ struct Stretch {
     target: Range<usize>,
 }
 
-/// How many rounds an operation has: a member's part in a round may need all that it got in the round before.
+/// How many rounds an operation has: a member's part in a round may need all that it got in the
+/// round before.
 pub(crate) fn rounds(op: Op) -> u8 {
     if op == Op::AllReduce { 2 } else { 1 }
 }
@@ -99,7 +102,8 @@ impl<'a> Pattern<'a> {
         (0..self.members).filter(move |slot| *slot != own)
     }
 
-    /// Returns the members that may get elements of another one, in ranges of which all get the same.
+    /// Returns the members that may get elements of another one, in ranges of which all get the
+    /// same.
     pub(crate) fn takers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (all, len) = match self.op {
             Op::AllGather | Op::Broadcast => (0..self.members, self.members),
@@ -124,7 +128,8 @@ impl<'a> Pattern<'a> {
         self.part(round, from, self.slot).target
     }
 
-    /// How elements that go to one place are combined there, in member order; `None` where each has a place of its own.
+    /// How elements that go to one place are combined there, in member order; `None` where each has
+    /// a place of its own.
     pub(crate) fn combines(&self, round: u8) -> Option<Reduction> {
         self.reduction.filter(|_| round == 0)
     }
@@ -134,7 +139,8 @@ impl<'a> Pattern<'a> {
         self.sizes[usize::from(round)]
     }
 
-    /// The bytes that this member gets of member `from`; as many as can be counted, if they are more.
+    /// The bytes that this member gets of member `from`; as many as can be counted, if they are
+    /// more.
     pub(crate) fn bytes_from(&self, round: u8, from: usize) -> usize {
         self.takes(round, from).len().saturating_mul(self.element_bytes(round))
     }
@@ -144,7 +150,8 @@ impl<'a> Pattern<'a> {
         (0..self.rounds()).map(|round| self.received_in(round)).sum()
     }
 
-    /// The same in one round. Not added up one by one where it is known: an operation between many threads would take longer.
+    /// The same in one round. Not added up one by one where it is known: an operation between many
+    /// threads would take longer.
     pub(crate) fn received_in(&self, round: u8) -> ByteCount {
         let own = self.takes(round, self.slot).len();
         let elements = match self.combines(round) {

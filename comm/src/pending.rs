@@ -5,11 +5,13 @@ use std::fmt;
 use crate::Error;
 use crate::threads::Ticket;
 
-/// The output of an operation in progress. It owns the buffers of the operation; [`wait`](Self::wait) returns them.
+/// The output of an operation in progress. It owns the buffers of the operation;
+/// [`wait`](Self::wait) returns them.
 ///
-/// The operation makes progress without its owner: the members that arrive, the members that wait and the
-/// worker threads of the world do the work. Dropping a `Pending` does not cancel the operation (the other members
-/// get their outputs), never waits, and never frees memory that is being read or written.
+/// The operation makes progress without its owner: the members that arrive, the members that wait
+/// and the worker threads of the world do the work. Dropping a `Pending` does not cancel the
+/// operation (the other members get their outputs), never waits, and never frees memory that is
+/// being read or written.
 ///
 /// An output cannot be read before the wait:
 ///
@@ -22,10 +24,10 @@ use crate::threads::Ticket;
 /// ```
 #[must_use = "an operation without a wait returns no buffers and hides its errors"]
 pub struct Pending<T> {
-    state: State<T>,
+    state: Progressing<T>,
 }
 
-enum State<T> {
+enum Progressing<T> {
     /// Done when it was issued: no other rank takes part.
     Ready(T),
     Issued {
@@ -37,25 +39,26 @@ enum State<T> {
 
 impl<T> Pending<T> {
     pub(crate) fn ready(output: T) -> Self {
-        Self { state: State::Ready(output) }
+        Self { state: Progressing::Ready(output) }
     }
 
     /// Waits until the operation is complete, and returns its output.
     ///
-    /// A thread that waits helps with the work of this operation, and with the work of others where that runs no code of
-    /// users. Members need not wait in the order in which they issued.
+    /// A thread that waits helps with the work of this operation, and with the work of others where
+    /// that runs no code of users. Members need not wait in the order in which they issued.
     ///
-    /// When it returns an output, no other member holds a buffer or gradient that this member lent. After an error,
-    /// others may hold them for a while.
+    /// When it returns an output, no other member holds a buffer or gradient that this member lent.
+    /// After an error, others may hold them for a while.
     ///
     /// # Errors
-    /// The error that ended the operation early: [`Error::CollectiveMismatch`], [`Error::StepAborted`],
-    /// [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the deadline of the world passes); or [`Error::Reentrant`]
-    /// when called by the code that lends a gradient to an operation. The buffers of a failed operation are lost.
+    /// The error that ended the operation early: [`Error::CollectiveMismatch`],
+    /// [`Error::StepAborted`], [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the
+    /// deadline of the world passes); or [`Error::Reentrant`] when called by the code that lends a
+    /// gradient to an operation. The buffers of a failed operation are lost.
     pub fn wait(self) -> Result<T, Error> {
         match self.state {
-            State::Ready(output) => Ok(output),
-            State::Issued { ticket, output } => output(ticket),
+            Progressing::Ready(output) => Ok(output),
+            Progressing::Issued { ticket, output } => output(ticket),
         }
     }
 
@@ -63,8 +66,8 @@ impl<T> Pending<T> {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
-            State::Ready(_) => true,
-            State::Issued { ticket, .. } => ticket.is_settled(),
+            Progressing::Ready(_) => true,
+            Progressing::Issued { ticket, .. } => ticket.is_settled(),
         }
     }
 
@@ -79,15 +82,15 @@ impl<T> Pending<T> {
 
     /// `output` waits, and makes the member's output.
     pub(crate) fn issued_with(ticket: Ticket, output: fn(Ticket) -> Result<T, Error>) -> Self {
-        Self { state: State::Issued { ticket, output } }
+        Self { state: Progressing::Issued { ticket, output } }
     }
 }
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Ready(_) => f.write_str("Pending(ready)"),
-            State::Issued { ticket, .. } => {
+            Progressing::Ready(_) => f.write_str("Pending(ready)"),
+            Progressing::Issued { ticket, .. } => {
                 let end = if ticket.is_settled() { "settled" } else { "on its way" };
                 write!(f, "Pending({}, {end})", ticket.descriptor())
             }

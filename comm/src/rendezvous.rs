@@ -1,5 +1,5 @@
-//! A meeting point at which threads that a program has started itself become the ranks of one world. PROTOCOL.md,
-//! "Rendezvous".
+//! A meeting point at which threads that a program has started itself become the ranks of one
+//! world. PROTOCOL.md, "Rendezvous".
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ enum Claim {
 }
 
 impl Rendezvous {
-    /// Makes a meeting point for the ranks of a new world of `size`. They wait for each other for at most the deadline of
-    /// `options`.
+    /// Makes a meeting point for the ranks of a new world of `size`. They wait for each other for
+    /// at most the deadline of `options`.
     #[must_use]
     pub fn new(size: usize, options: WorldOptions) -> Self {
         let deadline = options.deadline;
@@ -65,15 +65,17 @@ impl Rendezvous {
         Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
     }
 
-    /// Joins as `rank` of a world that, as the caller was told, has `size` ranks. Waits until all ranks have joined.
-    /// **Collective.**
+    /// Joins as `rank` of a world that, as the caller was told, has `size` ranks. Waits until all
+    /// ranks have joined. **Collective.**
     ///
     /// # Errors
-    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has joined as
-    /// this rank, and that thread is not affected; [`Error::WorldSize`] if the size is not that of the world, then on all
-    /// ranks, also those that join later; [`Error::TooManyRanks`] on all ranks, if it has more than 4096; [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its options.
-    /// After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which the process was stopped does
-    /// not count.
+    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if
+    /// another thread has joined as this rank, and that thread is not affected;
+    /// [`Error::WorldSize`] if the size is not that of the world, then on all ranks, also those
+    /// that join later; [`Error::TooManyRanks`] on all ranks, if it has more than 4096;
+    /// [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its
+    /// options. After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which
+    /// the process was stopped does not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
         let clock = Clock::until(self.deadline);
         let world = self.claim(&mut self.meeting.lock(), rank, size)?;

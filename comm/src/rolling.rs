@@ -1,5 +1,5 @@
-//! The operations of a rank that NCCL carries between processes: counted, and hashed for each group. No message carries their
-//! descriptors, so ranks compare the hashes.
+//! The operations of a rank that NCCL carries between processes: counted, and hashed for each
+//! group. No message carries their descriptors, so ranks compare the hashes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -48,8 +48,8 @@ pub(crate) struct Membership {
 }
 
 impl Rolling {
-    /// Counts an operation that is issued now, as its rank describes it to the others. `signature` is the [digest](signature) of
-    /// the function and the layout.
+    /// Counts an operation that is issued now, as its rank describes it to the others. `signature`
+    /// is the [digest](signature) of the function and the layout.
     pub(crate) fn note(&self, descriptor: &Arc<Descriptor>, signature: u64) -> RolledCall {
         let (mut groups, group) = (self.0.lock(), descriptor.group);
         let (index, before) = now(&groups, group);
@@ -59,7 +59,8 @@ impl Rolling {
         entry
     }
 
-    /// Takes over the entry of another member, whose operation this rank has issued in its place. It is the next one of its group.
+    /// Takes over the entry of another member, whose operation this rank has issued in its place.
+    /// It is the next one of its group.
     #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn adopt(&self, entry: RolledCall) {
         keep(&mut self.0.lock(), RolledCall { descriptor: None, ..entry });
@@ -82,8 +83,9 @@ impl Rolling {
         all.iter().map(|(group, kept)| (*group, kept.iter().cloned().collect())).collect()
     }
 
-    /// The rank's share of the check of `groups`: the sum of all ranks' words is 0, modulo 2^128, if the members of each group
-    /// issued the same operations. If they did not, it is 0 with a probability of about 2^-128.
+    /// The rank's share of the check of `groups`: the sum of all ranks' words is 0, modulo 2^128,
+    /// if the members of each group issued the same operations. If they did not, it is 0 with a
+    /// probability of about 2^-128.
     pub(crate) fn word(&self, groups: impl IntoIterator<Item = Membership>) -> u128 {
         let all = self.0.lock();
         let share = |it: Membership| {

@@ -1,4 +1,5 @@
-//! The sites at which the members of a call meet, and the numbers of their calls there. PROTOCOL.md, "Matching of calls".
+//! The sites at which the members of a call meet, and the numbers of their calls there.
+//! PROTOCOL.md, "Matching of calls".
 
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use hsdp_sharding::Rank;
 use crate::sync::Mutex;
 use crate::{Channel, GroupId};
 
-/// The site at which the members of a call meet: a group, the members that are left of it while others are absent, or a pair of its
-/// members.
+/// The site at which the members of a call meet: a group, the members that are left of it while
+/// others are absent, or a pair of its members.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     pub(crate) id: GroupId,
@@ -36,8 +37,8 @@ struct Given {
 impl Sequence {
     /// The next number in `epoch`; each epoch counts from 0.
     ///
-    /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
-    /// epoch is over, and its call will be refused.
+    /// A thread that read the epoch before another thread of its rank went on gets a number that
+    /// means nothing: its epoch is over, and its call will be refused.
     pub(crate) fn take(&self, epoch: u64) -> u64 {
         let mut numbers = self.0.lock();
         numbers.go_on_to(epoch);

@@ -1,4 +1,5 @@
-//! Channels whose operations take longer than their work, as on a network. FAULTS.md, "Slow channels".
+//! Channels whose operations take longer than their work, as on a network. FAULTS.md, "Slow
+//! channels".
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,8 +19,9 @@ fn time_of(channel: &SlowChannel, descriptor: &Descriptor, ranks: &[Rank]) -> Du
     channel.latency.saturating_add(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// The bytes that a member receives from the others; of an operation with a root, those that it sends or receives in all, and of
-/// a gather into one copy for all, those that it would receive for a copy of its own.
+/// The bytes that a member receives from the others; of an operation with a root, those that it
+/// sends or receives in all, and of a gather into one copy for all, those that it would receive for
+/// a copy of its own.
 fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
     match descriptor.op {
         Op::AllGather | Op::ReduceScatter | Op::AllReduce => {
@@ -40,7 +42,8 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// When an operation whose last member has just come is through; `None` if its channel is none of those that are `slow`.
+    /// When an operation whose last member has just come is through; `None` if its channel is none
+    /// of those that are `slow`.
     pub(crate) fn carry(
         &self,
         slow: &[SlowChannel],

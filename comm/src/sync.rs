@@ -1,5 +1,6 @@
-//! The locks, atomics, threads and the clock of this crate, behind one name. They are those of `parking_lot` and std, and
-//! under `--cfg shuttle` those of a model checker. `comm/tests/models/README.md`.
+//! The locks, atomics, threads and the clock of this crate, behind one name. They are those of
+//! `parking_lot` and std, and under `--cfg shuttle` those of a model checker.
+//! `comm/tests/models/README.md`.
 
 #[cfg(shuttle)]
 mod model;

@@ -1,7 +1,7 @@
 //! The calls on whole units, as methods of [`Group`]: what the runtime's steps are made of.
 //!
-//! Each does in one pass over memory what copy-in, a collective and copy-out would do, and rounds at the same
-//! points.
+//! Each does in one pass over memory what copy-in, a collective and copy-out would do, and rounds
+//! at the same points.
 
 use std::sync::Arc;
 
@@ -17,24 +17,25 @@ use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// # Calls on whole units
 ///
-/// All are **collective**, in the order of the group's channel, with the same tag, layout, dtypes and divisors on all
-/// members; all return at once. A group of one member does the arithmetic in the call, rounds nothing to the wire,
-/// divides once by both divisors, and counts nothing.
+/// All are **collective**, in the order of the group's channel, with the same tag, layout, dtypes
+/// and divisors on all members; all return at once. A group of one member does the arithmetic in
+/// the call, rounds nothing to the wire, divides once by both divisors, and counts nothing.
 ///
-/// Before anything is issued, every call refuses arguments that are wrong on this member alone, and [`Error::Reentrant`]
-/// calls. It returns the error of a step or world that has ended. [`Pending::wait`] returns the errors that only all
-/// members together can detect.
+/// Before anything is issued, every call refuses arguments that are wrong on this member alone, and
+/// [`Error::Reentrant`] calls. It returns the error of a step or world that has ended.
+/// [`Pending::wait`] returns the errors that only all members together can detect.
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's parameters.
     ///
-    /// `shard`: `[layout.shard_len()]`, in the dtype of the targets. It is read in place, so it must not be written until the
-    /// operation is complete; after a failed operation, others may hold it for a while. `targets`: one buffer for each
-    /// parameter of the unit, `[elements of the parameter]`. The output is the targets, filled. The ledger counts
-    /// padding between parameters, too.
+    /// `shard`: `[layout.shard_len()]`, in the dtype of the targets. It is read in place, so it
+    /// must not be written until the operation is complete; after a failed operation, others may
+    /// hold it for a while. `targets`: one buffer for each parameter of the unit, `[elements of the
+    /// parameter]`. The output is the targets, filled. The ledger counts padding between
+    /// parameters, too.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or a
-    /// target does not fit the layout, or if a target has another dtype than the shard.
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or
+    /// a target does not fit the layout, or if a target has another dtype than the shard.
     pub fn gather_unit(
         &self,
         tag: Tag,
@@ -51,19 +52,21 @@ impl Group {
         self.issue(call, UnitGatherContribution { layout, shard, targets })
     }
 
-    /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the first member's `holder`.
+    /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the
+    /// first member's `holder`.
     ///
-    /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`. Members with the same shard
-    /// hold the same elements, and the shard of the first of them is read. `shard` and the buffers in `holder` are as in
-    /// [`gather_unit`](Self::gather_unit); only the first member passes a holder. Every member gets a handle of that
-    /// holder, which is dropped with the last handle. The ledger counts the bytes that the first member receives. The
-    /// output is `None` in a counting world, and for a call that a fault skipped.
+    /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`.
+    /// Members with the same shard hold the same elements, and the shard of the first of them is
+    /// read. `shard` and the buffers in `holder` are as in [`gather_unit`](Self::gather_unit); only
+    /// the first member passes a holder. Every member gets a handle of that holder, which is
+    /// dropped with the last handle. The ledger counts the bytes that the first member receives.
+    /// The output is `None` in a counting world, and for a call that a fault skipped.
     ///
     /// # Errors
     /// [`Error::Refused`] if the number of members is not a multiple of the layout's shards, or if
-    /// the shard or a buffer does not fit the layout, the first member passes no holder, another member passes one, or
-    /// there is another handle of the holder, or if a buffer has another dtype than the shard,
-    /// or where the members share no memory.
+    /// the shard or a buffer does not fit the layout, the first member passes no holder, another
+    /// member passes one, or there is another handle of the holder, or if a buffer has another
+    /// dtype than the shard, or where the members share no memory.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
@@ -100,13 +103,14 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// The output is the accumulator's partial, with the first element of it that is not finite. Its padding is set to
-    /// zero when the sum replaces the partial, and stays as it is otherwise. Members may differ in which gradients are
-    /// present. The ledger counts padding and absent gradients, too.
+    /// The output is the accumulator's partial, with the first element of it that is not finite.
+    /// Its padding is set to zero when the sum replaces the partial, and stays as it is otherwise.
+    /// Members may differ in which gradients are present. The ledger counts padding and absent
+    /// gradients, too.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient or the
-    /// partial does not fit the layout.
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient
+    /// or the partial does not fit the layout.
     pub fn reduce_unit(
         &self,
         tag: Tag,
@@ -146,7 +150,8 @@ impl Group {
         self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
-    /// The scaling of contributions in this group: among several members as the caller says, alone by one division.
+    /// The scaling of contributions in this group: among several members as the caller says, alone
+    /// by one division.
     pub(crate) fn effective(&self, scaling: Scaling) -> Scaling {
         let Scaling { pre, post, .. } = scaling;
         if self.size() > 1 {

@@ -19,7 +19,8 @@ const NO_BYTES: u64 = u64::MAX;
 /// of a call, so two calls of one kind that are swapped on a rank are mixed. A collective of a
 /// [`Group`](crate::Group) can carry a [`Tag`], which ranks compare.
 impl World {
-    /// The sum of the values of all ranks, added in rank order in f64: the same bits on all ranks. Collective.
+    /// The sum of the values of all ranks, added in rank order in f64: the same bits on all ranks.
+    /// Collective.
     ///
     /// ```
     /// use hsdp_comm::{World, WorldOptions, launch};
@@ -37,7 +38,8 @@ impl World {
         Ok(values.into_iter().sum())
     }
 
-    /// The mean of the values of all ranks: their [sum](Self::sum) over the number of ranks. Collective.
+    /// The mean of the values of all ranks: their [sum](Self::sum) over the number of ranks.
+    /// Collective.
     ///
     /// ```
     /// use hsdp_comm::{World, WorldOptions, launch};
@@ -54,8 +56,8 @@ impl World {
         Ok(self.sum(value)? / self.size() as f64)
     }
 
-    /// The value of the rank `from`, on all ranks; the values of the others are ignored. It goes as bytes in postcard's
-    /// format, at most 1 MiB. Collective.
+    /// The value of the rank `from`, on all ranks; the values of the others are ignored. It goes as
+    /// bytes in postcard's format, at most 1 MiB. Collective.
     ///
     /// ```
     /// use hsdp_comm::{WorldOptions, launch};
@@ -69,9 +71,9 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BadRank`] if the world has no rank `from`; [`Error::Refused`] on all ranks if its value has more bytes or cannot be
-    /// written as bytes, and on a rank that cannot read it as a `T`; those of [`Group::broadcast`](crate::Group::broadcast), and of its
-    /// wait.
+    /// [`Error::BadRank`] if the world has no rank `from`; [`Error::Refused`] on all ranks if its
+    /// value has more bytes or cannot be written as bytes, and on a rank that cannot read it as a
+    /// `T`; those of [`Group::broadcast`](crate::Group::broadcast), and of its wait.
     pub fn broadcast<T: Serialize + DeserializeOwned>(
         &self,
         value: T,

@@ -30,9 +30,10 @@ pub(crate) fn check_size(size: usize) -> Result<(), Error> {
 
 /// One rank's handle of its world. All clones stand for the same rank.
 ///
-/// Work ends early in two ways. [`abort_step`](Self::abort_step) aborts a step on all ranks, which then go on
-/// in the next epoch. [`abort`](Self::abort), a panic, a missed deadline, or a rank that leaves while others wait for
-/// it end the world for good. Both end all pending operations with an error that names the rank.
+/// Work ends early in two ways. [`abort_step`](Self::abort_step) aborts a step on all ranks, which
+/// then go on in the next epoch. [`abort`](Self::abort), a panic, a missed deadline, or a rank that
+/// leaves while others wait for it end the world for good. Both end all pending operations with an
+/// error that names the rank.
 ///
 /// A rank has left when its last handle is dropped: every `World` and `Group` of it.
 #[derive(Clone, Debug)]
@@ -41,10 +42,12 @@ pub struct World {
 }
 
 impl World {
-    /// Makes a world in this process and returns the handles of its ranks, in order. Give each to a thread of its own, or
-    /// use [`launch`](crate::launch), which also tells the others when a rank panics.
+    /// Makes a world in this process and returns the handles of its ranks, in order. Give each to a
+    /// thread of its own, or use [`launch`](crate::launch), which also tells the others when a rank
+    /// panics.
     ///
-    /// If the world [cannot have](WorldOptions::check) its options, it has ended before it begins: every call on it returns that error.
+    /// If the world [cannot have](WorldOptions::check) its options, it has ended before it begins:
+    /// every call on it returns that error.
     ///
     /// # Panics
     /// If `size` is more than 4096.
@@ -75,16 +78,18 @@ impl World {
         (0..size).map(|rank| Self { handle: Arc::new(handle(rank)) }).collect()
     }
 
-    /// The same, where they share no memory. Threads that cannot be started end the world before it begins.
+    /// The same, where they share no memory. Threads that cannot be started end the world before it
+    /// begins.
     fn apart(size: usize, options: &WorldOptions) -> Vec<Self> {
         let wires = remote::wires(size);
         let asked = Asked { size, processes: size };
-        let world = |(rank, wire)| Self::by(size, (Rank::new(rank), asked), options.clone(), wire);
+        let world = |(rank, wire)| Self::by(size, Rank::new(rank), asked, options.clone(), wire);
         wires.into_iter().enumerate().map(world).collect()
     }
 
-    /// The world of the first `size` processes of a job, of which this is number `rank` of `processes`; `None` if it is not among
-    /// them. All processes of the job compare their requests, also those that are no ranks.
+    /// The world of the first `size` processes of a job, of which this is number `rank` of
+    /// `processes`; `None` if it is not among them. All processes of the job compare their
+    /// requests, also those that are no ranks.
     ///
     /// # Errors
     /// Errors of the comparison; [`Error::BadRank`] if there are fewer processes;
@@ -92,18 +97,19 @@ impl World {
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn of_first(
         size: usize,
-        (rank, processes): (Rank, usize),
+        rank: Rank,
+        processes: usize,
         options: WorldOptions,
         transport: Box<dyn Transport>,
     ) -> Result<Option<Self>, Error> {
         let (asked, refused) = (Asked { size, processes }, options.check(size).err());
         let is_rank = size <= processes && rank.index() < size;
         let world = if is_rank {
-            Self::by(size, (rank, asked), options, transport)
+            Self::by(size, rank, asked, options, transport)
         } else {
             // It is there for the comparison alone, and issues nothing.
             let options = WorldOptions { flight_entries: 0, faults: Vec::new(), ..options };
-            Self::by(processes, (rank, asked), options, transport)
+            Self::by(processes, rank, asked, options, transport)
         };
         world.greet()?;
         if size > processes {
@@ -122,12 +128,13 @@ impl World {
     /// One rank, whose peers are at the other end of a transport.
     pub(crate) fn by(
         size: usize,
-        (rank, asked): (Rank, Asked),
+        rank: Rank,
+        asked: Asked,
         options: WorldOptions,
         transport: Box<dyn Transport>,
     ) -> Self {
         let core = Core::new(size, options);
-        let endpoint = Endpoint::new(&core.state, (rank, asked), transport);
+        let endpoint = Endpoint::new(&core.state, rank, asked, transport);
         core.open_endpoint(Arc::clone(&endpoint));
         if let Err(error) = endpoint.start() {
             let problem = format!("the progress thread could not be started: {error}");
@@ -137,8 +144,9 @@ impl World {
         Self { handle: Arc::new(RankHandle::local(core, rank)) }
     }
 
-    /// Compares with the other processes what all must have in common, where they share no memory; **collective**. Without all of them
-    /// there is no world: it is over, so that its end waits for none of them either.
+    /// Compares with the other processes what all must have in common, where they share no memory;
+    /// **collective**. Without all of them there is no world: it is over, so that its end waits for
+    /// none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let own = &self.handle.own;
@@ -157,12 +165,14 @@ impl World {
         Self::together(1, WorldOptions::default()).remove(0)
     }
 
-    /// One rank of a world of `size` whose other ranks do not exist. Every collective completes at once, and the ledger
-    /// counts the calls that this rank issues and the bytes that it would have received.
+    /// One rank of a world of `size` whose other ranks do not exist. Every collective completes at
+    /// once, and the ledger counts the calls that this rank issues and the bytes that it would have
+    /// received.
     ///
-    /// General collectives behave as if every member had passed the same input as this rank, where that makes
-    /// sense, so agreements agree. The calls on whole units leave their buffers as they are. A permutation counts 0
-    /// bytes, since it is unknown whether another member would send to this one.
+    /// General collectives behave as if every member had passed the same input as this rank, where
+    /// that makes sense, so agreements agree. The calls on whole units leave their buffers as they
+    /// are. A permutation counts 0 bytes, since it is unknown whether another member would send to
+    /// this one.
     ///
     /// # Errors
     /// [`Error::BadRank`] if `rank` is not below `size`.
@@ -197,13 +207,16 @@ impl World {
         self.handle.backend == Backend::Ranks && self.handle.endpoint().is_none()
     }
 
-    /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
+    /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no
+    /// other rank.
     ///
-    /// All members must list the same ranks in the same order: another order is another group. Groups of
-    /// the same ranks and channel share one sequence of operations, however often they are made.
+    /// All members must list the same ranks in the same order: another order is another group.
+    /// Groups of the same ranks and channel share one sequence of operations, however often they
+    /// are made.
     ///
     /// # Errors
-    /// [`Error::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not in the world.
+    /// [`Error::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not in
+    /// the world.
     pub fn group(&self, ranks: &[Rank], channel: Channel) -> Result<Group, Error> {
         Group::new(&self.handle, ranks, channel)
     }
@@ -226,8 +239,9 @@ impl World {
         self.handle.own.record.ledger.messages()
     }
 
-    /// This rank's last operations, with their times and their states. Can be called at any time, also after the
-    /// world has ended; [`explain`](crate::explain) compares the records of all ranks.
+    /// This rank's last operations, with their times and their states. Can be called at any time,
+    /// also after the world has ended; [`explain`](crate::explain) compares the records of all
+    /// ranks.
     #[must_use]
     pub fn flight_record(&self) -> FlightRecord {
         Dump::of(&self.handle, None).record()
@@ -238,15 +252,17 @@ impl World {
         self.handle.own.record.set_step(step);
     }
 
-    /// Sets the ranks that have no data in this step, for operations on [`Channel::User`]. An empty list means that all ranks
-    /// have data. The last call counts.
+    /// Sets the ranks that have no data in this step, for operations on [`Channel::User`]. An empty
+    /// list means that all ranks have data. The last call counts.
     ///
-    /// On [`Channel::User`], a barrier of a group takes place among the members that have data. Every other collective of a
-    /// group, and every transfer, with a member that has no data is refused, and so are all calls of an absent rank
-    /// ([`Error::Absent`]). Other channels are not affected.
+    /// On [`Channel::User`], a barrier of a group takes place among the members that have data.
+    /// Every other collective of a group, and every transfer, with a member that has no data is
+    /// refused, and so are all calls of an absent rank ([`Error::Absent`]). Other channels are not
+    /// affected.
     ///
-    /// **Collective** in the sense that all ranks must set the same list between the same two of their operations. The call
-    /// waits for no rank; a rank with another list joins another barrier than the others.
+    /// **Collective** in the sense that all ranks must set the same list between the same two of
+    /// their operations. The call waits for no rank; a rank with another list joins another barrier
+    /// than the others.
     pub fn set_absent(&self, ranks: &[Rank]) {
         let mut absent = self.handle.absent.lock();
         if ranks.is_empty() && absent.is_empty() {
@@ -258,8 +274,9 @@ impl World {
         *absent = ranks.into();
     }
 
-    /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them, in this rank's first call; none in a
-    /// later one. A program that uses a world for several models checks the places of the faults with one of them only.
+    /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them, in
+    /// this rank's first call; none in a later one. A program that uses a world for several models
+    /// checks the places of the faults with one of them only.
     #[doc(hidden)]
     #[must_use]
     pub fn take_faults(&self) -> &[Fault] {
@@ -298,20 +315,22 @@ impl World {
 
     /// Aborts the current step on all ranks. Never waits for another rank.
     ///
-    /// Operations that are pending in this rank's epoch, and operations that are issued in it later, end with
-    /// [`Error::StepAborted`] on every rank; operations whose members had all arrived complete. If several ranks
-    /// abort, all errors name the first. Then each rank calls [`next_epoch`](Self::next_epoch); where a model makes the
-    /// steps, the model makes that call for its rank, when the step is dropped or refused.
+    /// Operations that are pending in this rank's epoch, and operations that are issued in it
+    /// later, end with [`Error::StepAborted`] on every rank; operations whose members had all
+    /// arrived complete. If several ranks abort, all errors name the first. Then each rank calls
+    /// [`next_epoch`](Self::next_epoch); where a model makes the steps, the model makes that call
+    /// for its rank, when the step is dropped or refused.
     ///
-    /// While the thread of a rank of [`launch`](crate::launch) unwinds, the abort is not announced, since the end of the
-    /// world follows. If the panic is caught, the rank's next call announces it. Threads that the program started itself
-    /// announce it at once, since the world is not told of their panics.
+    /// While the thread of a rank of [`launch`](crate::launch) unwinds, the abort is not announced,
+    /// since the end of the world follows. If the panic is caught, the rank's next call announces
+    /// it. Threads that the program started itself announce it at once, since the world is not told
+    /// of their panics.
     pub fn abort_step(&self, failure: StepFailure) {
         self.abort_step_of(self.epoch(), failure);
     }
 
-    /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this rank is in another epoch:
-    /// the step has ended, and the rank's present step is another.
+    /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this
+    /// rank is in another epoch: the step has ended, and the rank's present step is another.
     pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
         self.abort_by(epoch, failure, None);
     }
@@ -343,10 +362,11 @@ impl World {
         }
     }
 
-    /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the rank is in now. In an
-    /// epoch that is not aborted it does nothing.
+    /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the
+    /// rank is in now. In an epoch that is not aborted it does nothing.
     ///
-    /// Ranks need not call it together: operations of the new epoch wait for the ranks that come later.
+    /// Ranks need not call it together: operations of the new epoch wait for the ranks that come
+    /// later.
     pub fn next_epoch(&self) -> u64 {
         self.handle.announce_withheld();
         let OwnRank { rank, record, core } = &*self.handle.own;
@@ -359,11 +379,11 @@ impl World {
         record.epoch()
     }
 
-    /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank. Where they do not,
-    /// it waits for at most half a second, until all ranks agree on one end.
+    /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank.
+    /// Where they do not, it waits for at most half a second, until all ranks agree on one end.
     ///
-    /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`]; operations whose members
-    /// had all arrived complete.
+    /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`];
+    /// operations whose members had all arrived complete.
     pub fn abort(&self, reason: &str) {
         self.handle.abort(AbortReason::Requested { reason: reason.into() });
     }

@@ -1,5 +1,5 @@
-//! The arithmetic steps of a reduction: packing a contribution for the wire, adding it to a sum, and
-//! taking the finished sum into its target.
+//! The arithmetic steps of a reduction: packing a contribution for the wire, adding it to a sum,
+//! and taking the finished sum into its target.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,8 +22,8 @@ pub enum Fold {
     Add,
 }
 
-/// The scaling of a reduction of gradients: each contribution is divided by `pre` and rounded to `wire`, and the f32 sum
-/// is divided by `post`.
+/// The scaling of a reduction of gradients: each contribution is divided by `pre` and rounded to
+/// `wire`, and the f32 sum is divided by `post`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
     /// The dtype to which contributions are rounded.
@@ -64,11 +64,12 @@ pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
     });
 }
 
-/// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values / pre)`.
+/// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values /
+/// pre)`.
 ///
-/// `values` are divided by `pre` in f32, rounded to the dtype of `wire`, and folded into `sum` in f32. If members
-/// contribute in a fixed order, every run gives the same bits: element `i` of the sum depends on the elements `i` alone,
-/// and not on how a range was cut into calls.
+/// `values` are divided by `pre` in f32, rounded to the dtype of `wire`, and folded into `sum` in
+/// f32. If members contribute in a fixed order, every run gives the same bits: element `i` of the
+/// sum depends on the elements `i` alone, and not on how a range was cut into calls.
 ///
 /// # Panics
 ///
@@ -108,7 +109,8 @@ pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
     divided(Target { elements: target, fold }, sum, post, Rounding::None);
 }
 
-/// The wire that is left to round to: `Wire::F32` where undivided values have the dtype of `wire` already.
+/// The wire that is left to round to: `Wire::F32` where undivided values have the dtype of `wire`
+/// already.
 pub(crate) fn lossless(values: Values<'_>, pre: Divisor, wire: Wire) -> Wire {
     if pre.is_one() && values.dtype() == wire.dtype() { Wire::F32 } else { wire }
 }
@@ -122,8 +124,8 @@ pub(crate) fn divide(values: &mut [f32], divisor: Divisor) {
     }
 }
 
-/// Calls `visit` with `values / divisor` in f32, block after block, each with its range. The blocks are copies that
-/// `visit` may change.
+/// Calls `visit` with `values / divisor` in f32, block after block, each with its range. The blocks
+/// are copies that `visit` may change.
 pub(crate) fn in_divided_blocks(
     values: Values<'_>,
     divisor: Divisor,

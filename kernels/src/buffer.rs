@@ -9,7 +9,8 @@ use hsdp_sharding::{ByteCount, DType, ElemCount};
 use crate::error::Error;
 use crate::values::{Values, ValuesMut};
 
-/// Owned parameters or gradients in host memory, of dtype f32, f16 or bf16, which is known at run time.
+/// Owned parameters or gradients in host memory, of dtype f32, f16 or bf16, which is known at run
+/// time.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostBuffer {
     /// Elements of dtype f32.
@@ -21,11 +22,13 @@ pub enum HostBuffer {
 }
 
 impl HostBuffer {
-    /// Allocates `len` zeros of `dtype`. The allocator returns zeroed memory, so pages that are never written cost nothing.
+    /// Allocates `len` zeros of `dtype`. The allocator returns zeroed memory, so pages that are
+    /// never written cost nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16; [`Error::OutOfMemory`] if the allocation fails.
+    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16; [`Error::OutOfMemory`] if the
+    /// allocation fails.
     pub fn zeros(dtype: DType, len: usize) -> Result<Self, Error> {
         match dtype {
             DType::F32 => zeros(len).map(Self::F32),
@@ -92,7 +95,8 @@ impl From<Vec<bf16>> for HostBuffer {
     }
 }
 
-/// Parameters or gradients in host memory with several owners, of dtype f32, f16 or bf16, which is known at run time.
+/// Parameters or gradients in host memory with several owners, of dtype f32, f16 or bf16, which is
+/// known at run time.
 ///
 /// A clone is another handle to the same elements.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,8 +119,8 @@ impl SharedBuffer {
         }
     }
 
-    /// Borrows the elements for writing. If there are other handles, this one first gets a copy of its own, and the others
-    /// keep the old elements.
+    /// Borrows the elements for writing. If there are other handles, this one first gets a copy of
+    /// its own, and the others keep the old elements.
     pub fn make_mut(&mut self) -> ValuesMut<'_> {
         match self {
             Self::F32(values) => ValuesMut::F32(Arc::make_mut(values).as_mut_slice()),
@@ -157,7 +161,8 @@ impl From<Arc<Vec<f32>>> for SharedBuffer {
     }
 }
 
-/// Allocates `len` zeros. The allocator returns zeroed memory, so pages that are never written cost nothing.
+/// Allocates `len` zeros. The allocator returns zeroed memory, so pages that are never written cost
+/// nothing.
 ///
 /// # Errors
 ///

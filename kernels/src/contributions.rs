@@ -1,10 +1,12 @@
-//! Reductions of several members in one pass: every gradient is read once, and the partial is read and written once.
+//! Reductions of several members in one pass: every gradient is read once, and the partial is read
+//! and written once.
 //!
-//! [`contribute`] and [`settle`] make a pass over the sum for each member, and [`first_non_finite`] makes another. If the
-//! sum stays in the first-level cache, these passes cost no memory traffic. But they cost instructions, which limit the speed
-//! on a 16-bit wire. Here divisions, roundings, the sum and the check stay in registers. More members are read a few at a
-//! time: a pass over a short part of one gradient ends before the prefetcher of the machine has found a pattern, and several
-//! such parts at once keep memory busy.
+//! [`contribute`] and [`settle`] make a pass over the sum for each member, and [`first_non_finite`]
+//! makes another. If the sum stays in the first-level cache, these passes cost no memory traffic.
+//! But they cost instructions, which limit the speed on a 16-bit wire. Here divisions, roundings,
+//! the sum and the check stay in registers. More members are read a few at a time: a pass over a
+//! short part of one gradient ends before the prefetcher of the machine has found a pattern, and
+//! several such parts at once keep memory busy.
 
 use bytemuck::cast_slice;
 
@@ -18,19 +20,19 @@ use crate::simd::{Kernel, dispatch};
 use crate::values::Values;
 use crate::wire::Wire;
 
-/// The number of members that one pass reads at once. With more members, there are several passes over a block in the
-/// first-level cache.
+/// The number of members that one pass reads at once. With more members, there are several passes
+/// over a block in the first-level cache.
 pub const FUSED: usize = 4;
 
-/// Sums the members' contributions, takes the sum into the target, and returns the index of the first element of the
-/// target that is infinite or NaN.
+/// Sums the members' contributions, takes the sum into the target, and returns the index of the
+/// first element of the target that is infinite or NaN.
 ///
-/// The bits are those of [`contribute`] for each member in order, then [`settle`] with `fold`, then [`first_non_finite`] of
-/// the target. (Where two NaN are added, the payload of either may remain.)
+/// The bits are those of [`contribute`] for each member in order, then [`settle`] with `fold`, then
+/// [`first_non_finite`] of the target. (Where two NaN are added, the payload of either may remain.)
 ///
-/// The call makes one pass for up to [`FUSED`] members with gradients of one dtype, f32 or bf16, a wire of f32 or bf16, and
-/// a `pre` that is a power of two. In other cases it works on blocks in the first-level cache. Without members the sum is
-/// zeros.
+/// The call makes one pass for up to [`FUSED`] members with gradients of one dtype, f32 or bf16, a
+/// wire of f32 or bf16, and a `pre` that is a power of two. In other cases it works on blocks in
+/// the first-level cache. Without members the sum is zeros.
 ///
 /// # Panics
 ///
@@ -56,10 +58,12 @@ pub fn sum_contributions(
     }
 }
 
-/// Adds several members' gradients to a sum. With [`Fold::Replace`] the first of them replaces the elements of `sum`.
+/// Adds several members' gradients to a sum. With [`Fold::Replace`] the first of them replaces the
+/// elements of `sum`.
 ///
-/// The bits are those of [`contribute`] for each member in order. (Where two NaN are added, the payload of either may
-/// remain.) The call makes one pass under the conditions of [`sum_contributions`]. Without members `sum` is unchanged.
+/// The bits are those of [`contribute`] for each member in order. (Where two NaN are added, the
+/// payload of either may remain.) The call makes one pass under the conditions of
+/// [`sum_contributions`]. Without members `sum` is unchanged.
 ///
 /// # Panics
 ///
@@ -93,7 +97,8 @@ trait Finish {
     /// The summary of the results that a pass returns.
     type Seen;
 
-    /// Makes the pass. The contributions are the sources, all of one length, with `each` applied to their elements.
+    /// Makes the pass. The contributions are the sources, all of one length, with `each` applied to
+    /// their elements.
     fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Seen;
 }
 
@@ -236,9 +241,7 @@ struct Pass<'a, T, M, P, const N: usize> {
     fold: Fold,
 }
 
-impl<T: Source, M: Map, P: Map, const N: usize> Kernel for Pass<'_, T, M, P, N> {
-    type Output = Outcome;
-
+impl<T: Source, M: Map, P: Map, const N: usize> Kernel<Outcome> for Pass<'_, T, M, P, N> {
     #[inline(always)]
     fn run(self) -> Outcome {
         let Self { target, sources, each, post, fold } = self;
@@ -280,8 +283,6 @@ struct Carry<'a, T, M, const N: usize> {
 }
 
 impl<T: Source, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let Self { sum, sources, each, fold } = self;

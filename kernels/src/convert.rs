@@ -3,10 +3,12 @@
 use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use crate::values::{Values, ValuesMut};
 
-/// The number of f32 that a kernel holds on its stack between two passes: 4 KiB, well within the first-level cache.
+/// The number of f32 that a kernel holds on its stack between two passes: 4 KiB, well within the
+/// first-level cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// Copies f32 elements into a buffer of f32, f16 or bf16. Each element is rounded to nearest, ties to even.
+/// Copies f32 elements into a buffer of f32, f16 or bf16. Each element is rounded to nearest, ties
+/// to even.
 ///
 /// # Panics
 ///

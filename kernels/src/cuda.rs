@@ -1,5 +1,5 @@
-//! The arithmetic of this crate on a GPU: device memory, streams, and the kernels of `kernels/cuda`. `CUDA.md` in the folder of this
-//! crate describes the order of operations.
+//! The arithmetic of this crate on a GPU: device memory, streams, and the kernels of
+//! `kernels/cuda`. `CUDA.md` in the folder of this crate describes the order of operations.
 //!
 //! | concept | CPU | here |
 //! | --- | --- | --- |
@@ -13,19 +13,23 @@
 //! | products of matrices | [`matmul`](crate::matmul) | [`MatrixProduct`], of which [`Cublas`] is one |
 //! | the orthogonalization of Muon | [`NewtonSchulz`](crate::NewtonSchulz) | [`Stream::orthogonalize`] |
 //!
-//! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
-//! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device; cuBLAS by [`Cublas::new`]. So a program that is built with
-//! the feature `cuda` also runs on a machine without these libraries. Without the feature there is no driver: the types are the same,
-//! a [`Device`] has no values, and the compiler leaves out the code that would use one.
+//! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`].
+//! NVRTC is loaded when kernels are compiled, before the first launch or by [`Device::prepare`],
+//! for the architecture of the device; cuBLAS by [`Cublas::new`]. So a program that is built with
+//! the feature `cuda` also runs on a machine without these libraries. Without the feature there is
+//! no driver: the types are the same, a [`Device`] has no values, and the compiler leaves out the
+//! code that would use one.
 //!
-//! Calls that issue an operation return before the device has executed it, unless their documentation says that they wait. An error
-//! of the device then comes from a later call. The first launch compiles all kernels: so every call that launches a kernel can also
-//! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
+//! Calls that issue an operation return before the device has executed it, unless their
+//! documentation says that they wait. An error of the device then comes from a later call. The
+//! first launch compiles all kernels: so every call that launches a kernel can also fail with
+//! [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has
+//! succeeded before.
 //!
-//! Modules in reading order: `error`; `driver` (the driver's calls, compilation), or `absent` in its
-//! place; `device` (with the names of kernels), `stream` (execution); `memory`, `buffer`; `launch`
-//! (arguments of kernels, and notes that they write); `wire`, `update` (the kernels); `product`,
-//! `newton_schulz` (products of matrices).
+//! Modules in reading order: `error`; `driver` (the driver's calls, compilation), or `absent` in
+//! its place; `device` (with the names of kernels), `stream` (execution); `memory`, `buffer`;
+//! `launch` (arguments of kernels, and notes that they write); `wire`, `update` (the kernels);
+//! `product`, `newton_schulz` (products of matrices).
 
 mod buffer;
 mod device;

@@ -13,14 +13,16 @@ use crate::values::ValuesMut;
 
 /// A vector whose parts can be written through a shared reference.
 ///
-/// The borrow checker cannot see that blocks of an output do not overlap when threads claim them from a counter. Here
-/// the caller promises it (invariant K-1). All other conditions are checked.
+/// The borrow checker cannot see that blocks of an output do not overlap when threads claim them
+/// from a counter. Here the caller promises it (invariant K-1). All other conditions are checked.
 ///
-/// A thread that reads the whole vector afterwards must have waited for the writers (joined them, or seen their counter
-/// with `Acquire`). [`into_vec`](Self::into_vec) takes the value itself, so no shared reference exists by then.
+/// A thread that reads the whole vector afterwards must have waited for the writers (joined them,
+/// or seen their counter with `Acquire`). [`into_vec`](Self::into_vec) takes the value itself, so
+/// no shared reference exists by then.
 ///
-/// Because a shared reference can write, the type is invariant in `T`. A vector of elements with a long lifetime cannot
-/// be passed as one with a shorter lifetime, into which an element that lives too short might be written.
+/// Because a shared reference can write, the type is invariant in `T`. A vector of elements with a
+/// long lifetime cannot be passed as one with a shorter lifetime, into which an element that lives
+/// too short might be written.
 ///
 /// ```compile_fail
 /// # use hsdp_kernels::DisjointVec;
@@ -29,7 +31,8 @@ use crate::values::ValuesMut;
 /// }
 /// ```
 pub struct DisjointVec<T> {
-    // The raw parts of a vector. No `Vec` is kept, because a reference to it would cover all elements.
+    // The raw parts of a vector. No `Vec` is kept, because a reference to it would cover all
+    // elements.
     start: NonNull<T>,
     len: usize,
     capacity: usize,
@@ -40,7 +43,8 @@ pub struct DisjointVec<T> {
 // SAFETY: K-1, it owns its elements as the vector did.
 unsafe impl<T: Send> Send for DisjointVec<T> {}
 
-// SAFETY: K-1, the slices that a shared reference gives out are exclusive, so elements are sent to other threads and never shared.
+// SAFETY: K-1, the slices that a shared reference gives out are exclusive, so elements are sent to
+// other threads and never shared.
 unsafe impl<T: Send> Sync for DisjointVec<T> {}
 
 impl<T> DisjointVec<T> {
@@ -73,7 +77,8 @@ impl<T> DisjointVec<T> {
         );
         // SAFETY: K-1, `start` is at most `len`, which is within the allocation.
         let first = unsafe { self.start.add(start) };
-        // SAFETY: K-1, the range is within the initialized elements, and the caller keeps slices apart.
+        // SAFETY: K-1, the range is within the initialized elements, and the caller keeps slices
+        // apart.
         unsafe { slice::from_raw_parts_mut(first.as_ptr(), end - start) }
     }
 
@@ -120,7 +125,8 @@ impl<T> fmt::Debug for DisjointVec<T> {
     }
 }
 
-/// A [`HostBuffer`] whose parts can be written through a shared reference. [`DisjointVec`] has the conditions.
+/// A [`HostBuffer`] whose parts can be written through a shared reference. [`DisjointVec`] has the
+/// conditions.
 #[derive(Debug)]
 pub enum DisjointBuffer {
     /// Elements of dtype f32.

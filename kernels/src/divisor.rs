@@ -8,8 +8,8 @@ use crate::round::nearest_f32;
 
 /// A finite divisor greater than zero.
 ///
-/// Division always gives the bits of IEEE division in f32. Where the reciprocal is exact (powers of two), kernels
-/// multiply by the reciprocal, which gives the same bits in less time.
+/// Division always gives the bits of IEEE division in f32. Where the reciprocal is exact (powers of
+/// two), kernels multiply by the reciprocal, which gives the same bits in less time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct Divisor(f32);
@@ -89,8 +89,8 @@ impl From<Divisor> for f32 {
     }
 }
 
-/// The reciprocal of `value`, if `value` is a power of two and both are normal numbers. A multiplication by it then rounds
-/// the same exact quotient as a division.
+/// The reciprocal of `value`, if `value` is a power of two and both are normal numbers. A
+/// multiplication by it then rounds the same exact quotient as a division.
 pub(crate) fn exact_reciprocal(value: f64) -> Option<f64> {
     const FRACTION: u64 = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
     let power_of_two = value.is_normal() && value.to_bits() & FRACTION == 0;

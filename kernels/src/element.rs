@@ -9,10 +9,11 @@ use hsdp_sharding::DType;
 use crate::number::Arithmetic;
 use crate::values::{Values, ValuesMut};
 
-/// An element type that collectives move and reduce: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32` or `u64`.
+/// An element type that collectives move and reduce: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`,
+/// `u32` or `u64`.
 ///
-/// The trait is sealed, so the set of types is closed, as [`DType`] is. Only this crate can call the methods that sum
-/// elements:
+/// The trait is sealed, so the set of types is closed, as [`DType`] is. Only this crate can call
+/// the methods that sum elements:
 ///
 /// ```compile_fail
 /// # use hsdp_kernels::Element;

@@ -1,9 +1,9 @@
 //! Conversions of slices between f32 and the 16-bit floats.
 //!
-//! The conversions of bf16 are a few integer operations, which the compiler vectorizes. Those of f16 take many
-//! operations. x86 has instructions for them (F16C), which the compiler never chooses. With these instructions a
-//! conversion is as fast as a copy. (`half` uses them too, but behind a call for every eight elements, which makes it
-//! slower than memory.)
+//! The conversions of bf16 are a few integer operations, which the compiler vectorizes. Those of
+//! f16 take many operations. x86 has instructions for them (F16C), which the compiler never
+//! chooses. With these instructions a conversion is as fast as a copy. (`half` uses them too, but
+//! behind a call for every eight elements, which makes it slower than memory.)
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
@@ -66,8 +66,6 @@ struct Convert<'a, T, S, F> {
 }
 
 impl<T, S: Copy, F: Fn(S) -> T> Kernel for Convert<'_, T, S, F> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (target, &source) in self.target.iter_mut().zip(self.source) {
@@ -81,8 +79,6 @@ struct RoundF16<'a> {
 }
 
 impl Kernel for RoundF16<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for value in self.values {

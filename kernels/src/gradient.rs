@@ -10,18 +10,21 @@ use crate::divisor::Divisor;
 use crate::element::Real;
 use crate::values::Values;
 
-/// The gradient of one parameter, flat and in row-major order. A reduction reads it in place, without a copy.
+/// The gradient of one parameter, flat and in row-major order. A reduction reads it in place,
+/// without a copy.
 ///
-/// An autograd implements this trait for its tensor. The tensor may be behind a lock, so values are lent only for the
-/// duration of a visit. Several threads read at once, and the values must not change until the reduction is complete.
+/// An autograd implements this trait for its tensor. The tensor may be behind a lock, so values are
+/// lent only for the duration of a visit. Several threads read at once, and the values must not
+/// change until the reduction is complete.
 pub trait GradientValues: Send + Sync + Debug {
     /// The number of elements of the gradient, which is that of its parameter.
     fn len(&self) -> usize;
 
     /// Calls `visit` exactly once, with exactly the elements of `range`, in f32, f16 or bf16.
     ///
-    /// `visit` may read the gradients of other members, so reads nest. They always nest in the order of members. If the
-    /// values are behind a lock, a thread must be able to hold it for reading more than once.
+    /// `visit` may read the gradients of other members, so reads nest. They always nest in the
+    /// order of members. If the values are behind a lock, a thread must be able to hold it for
+    /// reading more than once.
     ///
     /// # Panics
     ///
@@ -33,19 +36,20 @@ pub trait GradientValues: Send + Sync + Debug {
         self.len() == 0
     }
 
-    /// The elements in the memory of a device; `None` if they lie on the host. A reduction on that device uses this slice
-    /// and does not call [`read`](Self::read).
+    /// The elements in the memory of a device; `None` if they lie on the host. A reduction on that
+    /// device uses this slice and does not call [`read`](Self::read).
     fn on_device(&self) -> Option<DeviceSlice<'_>> {
         None
     }
 }
 
-/// Has the gradient of parameter `param` lend the elements `range` to `visit`. All code that reads gradients calls this function: a
-/// gradient that breaks its contract would otherwise be summed in part, or twice, without an error.
+/// Has the gradient of parameter `param` lend the elements `range` to `visit`. All code that reads
+/// gradients calls this function: a gradient that breaks its contract would otherwise be summed in
+/// part, or twice, without an error.
 ///
 /// # Panics
-/// If the gradient is not lent exactly once, with as many elements as `range` has. Also if [`GradientValues::read`] catches a
-/// panic of `visit`, which may have used a part of the elements.
+/// If the gradient is not lent exactly once, with as many elements as `range` has. Also if
+/// [`GradientValues::read`] catches a panic of `visit`, which may have used a part of the elements.
 pub fn read_once(
     gradient: &dyn GradientValues,
     param: usize,
@@ -90,7 +94,8 @@ impl GradientValues for HostBuffer {
 /// The time for which the host waits for the copy of a gradient that it reads.
 const TO_READ: Duration = Duration::from_secs(120);
 
-/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120 seconds.
+/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120
+/// seconds.
 impl GradientValues for DevicePart {
     fn len(&self) -> usize {
         self.slice().len()
@@ -107,7 +112,8 @@ impl GradientValues for DevicePart {
     }
 }
 
-/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120 seconds.
+/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120
+/// seconds.
 impl GradientValues for DeviceBuffer {
     fn len(&self) -> usize {
         DeviceBuffer::len(self)
@@ -133,16 +139,18 @@ fn read_on_host(slice: &DeviceSlice<'_>, range: Range<usize>, visit: &mut dyn Fn
 }
 
 impl Stream {
-    /// Packs gradients for the wire as [`pack`](Self::pack) does, from host or device memory. Gradients on the host or on another
-    /// device are first copied to this device. Each of `gradients` comes with its first element in `flat`, a multiple of 4, in any
-    /// order. `None` stands for a gradient that is absent, and leaves zeros.
+    /// Packs gradients for the wire as [`pack`](Self::pack) does, from host or device memory.
+    /// Gradients on the host or on another device are first copied to this device. Each of
+    /// `gradients` comes with its first element in `flat`, a multiple of 4, in any order. `None`
+    /// stands for a gradient that is absent, and leaves zeros.
     ///
     /// # Errors
-    /// The errors of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if the device has no memory for a copy.
+    /// The errors of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if the device has no memory
+    /// for a copy.
     ///
     /// # Panics
-    /// If [`GradientValues::read`] of a gradient panics, or does not visit all elements exactly once: the message names the
-    /// parameter, by its place in `gradients`.
+    /// If [`GradientValues::read`] of a gradient panics, or does not visit all elements exactly
+    /// once: the message names the parameter, by its place in `gradients`.
     pub fn pack_gradients(
         &self,
         flat: &mut DeviceBuffer,

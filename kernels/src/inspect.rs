@@ -2,8 +2,8 @@
 
 use crate::simd::{Kernel, dispatch};
 
-/// The number of sums that the squared norm keeps: enough to fill the vector units while each addition waits for the
-/// one before.
+/// The number of sums that the squared norm keeps: enough to fill the vector units while each
+/// addition waits for the one before.
 const LANES: usize = 16;
 
 /// The number of elements that are checked before the result is tested.
@@ -11,15 +11,15 @@ const STRIDE: usize = 1024;
 
 /// The sum of the squares of `values`, in f64.
 ///
-/// Element `i` is added to sum `i mod 16`, and the sixteen sums are added in a fixed order. So the result depends on
-/// the values and their order, and not on the machine. It does depend on where a slice starts: ranks that must agree
-/// bit for bit must cut their slices alike.
+/// Element `i` is added to sum `i mod 16`, and the sixteen sums are added in a fixed order. So the
+/// result depends on the values and their order, and not on the machine. It does depend on where a
+/// slice starts: ranks that must agree bit for bit must cut their slices alike.
 pub fn squared_norm(values: &[f32]) -> f64 {
     dispatch(SquaredNorm { values })
 }
 
-/// The sum of the squares of the differences between `values` and `others`, in f64. The order of additions is that of
-/// [`squared_norm`].
+/// The sum of the squares of the differences between `values` and `others`, in f64. The order of
+/// additions is that of [`squared_norm`].
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -39,9 +39,7 @@ struct SquaredNorm<'a> {
     values: &'a [f32],
 }
 
-impl Kernel for SquaredNorm<'_> {
-    type Output = f64;
-
+impl Kernel<f64> for SquaredNorm<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         sum_of_squares(self.values)
@@ -75,9 +73,7 @@ struct SquaredDistance<'a> {
     others: &'a [f32],
 }
 
-impl Kernel for SquaredDistance<'_> {
-    type Output = f64;
-
+impl Kernel<f64> for SquaredDistance<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         let mut sums = [0.0; LANES];
@@ -109,9 +105,7 @@ struct SuspectStride<'a> {
     values: &'a [f32],
 }
 
-impl Kernel for SuspectStride<'_> {
-    type Output = Option<usize>;
-
+impl Kernel<Option<usize>> for SuspectStride<'_> {
     #[inline(always)]
     fn run(self) -> Option<usize> {
         for (index, stride) in self.values.chunks(STRIDE).enumerate() {

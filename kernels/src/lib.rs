@@ -1,10 +1,11 @@
 //! Host buffers and the arithmetic of hsdp on parameters, gradients and optimizer state.
 //!
-//! Casts, divisions, roundings, sums, norms and optimizer updates are functions on slices. They do not communicate, start
-//! no thread, and use a rank only as a label under which [`memory`] is counted. Their results depend on their arguments
-//! alone: not on alignment, not on the width of the machine's vectors, and not on how a caller cuts a range (except that
-//! [`squared_norm`] is a sum over the range that it is given). [`matmul`], for layers, is different: it may use rayon's threads, and its
-//! last bits depend on the processor.
+//! Casts, divisions, roundings, sums, norms and optimizer updates are functions on slices. They do
+//! not communicate, start no thread, and use a rank only as a label under which [`memory`] is
+//! counted. Their results depend on their arguments alone: not on alignment, not on the width of
+//! the machine's vectors, and not on how a caller cuts a range (except that [`squared_norm`] is a
+//! sum over the range that it is given). [`matmul`], for layers, is different: it may use rayon's
+//! threads, and its last bits depend on the processor.
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |
@@ -30,7 +31,8 @@
 //! | an output that several threads fill | | [`DisjointVec`], [`DisjointBuffer`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
 //!
-//! This example reduces the gradients of two members over a bf16 wire, and adds the result to a partial:
+//! This example reduces the gradients of two members over a bf16 wire, and adds the result to a
+//! partial:
 //!
 //! ```
 //! use hsdp_kernels::{Divisor, Fold, Values, Wire, contribute, settle};
@@ -46,12 +48,12 @@
 //! # Ok::<(), hsdp_kernels::Error>(())
 //! ```
 //!
-//! Modules in reading order, each with imports of earlier ones only: `error`, `values`, `buffer` (the
-//! operands); `round`, `simd`, `float16`, `map` (vector code); `number`, `element` (the elements of
-//! collectives); `divisor`, `wire` (division and rounding); `convert`, `accumulate`, `inspect`,
-//! `contributions`, `scale`, `reduce`, `stream`, `matmul`, `optimizer` (the kernels); `disjoint`,
-//! [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an autograd lends, in
-//! host or device memory).
+//! Modules in reading order, each with imports of earlier ones only: `error`, `values`, `buffer`
+//! (the operands); `round`, `simd`, `float16`, `map` (vector code); `number`, `element` (the
+//! elements of collectives); `divisor`, `wire` (division and rounding); `convert`, `accumulate`,
+//! `inspect`, `contributions`, `scale`, `reduce`, `stream`, `matmul`, `optimizer` (the kernels);
+//! `disjoint`, [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an
+//! autograd lends, in host or device memory).
 
 mod accumulate;
 mod buffer;

@@ -97,8 +97,6 @@ struct Replace<'a, M> {
 }
 
 impl<M: Map> Kernel for Replace<'_, M> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (target, &source) in self.target.iter_mut().zip(self.source) {
@@ -114,8 +112,6 @@ struct Add<'a, M> {
 }
 
 impl<M: Map> Kernel for Add<'_, M> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (target, &source) in self.target.iter_mut().zip(self.source) {
@@ -130,8 +126,6 @@ struct InPlace<'a, M> {
 }
 
 impl<M: Map> Kernel for InPlace<'_, M> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for target in self.target {

@@ -71,10 +71,12 @@ impl Threads {
     }
 }
 
-/// Replaces `target` by the product of `a` and `b`, or adds the product to it. The rows of `target` are contiguous.
+/// Replaces `target` by the product of `a` and `b`, or adds the product to it. The rows of `target`
+/// are contiguous.
 ///
-/// The crate `gemm` computes the product with the widest vectors that this machine has, AVX-512 among them, and fuses multiplications with
-/// additions. So the bits depend on the processor; on one machine they are the same in each run.
+/// The crate `gemm` computes the product with the widest vectors that this machine has, AVX-512
+/// among them, and fuses multiplications with additions. So the bits depend on the processor; on
+/// one machine they are the same in each run.
 ///
 /// # Panics
 /// If `a` has not as many columns as `b` has rows, or `target` has not the size of the product.
@@ -84,7 +86,8 @@ pub fn matmul(target: &mut [f32], fold: Fold, [a, b]: [Matrix<'_>; 2], threads: 
     let (row, column) = (b.columns.cast_signed(), 1);
     let [(a_row, a_column), (b_row, b_column)] = [a, b]
         .map(|Matrix { strides: (row, column), .. }| (row.cast_signed(), column.cast_signed()));
-    // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the target is borrowed alone.
+    // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the
+    // target is borrowed alone.
     unsafe {
         gemm(
             a.rows,

@@ -1,7 +1,8 @@
 //! The memory that each rank holds, by category, measured by the global allocator.
 //!
-//! A plan predicts peaks, and this module measures them independently of the plan. A program (a test, an example) installs
-//! [`CountingAllocator`]. Code that allocates memory to be counted opens a [`scope`] around the allocation:
+//! A plan predicts peaks, and this module measures them independently of the plan. A program (a
+//! test, an example) installs [`CountingAllocator`]. Code that allocates memory to be counted opens
+//! a [`scope`] around the allocation:
 //!
 //! ```
 //! use hsdp_kernels::memory::{self, Category, CountingAllocator};
@@ -22,11 +23,14 @@
 //! ```
 //!
 //! The rules of counting:
-//! - An allocation belongs to the rank and the category of the thread *at that moment*, and keeps them until any thread
-//!   frees it. Growing it in another scope does not move it.
-//! - The requested bytes are counted. The bytes to which the system rounds them up, and this module's own header, are not.
-//! - Outside of scopes, and in a scope of [`Category::Other`], only [`allocations`] counts, which covers the whole process.
-//! - If the allocator is not installed, a scope is a store to a thread-local and all usages are zero.
+//! - An allocation belongs to the rank and the category of the thread *at that moment*, and keeps
+//!   them until any thread frees it. Growing it in another scope does not move it.
+//! - The requested bytes are counted. The bytes to which the system rounds them up, and this
+//!   module's own header, are not.
+//! - Outside of scopes, and in a scope of [`Category::Other`], only [`allocations`] counts, which
+//!   covers the whole process.
+//! - If the allocator is not installed, a scope is a store to a thread-local and all usages are
+//!   zero.
 
 mod allocator;
 mod scope;

@@ -1,7 +1,8 @@
-//! The arithmetic of reductions, for each element type. The module is private, which seals [`Element`](crate::Element).
+//! The arithmetic of reductions, for each element type. The module is private, which seals
+//! [`Element`](crate::Element).
 //!
-//! Generic code over elements can name the methods of the sealing trait. They take an argument that only this crate can
-//! make, so other crates cannot call them.
+//! Generic code over elements can name the methods of the sealing trait. They take an argument that
+//! only this crate can make, so other crates cannot call them.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -23,23 +24,26 @@ pub(crate) const MOST_ABREAST: usize = 4;
 /// The reduction of elements of a type, through accumulators of a type that may be wider.
 #[expect(unnameable_types, reason = "it seals `Element`")]
 pub trait Arithmetic: Pod {
-    /// The type in which a reduction computes: f32 for the 16-bit floats, the type itself for all others.
+    /// The type in which a reduction computes: f32 for the 16-bit floats, the type itself for all
+    /// others.
     type Accumulator: Number;
 
-    /// The number of sources that a reduction reads side by side, at most [`MOST_ABREAST`]. The machine then prefetches all of
-    /// them, and a sum is written less often. Sources that must be converted are read in pairs: four of bf16 side by side
-    /// took twice as long, from memory, as one after the other.
+    /// The number of sources that a reduction reads side by side, at most [`MOST_ABREAST`]. The
+    /// machine then prefetches all of them, and a sum is written less often. Sources that must be
+    /// converted are read in pairs: four of bf16 side by side took twice as long, from memory, as
+    /// one after the other.
     const ABREAST: usize;
 
-    /// Returns `elements` as accumulators, exactly: the elements themselves, or a copy in `scratch`, which is as long.
+    /// Returns `elements` as accumulators, exactly: the elements themselves, or a copy in
+    /// `scratch`, which is as long.
     fn widen<'a>(
         elements: &'a [Self],
         scratch: &'a mut [Self::Accumulator],
         inside: Inside,
     ) -> &'a [Self::Accumulator];
 
-    /// Calls `fill`, which writes all accumulators, and copies them into `elements`, rounding once. The accumulators are the
-    /// elements themselves, or `scratch`, which is as long.
+    /// Calls `fill`, which writes all accumulators, and copies them into `elements`, rounding once.
+    /// The accumulators are the elements themselves, or `scratch`, which is as long.
     fn narrow(
         elements: &mut [Self],
         scratch: &mut [Self::Accumulator],

@@ -1,5 +1,6 @@
-//! Optimizer updates of parameters, in f32, by PyTorch's formulas. Each update documents its order of operations. This
-//! order is not PyTorch's, where `lerp` and `addcdiv` round at other places, so results agree except for rounding.
+//! Optimizer updates of parameters, in f32, by PyTorch's formulas. Each update documents its order
+//! of operations. This order is not PyTorch's, where `lerp` and `addcdiv` round at other places, so
+//! results agree except for rounding.
 
 pub mod adafactor;
 mod adamw;

@@ -38,8 +38,9 @@ impl fmt::Display for ReduceOp {
 
 /// Reduces `sources` into `target`, element by element, in the order of the sources.
 ///
-/// `target[i] = sources[0][i] op sources[1][i] op ...`, from the left. The old elements of `target` are not read. The
-/// 16-bit floats are computed in f32 and rounded once. All other types are computed in their own type.
+/// `target[i] = sources[0][i] op sources[1][i] op ...`, from the left. The old elements of `target`
+/// are not read. The 16-bit floats are computed in f32 and rounded once. All other types are
+/// computed in their own type.
 ///
 /// # Panics
 ///
@@ -48,7 +49,8 @@ pub fn reduce_elements<T: Element>(op: ReduceOp, target: &mut [T], sources: &[&[
     in_blocks(op, target, sources, |_| ());
 }
 
-/// Writes the average of `sources` into `target`: their sum, as [`reduce_elements`] computes it, divided by their number.
+/// Writes the average of `sources` into `target`: their sum, as [`reduce_elements`] computes it,
+/// divided by their number.
 ///
 /// The 16-bit floats are summed and divided in f32, and rounded once.
 ///
@@ -72,7 +74,8 @@ pub fn average_elements<T: Element>(target: &mut [T], sources: &[&[T]]) -> Resul
     Ok(())
 }
 
-/// Runs a reduction in blocks that stay in the first-level cache: several sources at a time, and then `finish`.
+/// Runs a reduction in blocks that stay in the first-level cache: several sources at a time, and
+/// then `finish`.
 fn in_blocks<T: Element>(
     op: ReduceOp,
     target: &mut [T],
@@ -92,7 +95,7 @@ fn in_blocks<T: Element>(
             for (round, sources) in sources.chunks(T::ABREAST).enumerate() {
                 let fold = if round == 0 { Fold::Replace } else { Fold::Add };
                 let lanes = lanes(sources, &block, &mut widened);
-                join(op, Target { accumulators, fold }, &lanes[..sources.len()]);
+                join(op, Accumulating { accumulators, fold }, &lanes[..sources.len()]);
             }
             finish(accumulators);
         };
@@ -114,21 +117,27 @@ fn lanes<'a, T: Element>(
 }
 
 /// Accumulators, and whether their contents take part in the reduction as its first operand.
-struct Target<'a, N> {
+struct Accumulating<'a, N> {
     accumulators: &'a mut [N],
     fold: Fold,
 }
 
-fn join<N: Number>(op: ReduceOp, target: Target<'_, N>, lanes: &[&[N]]) {
+fn join<N: Number>(op: ReduceOp, target: Accumulating<'_, N>, lanes: &[&[N]]) {
     match op {
-        ReduceOp::Sum => join_by(Sum, target, lanes),
-        ReduceOp::Product => join_by(Product, target, lanes),
-        ReduceOp::Min => join_by(Min, target, lanes),
-        ReduceOp::Max => join_by(Max, target, lanes),
+        ReduceOp::Sum => join_by(N::sum, target, lanes),
+        ReduceOp::Product => join_by(N::product, target, lanes),
+        ReduceOp::Min => join_by(N::lesser, target, lanes),
+        ReduceOp::Max => join_by(N::greater, target, lanes),
     }
 }
 
-fn join_by<N: Number>(join: impl Operation<N>, target: Target<'_, N>, lanes: &[&[N]]) {
+/// Joins elements by a function. Each function has a type of its own, so the loop is compiled for
+/// each.
+fn join_by<N: Number>(
+    join: impl Fn(N, N) -> N + Copy,
+    target: Accumulating<'_, N>,
+    lanes: &[&[N]],
+) {
     match *lanes {
         [a] => dispatch(Join { join, target, lanes: [a] }),
         [a, b] => dispatch(Join { join, target, lanes: [a, b] }),
@@ -138,73 +147,29 @@ fn join_by<N: Number>(join: impl Operation<N>, target: Target<'_, N>, lanes: &[&
     }
 }
 
-/// A [`ReduceOp`] as a type, so that the loop is compiled for each.
-trait Operation<N>: Copy {
-    fn join(self, left: N, right: N) -> N;
-}
-
-#[derive(Clone, Copy)]
-struct Sum;
-#[derive(Clone, Copy)]
-struct Product;
-#[derive(Clone, Copy)]
-struct Min;
-#[derive(Clone, Copy)]
-struct Max;
-
-impl<N: Number> Operation<N> for Sum {
-    #[inline(always)]
-    fn join(self, left: N, right: N) -> N {
-        left.sum(right)
-    }
-}
-
-impl<N: Number> Operation<N> for Product {
-    #[inline(always)]
-    fn join(self, left: N, right: N) -> N {
-        left.product(right)
-    }
-}
-
-impl<N: Number> Operation<N> for Min {
-    #[inline(always)]
-    fn join(self, left: N, right: N) -> N {
-        left.lesser(right)
-    }
-}
-
-impl<N: Number> Operation<N> for Max {
-    #[inline(always)]
-    fn join(self, left: N, right: N) -> N {
-        left.greater(right)
-    }
-}
-
-struct Join<'a, N, O, const LANES: usize> {
-    join: O,
-    target: Target<'a, N>,
+struct Join<'a, N, F, const LANES: usize> {
+    join: F,
+    target: Accumulating<'a, N>,
     lanes: [&'a [N]; LANES],
 }
 
-impl<N: Number, O: Operation<N>, const LANES: usize> Kernel for Join<'_, N, O, LANES> {
-    type Output = ();
-
+impl<N: Number, F: Fn(N, N) -> N, const LANES: usize> Kernel for Join<'_, N, F, LANES> {
     #[inline(always)]
     fn run(self) {
-        let Self { join, target: Target { accumulators, fold }, lanes } = self;
+        let Self { join, target: Accumulating { accumulators, fold }, lanes } = self;
         // Cut to one length, so that the compiler checks no index in the loops.
         let lanes = lanes.map(|lane| &lane[..accumulators.len()]);
         let (first, others) = lanes.split_first().expect("there is a source");
         match fold {
             Fold::Replace => {
                 for (index, target) in accumulators.iter_mut().enumerate() {
-                    let joined = |left, lane: &&[N]| join.join(left, lane[index]);
+                    let joined = |left, lane: &&[N]| join(left, lane[index]);
                     *target = others.iter().fold(first[index], joined);
                 }
             }
             Fold::Add => {
                 for (index, target) in accumulators.iter_mut().enumerate() {
-                    let joined = |left, lane: &&[N]| join.join(left, lane[index]);
+                    let joined = |left, lane: &&[N]| join(left, lane[index]);
                     *target = lanes.iter().fold(*target, joined);
                 }
             }

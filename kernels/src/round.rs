@@ -1,7 +1,8 @@
-//! Rounding of one float to a narrower type without branches, so that loops over elements vectorize.
+//! Rounding of one float to a narrower type without branches, so that loops over elements
+//! vectorize.
 //!
-//! The bits are those of `half`, NaN included. The tests go through every 16-bit float, every midpoint and their
-//! neighbors.
+//! The bits are those of `half`, NaN included. The tests go through every 16-bit float, every
+//! midpoint and their neighbors.
 
 /// All bits of an f32 except its sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -32,11 +33,13 @@ pub(crate) fn round_f16(value: f32) -> f32 {
     let bits = value.to_bits();
     let magnitude = bits & MAGNITUDE;
 
-    // Adding just under half of the last place kept carries exactly when rounding goes up; one more if it is odd.
+    // Adding just under half of the last place kept carries exactly when rounding goes up; one more
+    // if it is odd.
     let odd = (magnitude >> 13) & 1;
     let carried = magnitude.wrapping_add(odd + (F16_DROPPED >> 1)) & !F16_DROPPED;
     let normal = if carried >= F16_LIMIT { INFINITY } else { carried };
-    // Below the normal f16, the last place is 2^-24 everywhere: that of an f32 in [0.5, 1), so the addition rounds.
+    // Below the normal f16, the last place is 2^-24 everywhere: that of an f32 in [0.5, 1), so the
+    // addition rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5 - 0.5).to_bits();
     let number = if magnitude < F16_LEAST_NORMAL { subnormal } else { normal };
 

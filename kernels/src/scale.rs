@@ -41,8 +41,8 @@ pub fn divide_in_place(target: &mut [f32], divisor: f64) {
 
 /// Two numbers between which the reciprocal of a divisor lies.
 ///
-/// Two multiplications take less time than a division. Rounding is monotone: if the two products round to the same f32,
-/// so does the quotient, which lies between them.
+/// Two multiplications take less time than a division. Rounding is monotone: if the two products
+/// round to the same f32, so does the quotient, which lies between them.
 #[derive(Debug, Clone, Copy)]
 struct Bracket {
     below: f64,
@@ -50,7 +50,8 @@ struct Bracket {
 }
 
 impl Bracket {
-    /// The neighbors of the f64 nearest to the reciprocal, whose error is at most half a unit in the last place.
+    /// The neighbors of the f64 nearest to the reciprocal, whose error is at most half a unit in
+    /// the last place.
     fn of(divisor: f64) -> Option<Self> {
         let reciprocal = divisor.recip();
         let bracket = Self { below: reciprocal.next_down(), above: reciprocal.next_up() };
@@ -61,8 +62,8 @@ impl Bracket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Exact,
-    /// The products differ for some element. That happens about once in a hundred million elements, or among the
-    /// smallest f32.
+    /// The products differ for some element. That happens about once in a hundred million elements,
+    /// or among the smallest f32.
     InDoubt,
 }
 
@@ -72,9 +73,7 @@ struct Bracketed<'a> {
     bracket: Bracket,
 }
 
-impl Kernel for Bracketed<'_> {
-    type Output = Outcome;
-
+impl Kernel<Outcome> for Bracketed<'_> {
     #[inline(always)]
     fn run(self) -> Outcome {
         let Bracket { below, above } = self.bracket;

@@ -1,22 +1,22 @@
 //! Loops that are compiled twice: for every x86-64, and for machines with AVX2.
 //!
-//! Kernels are plain Rust loops that the compiler vectorizes. The build targets any x86-64 machine, which has vectors of
-//! four f32. Most machines have vectors of eight or more, so each kernel is compiled a second time for AVX2, and the version
-//! is chosen at run time. Both give the same bits: the compiler neither reorders floating-point operations nor fuses a
-//! multiplication with an addition, whatever the width of the vectors.
+//! Kernels are plain Rust loops that the compiler vectorizes. The build targets any x86-64 machine,
+//! which has vectors of four f32. Most machines have vectors of eight or more, so each kernel is
+//! compiled a second time for AVX2, and the version is chosen at run time. Both give the same bits:
+//! the compiler neither reorders floating-point operations nor fuses a multiplication with an
+//! addition, whatever the width of the vectors.
 
 /// A loop whose operands are the fields of the type.
-pub(crate) trait Kernel {
-    /// The result that the loop returns besides its writes.
-    type Output;
-
-    /// Runs the loop. Implementations and all functions that they call are `#[inline(always)]`: a function that is not inlined
-    /// into [`dispatch`] is compiled without AVX2.
-    fn run(self) -> Self::Output;
+/// It returns `R` besides its writes.
+pub(crate) trait Kernel<R = ()> {
+    /// Runs the loop. Implementations and all functions that they call are `#[inline(always)]`: a
+    /// function that is not inlined into [`dispatch`] is compiled without AVX2.
+    fn run(self) -> R;
 }
 
-/// Runs loops with the widest vectors of this machine, if the compiler inlines them here: they and all functions that they call
-/// should be `#[inline(always)]`. The result is the same with any vectors.
+/// Runs loops with the widest vectors of this machine, if the compiler inlines them here: they and
+/// all functions that they call should be `#[inline(always)]`. The result is the same with any
+/// vectors.
 #[inline(always)]
 pub fn vectorized<R>(loops: impl FnOnce() -> R) -> R {
     dispatch(Loops(loops))
@@ -24,9 +24,7 @@ pub fn vectorized<R>(loops: impl FnOnce() -> R) -> R {
 
 struct Loops<F>(F);
 
-impl<R, F: FnOnce() -> R> Kernel for Loops<F> {
-    type Output = R;
-
+impl<R, F: FnOnce() -> R> Kernel<R> for Loops<F> {
     #[inline(always)]
     fn run(self) -> R {
         (self.0)()
@@ -34,7 +32,7 @@ impl<R, F: FnOnce() -> R> Kernel for Loops<F> {
 }
 
 /// Runs a kernel with the widest vectors of this machine.
-pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+pub(crate) fn dispatch<R>(kernel: impl Kernel<R>) -> R {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: K-2, the condition saw AVX2 on this machine.
@@ -45,7 +43,7 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_with_avx2<K: Kernel>(kernel: K) -> K::Output {
+fn run_with_avx2<R>(kernel: impl Kernel<R>) -> R {
     kernel.run()
 }
 

@@ -1,16 +1,19 @@
 //! Copies with stores that bypass the caches, for results that are too large to stay in them.
 //!
-//! An ordinary store first reads the cache line that it overwrites. For a copy into a buffer larger than the caches, this is
-//! a third of the memory traffic, and it evicts lines that are still in use.
+//! An ordinary store first reads the cache line that it overwrites. For a copy into a buffer larger
+//! than the caches, this is a third of the memory traffic, and it evicts lines that are still in
+//! use.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::element::Element;
 use crate::values::{Values, ValuesMut};
 
-/// Copies elements with stores that bypass the caches, on machines with AVX2; otherwise with an ordinary copy.
+/// Copies elements with stores that bypass the caches, on machines with AVX2; otherwise with an
+/// ordinary copy.
 ///
-/// Other threads see the written elements once they have synchronized with this thread, as with ordinary stores.
+/// Other threads see the written elements once they have synchronized with this thread, as with
+/// ordinary stores.
 ///
 /// # Panics
 ///
@@ -21,9 +24,11 @@ pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
     copy_elements(target, source);
 }
 
-/// Copies each source into its target, as [`copy_past_caches`] does, for elements of f32, f16 or bf16.
+/// Copies each source into its target, as [`copy_past_caches`] does, for elements of f32, f16 or
+/// bf16.
 ///
-/// The call waits for its stores once, at the end. To wait after each of many small pieces would take longer than the pieces.
+/// The call waits for its stores once, at the end. To wait after each of many small pieces would
+/// take longer than the pieces.
 ///
 /// # Panics
 ///
@@ -60,7 +65,8 @@ fn copy(target: &mut [u8], source: &[u8]) {
     target.copy_from_slice(source);
 }
 
-/// When dropped, makes the stores that bypass the caches as visible as ordinary ones. So a panic in between is covered.
+/// When dropped, makes the stores that bypass the caches as visible as ordinary ones. So a panic in
+/// between is covered.
 struct Fence;
 
 impl Drop for Fence {

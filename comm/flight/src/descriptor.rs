@@ -18,7 +18,8 @@ mod tests;
 ///
 /// Two ranks that list the same members in different orders have different groups, and never meet.
 ///
-/// In JSON as it is displayed, in hexadecimal: readers in other languages would round a number of 64 bits.
+/// In JSON as it is displayed, in hexadecimal: readers in other languages would round a number of
+/// 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u64);
 
@@ -100,8 +101,8 @@ impl<'de> Deserialize<'de> for GroupId {
 pub enum Counts {
     /// This many; the same on all members.
     Each(usize),
-    /// A number to and from each member, for an all_to_all. The number that `a` sends to `b` must be the number that `b`
-    /// expects from `a`.
+    /// A number to and from each member, for an all_to_all. The number that `a` sends to `b` must
+    /// be the number that `b` expects from `a`.
     Splits {
         /// Elements for each member.
         send: Vec<usize>,
@@ -146,13 +147,15 @@ impl fmt::Display for Counts {
     }
 }
 
-/// The description of an operation: its place in its group's sequence, and all that its members must agree on.
+/// The description of an operation: its place in its group's sequence, and all that its members
+/// must agree on.
 ///
 /// Displayed as one line, such as
 /// `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`. The alternate form
 /// always shows the model and its part, like that of a [`Tag`].
 ///
-/// Members send it to each other as bytes, in which every field has its place. A flight record has a part of it, by names.
+/// Members send it to each other as bytes, in which every field has its place. A flight record has
+/// a part of it, by names.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Descriptor {
     /// The group; for send and recv, the pair within it.
@@ -183,8 +186,8 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Whether two members issued the same call. Does not compare group, epoch and sequence, which are equal where
-    /// members meet.
+    /// Whether two members issued the same call. Does not compare group, epoch and sequence, which
+    /// are equal where members meet.
     #[inline]
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {

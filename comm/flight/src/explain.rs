@@ -1,7 +1,7 @@
 //! The comparison of the records of all ranks. Pure: it reads records, and knows no world.
 //!
-//! In reading order: the operations (the ranks that issued each), the ranks that wait for others, the
-//! slow ranks; `words`.
+//! In reading order: the operations (the ranks that issued each), the ranks that wait for others,
+//! the slow ranks; `words`.
 
 mod words;
 
@@ -45,8 +45,8 @@ pub struct Explanation {
     pub without_record: Vec<Rank>,
     /// Ranks that have overwritten entries, each with the number of these entries.
     pub overwritten: Vec<(Rank, u64)>,
-    /// Ranks with a record that was ignored: of a world of another size, of one that was over before that of the newest record began, or
-    /// older than another record of the rank.
+    /// Ranks with a record that was ignored: of a world of another size, of one that was over
+    /// before that of the newest record began, or older than another record of the rank.
     pub left_out: Vec<Rank>,
 }
 
@@ -62,13 +62,15 @@ pub enum Finding {
         /// All members, in order.
         members: Vec<MemberFinding>,
     },
-    /// Members wait in vain for others, or had issued the operation but not begun to wait when the world ended.
+    /// Members wait in vain for others, or had issued the operation but not begun to wait when the
+    /// world ended.
     Missing {
         /// The operation that they wait for.
         operation: Box<FlightEntry>,
         /// The ranks that wait for it; if no rank waits, the ranks that have issued it.
         waiting: Vec<Rank>,
-        /// The time for which the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
+        /// The time for which the first of them has waited, or had waited when the operation
+        /// failed; `None` if no rank waits.
         waited: Option<Duration>,
         /// The members that have not issued it, or of which that is unknown.
         absent: Vec<MemberFinding>,
@@ -146,15 +148,17 @@ pub struct WorldEnd {
     pub ranks: Vec<Rank>,
 }
 
-/// Compares the records of a world's ranks, in any order: finds the first operation in which they differ, the missing ranks,
-/// and the slow ranks.
+/// Compares the records of a world's ranks, in any order: finds the first operation in which they
+/// differ, the missing ranks, and the slow ranks.
 ///
-/// Entries of different ranks belong to the same operation if group, epoch and sequence number are equal. Records may be lost
-/// and entries overwritten: the explanation says which parts are unknown. Records of other worlds than that of the newest record are
-/// ignored, if they show it: their world has another size, or they were taken before that of the newest record began, as the
+/// Entries of different ranks belong to the same operation if group, epoch and sequence number are
+/// equal. Records may be lost and entries overwritten: the explanation says which parts are
+/// unknown. Records of other worlds than that of the newest record are ignored, if they show it:
+/// their world has another size, or they were taken before that of the newest record began, as the
 /// records of an earlier attempt that wrote into the same folder.
 ///
-/// [`FlightRecord::read_from`] reads the records of a world that was launched with `hsdp_comm::WorldOptions::flight_dir`.
+/// [`FlightRecord::read_from`] reads the records of a world that was launched with
+/// `hsdp_comm::WorldOptions::flight_dir`.
 #[must_use]
 pub fn explain(records: &[FlightRecord]) -> Explanation {
     let operations = Operations::of(records);
@@ -256,7 +260,8 @@ impl OperationSeen<'_> {
         self.entries().next().expect("an operation has an issuer")
     }
 
-    /// The last issuer, its entry, and the time from the median issue of the others until its own; `None` if there are no others.
+    /// The last issuer, its entry, and the time from the median issue of the others until its own;
+    /// `None` if there are no others.
     fn last(&self) -> Option<(Rank, &FlightEntry, Duration)> {
         let issued = self.issued.iter();
         let mut times: Vec<(UnixTime, Rank, &FlightEntry)> = issued
@@ -277,7 +282,8 @@ impl OperationSeen<'_> {
         self.entries().any(FlightEntry::is_waited_for)
     }
 
-    /// The time from the first wait for the operation until its issuers gave up; `None` if no rank waits.
+    /// The time from the first wait for the operation until its issuers gave up; `None` if no rank
+    /// waits.
     fn waited(&self) -> Option<Duration> {
         let waits = self.issued.values().filter(|(_, entry)| entry.is_waited_for());
         let began = waits.filter_map(|(record, entry)| Some(record.unix_ns(entry.waited_ns?)));
@@ -362,8 +368,9 @@ impl<'a> Operations<'a> {
         })
     }
 
-    /// The last operation of a rank that has not issued `operation`, seen at `end`; and the operation for which the rank waits, or
-    /// waited when the world ended: not `operation`, and none of an earlier epoch.
+    /// The last operation of a rank that has not issued `operation`, seen at `end`; and the
+    /// operation for which the rank waits, or waited when the world ended: not `operation`, and
+    /// none of an earlier epoch.
     fn last_issued(
         &self,
         rank: Rank,
@@ -421,8 +428,8 @@ fn by_operation<'a>(
     (lowest, operations)
 }
 
-/// A transfer of a rank to itself has two entries of one rank, which never differ. A call that was refused because its epoch was
-/// over, before it got a number, meets no other.
+/// A transfer of a rank to itself has two entries of one rank, which never differ. A call that was
+/// refused because its epoch was over, before it got a number, meets no other.
 fn meets_others(entry: &FlightEntry, members: &BTreeMap<GroupId, &[Rank]>) -> bool {
     let to_itself = members.get(&entry.group).is_some_and(|it| it.len() == 2 && it[0] == it[1]);
     !to_itself && entry.sequence != u64::MAX
@@ -430,9 +437,10 @@ fn meets_others(entry: &FlightEntry, members: &BTreeMap<GroupId, &[Rank]>) -> bo
 
 /// The first operation in which ranks wait in vain, for a reason that lies there.
 ///
-/// Ranks that wait for a rank that waits elsewhere do so because of the operation there: operations that they wait for come later, and
-/// are found only if ranks wait for each other. Operations without a waiting rank come last: they say something only if the
-/// world ended before any rank began to wait.
+/// Ranks that wait for a rank that waits elsewhere do so because of the operation there: operations
+/// that they wait for come later, and are found only if ranks wait for each other. Operations
+/// without a waiting rank come last: they say something only if the world ended before any rank
+/// began to wait.
 fn first_stall(operations: &Operations<'_>) -> Option<Finding> {
     let stalled = operations.iter().filter(|operation| is_stalled(operations, operation));
     let candidates = stalled.map(|operation| (operation, absent(operations, operation)));
@@ -472,7 +480,8 @@ fn waits_elsewhere(member: &MemberFinding) -> bool {
     }
 }
 
-/// The largest lateness, and the rank that was the last most often, of operations that all members have issued.
+/// The largest lateness, and the rank that was the last most often, of operations that all members
+/// have issued.
 fn lateness_of(operations: &[&OperationSeen<'_>]) -> (Option<Lateness>, Option<OftenLast>) {
     let mut times: BTreeMap<Rank, usize> = BTreeMap::new();
     let mut worst: Option<Lateness> = None;

@@ -1,7 +1,8 @@
-//! The operations of hsdp's ranks in words, and their flight recorder: the last operations of each rank, and what the records of all
-//! ranks say together.
+//! The operations of hsdp's ranks in words, and their flight recorder: the last operations of each
+//! rank, and what the records of all ranks say together.
 //!
-//! The crate issues nothing and waits for nothing: hsdp-comm describes each operation, and writes it into the ring of its rank.
+//! The crate issues nothing and waits for nothing: hsdp-comm describes each operation, and writes
+//! it into the ring of its rank.
 //!
 //! | concept | type |
 //! | --- | --- |
@@ -21,8 +22,9 @@
 //! # Ok::<(), hsdp_flight::FlightError>(())
 //! ```
 //!
-//! In reading order: `op`, `tag`, `descriptor`; `ring` (written while ranks run); `record` (a copy of a
-//! ring, as text and in a file); `explain`. FLIGHT.md beside the sources has the rules of the ring.
+//! In reading order: `op`, `tag`, `descriptor`; `ring` (written while ranks run); `record` (a copy
+//! of a ring, as text and in a file); `explain`. FLIGHT.md beside the sources has the rules of the
+//! ring.
 
 #![forbid(unsafe_code)]
 

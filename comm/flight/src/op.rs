@@ -1,5 +1,5 @@
-//! The operations, the reductions and the channels: enums that go by names in texts and in JSON, and by
-//! numbers in bytes.
+//! The operations, the reductions and the channels: enums that go by names in texts and in JSON,
+//! and by numbers in bytes.
 
 /// An enum: `Name, "what it is" { Variant = "its name", ... }`.
 macro_rules! names {
@@ -103,8 +103,8 @@ names! {
 names! {
     /// An independent sequence of operations: operations of different channels never meet.
     ///
-    /// Gathers and reductions are two channels, so neither queues behind the other. Operations of users can never meet
-    /// operations of the runtime.
+    /// Gathers and reductions are two channels, so neither queues behind the other. Operations of
+    /// users can never meet operations of the runtime.
     Channel, "a channel" {
         /// Gathers of parameters.
         Gather = "gather",

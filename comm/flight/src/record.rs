@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Tag};
 
-/// The last operations of one rank: from `hsdp_comm::World::flight_record`, or from a file that a rank of `hsdp_comm::launch` has
-/// written.
+/// The last operations of one rank: from `hsdp_comm::World::flight_record`, or from a file that a
+/// rank of `hsdp_comm::launch` has written.
 ///
 /// Times are nanoseconds since the world began, on one monotonic clock for all ranks of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,17 +42,20 @@ pub struct FlightRecord {
 }
 
 impl FlightRecord {
-    /// A time of this record in nanoseconds since 1970, which can be compared with those of other processes.
+    /// A time of this record in nanoseconds since 1970, which can be compared with those of other
+    /// processes.
     #[must_use]
     pub fn unix_ns(&self, ns: u64) -> u128 {
         u128::from(self.began_unix_us) * 1000 + u128::from(ns)
     }
 
-    /// The time from the moment when this record was taken until the world of `other` began; `None` if that began before.
+    /// The time from the moment when this record was taken until the world of `other` began; `None`
+    /// if that began before.
     ///
-    /// If there is such a time, the two are of different worlds: a rank may leave a record only when all ranks of its world have
-    /// begun. Between hosts this needs clocks that differ by less than the time from the moment when the last rank of a world began
-    /// until the first one left its record.
+    /// If there is such a time, the two are of different worlds: a rank may leave a record only
+    /// when all ranks of its world have begun. Between hosts this needs clocks that differ by less
+    /// than the time from the moment when the last rank of a world began until the first one left
+    /// its record.
     #[must_use]
     pub fn time_until_world_of(&self, other: &Self) -> Option<Duration> {
         let until = other.unix_ns(0).checked_sub(self.unix_ns(self.taken_ns))?;
@@ -180,7 +183,8 @@ impl FlightEntry {
     }
 }
 
-/// Displayed as its [`Descriptor`]; if each rank has a number of elements of its own, with the total.
+/// Displayed as its [`Descriptor`]; if each rank has a number of elements of its own, with the
+/// total.
 impl fmt::Display for FlightEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.descriptor().fmt(f)
@@ -258,8 +262,8 @@ impl FlightRecord {
     /// Reads a record that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
-    /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with
-    /// the numbers that do not fit together.
+    /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line
+    /// and column, or with the numbers that do not fit together.
     pub fn from_json(text: &str) -> Result<Self, FlightError> {
         check_length(text.len() as u64)?;
         let Version { version } = parsed(text)?;
@@ -310,8 +314,8 @@ fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, FlightError> {
 }
 
 impl FlightRecord {
-    /// Writes the record as `rank-<n>.json` into a folder, and returns the path of the file. The folder is made if it
-    /// does not exist.
+    /// Writes the record as `rank-<n>.json` into a folder, and returns the path of the file. The
+    /// folder is made if it does not exist.
     ///
     /// The file gets its name when it is complete, and replaces a file of an earlier world.
     ///
@@ -332,7 +336,8 @@ impl FlightRecord {
     /// Reads a record from a regular file.
     ///
     /// # Errors
-    /// [`FlightError::Io`] if the file cannot be read, or is a FIFO, a device or a directory; the errors of [`from_json`](Self::from_json).
+    /// [`FlightError::Io`] if the file cannot be read, or is a FIFO, a device or a directory; the
+    /// errors of [`from_json`](Self::from_json).
     pub fn read_from(path: &Path) -> Result<Self, FlightError> {
         let failed = |source| FlightError::Io { path: path.to_owned(), source };
         let file = open(path).map_err(failed)?;

@@ -1,9 +1,9 @@
-//! The ring of a rank: its last operations, written while it runs; and the end of an operation, for the
-//! rings of all its members.
+//! The ring of a rank: its last operations, written while it runs; and the end of an operation, for
+//! the rings of all its members.
 //!
 //! An entry costs a reading of the clock, and a copy under a lock that only readers of records take
-//! besides. Nothing is allocated after the world was made, except for a group that the rank issues on for
-//! the first time.
+//! besides. Nothing is allocated after the world was made, except for a group that the rank issues
+//! on for the first time.
 //!
 //! Under `--cfg shuttle` the lock and the atomics are those of a model checker.
 
@@ -22,7 +22,8 @@ use shuttle::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Channel, Descriptor, FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId};
 
-/// The most entries of a ring, whatever the options say: a record of them is still a file that can be read.
+/// The most entries of a ring, whatever the options say: a record of them is still a file that can
+/// be read.
 const MAX_ENTRIES: usize = 1 << 16;
 
 /// The moment from which a world counts its time: on the monotonic clock, and on the calendar.
@@ -50,7 +51,8 @@ impl Origin {
     }
 }
 
-/// The number of an entry, for later changes; they have no effect if the entry was overwritten meanwhile.
+/// The number of an entry, for later changes; they have no effect if the entry was overwritten
+/// meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryNumber(u64);
 
@@ -67,13 +69,15 @@ pub struct Recorder {
 type Known = (Channel, Arc<[Rank]>);
 
 struct Ring {
-    /// The entry of number `n` is at `n % capacity`. Beside each is its end, until the entry has it itself.
+    /// The entry of number `n` is at `n % capacity`. Beside each is its end, until the entry has it
+    /// itself.
     entries: Vec<(FlightEntry, Option<Arc<Ending>>)>,
     issued: u64,
 }
 
 impl Recorder {
-    /// A ring of so many entries, of a world that began at `origin`. With 0 entries it keeps nothing, and reads no clock.
+    /// A ring of so many entries, of a world that began at `origin`. With 0 entries it keeps
+    /// nothing, and reads no clock.
     #[must_use]
     pub fn new(entries: usize, origin: Origin) -> Self {
         let capacity = entries.min(MAX_ENTRIES);
@@ -129,7 +133,8 @@ impl Recorder {
         });
     }
 
-    /// Notes the end of an operation that no other thread settles, or to which the rank was not let in. The first end counts.
+    /// Notes the end of an operation that no other thread settles, or to which the rank was not let
+    /// in. The first end counts.
     pub fn settle(&self, number: EntryNumber, state: FlightState) {
         self.change(number, |entry, ending| {
             close(entry, ending);
@@ -139,7 +144,8 @@ impl Recorder {
         });
     }
 
-    /// Notes the end of an operation that took no time worth a reading of the clock: it ended when it was issued.
+    /// Notes the end of an operation that took no time worth a reading of the clock: it ended when
+    /// it was issued.
     pub fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
         self.change(number, |entry, _| {
             (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns));
@@ -169,7 +175,8 @@ impl Recorder {
         index
     }
 
-    /// A record of the ring, of rank `rank` of `size`: in step 0 and epoch 0 of a world that has not ended.
+    /// A record of the ring, of rank `rank` of `size`: in step 0 and epoch 0 of a world that has
+    /// not ended.
     #[must_use]
     pub fn record(&self, rank: Rank, size: usize) -> FlightRecord {
         let (entries, overwritten) = self.entries();
@@ -256,10 +263,11 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The state in which an operation ended, and the time: written once, by the thread that settles it, and read where the members'
-/// entries are.
+/// The state in which an operation ended, and the time: written once, by the thread that settles
+/// it, and read where the members' entries are.
 ///
-/// Both are in one word, so that a reader who sees the end sees the state: the time above, the state in the two lowest bits.
+/// Both are in one word, so that a reader who sees the end sees the state: the time above, the
+/// state in the two lowest bits.
 #[derive(Debug, Default)]
 pub struct Ending(AtomicU64);
 
@@ -267,8 +275,8 @@ pub struct Ending(AtomicU64);
 const STATE_BITS: u32 = 2;
 
 impl Ending {
-    /// The operation has ended in this state, which is not `Issued`, at `now`. A thread that sees the end sees all that the settling
-    /// thread did before.
+    /// The operation has ended in this state, which is not `Issued`, at `now`. A thread that sees
+    /// the end sees all that the settling thread did before.
     #[inline]
     pub fn write(&self, state: FlightState, now: u64) {
         debug_assert_ne!(state, FlightState::Issued, "an end");

@@ -1,16 +1,16 @@
 //! The numbers and the structs of `nccl.h`.
 //!
-//! Enums are integers, since a library may return numbers that only a newer header names. An enum that
-//! functions return is declared as a whole, except for the number that counts the others
+//! Enums are integers, since a library may return numbers that only a newer header names. An enum
+//! that functions return is declared as a whole, except for the number that counts the others
 //! (`ncclNumResults`), which moves from version to version.
 //!
-//! A struct of options begins with its size and with the version of its header. NCCL reads min(size,
-//! its own size) bytes, and replaces fields that a smaller version does not have (`parseCommConfig` in
-//! its `src/init.cc`, in every release with a tag from 2.18.1 to 2.30.7). So an older library accepts
-//! the newest struct, as long as newer fields stay undefined. The source of 2.31 and 2.32 has no tag,
-//! so this crate does not rely on that: `fitting` makes the same struct as the library's own header. New
-//! fields were only added at the end, some of them in padding: the struct of 2.26 is no larger than that
-//! of 2.25.
+//! A struct of options begins with its size and with the version of its header. NCCL reads
+//! min(size, its own size) bytes, and replaces fields that a smaller version does not have
+//! (`parseCommConfig` in its `src/init.cc`, in every release with a tag from 2.18.1 to 2.30.7). So
+//! an older library accepts the newest struct, as long as newer fields stay undefined. The source
+//! of 2.31 and 2.32 has no tag, so this crate does not rely on that: `fitting` makes the same
+//! struct as the library's own header. New fields were only added at the end, some of them in
+//! padding: the struct of 2.26 is no larger than that of 2.25.
 
 use std::fmt;
 use std::marker::{PhantomData, PhantomPinned};
@@ -23,8 +23,9 @@ use crate::macros::{Field, Number, Struct, Version};
 numbers! {
     /// The status that a call returns.
     ///
-    /// 8 is `ncclTimeout` since 2.30. Before, it was only the count of results, `ncclNumResults`, and no function
-    /// returned it. In no version does it mean success; nor does a number without a name.
+    /// 8 is `ncclTimeout` since 2.30. Before, it was only the count of results, `ncclNumResults`,
+    /// and no function returned it. In no version does it mean success; nor does a number without a
+    /// name.
     #[must_use = "only this status shows that a call of NCCL failed"]
     ncclResult_t {
         /// Done, or enqueued.
@@ -73,7 +74,8 @@ constants! {
     NCCL_API_MAGIC: c_uint = 0xcafe_beef, since(2, 29, 2);
 }
 
-/// The content of a struct that is private to NCCL or CUDA: not `Send`, `Sync` or `Unpin`, since it is unknown.
+/// The content of a struct that is private to NCCL or CUDA: not `Send`, `Sync` or `Unpin`, since it
+/// is unknown.
 type Private = PhantomData<(*mut u8, PhantomPinned)>;
 
 /// The target of an [`ncclComm_t`].
@@ -93,7 +95,8 @@ pub struct CUstream_st([u8; 0], Private);
 pub type cudaStream_t = *mut CUstream_st;
 
 fields! {
-    /// The id by which ranks find each other. One rank makes it; the program sends it to the others.
+    /// The id by which ranks find each other. One rank makes it; the program sends it to the
+    /// others.
     ncclUniqueId {
         /// Private to NCCL.
         internal: [c_char; NCCL_UNIQUE_ID_BYTES];
@@ -101,7 +104,8 @@ fields! {
 }
 
 fields! {
-    /// Options of a communicator. [`Nccl::config`](crate::Nccl::config) makes one that fits the library.
+    /// Options of a communicator. [`Nccl::config`](crate::Nccl::config) makes one that fits the
+    /// library.
     ncclConfig_t {
         /// Bytes of this struct.
         size: usize = size_of::<Self>();
@@ -159,8 +163,9 @@ fields! {
 }
 
 impl ncclConfig_t {
-    /// The initializer for a library of this version. Size and version are those of that library's own struct, so
-    /// the library reads no field that it does not know. A value in such a field has no effect.
+    /// The initializer for a library of this version. Size and version are those of that library's
+    /// own struct, so the library reads no field that it does not know. A value in such a field has
+    /// no effect.
     #[must_use]
     pub fn fitting(library: Version) -> Self {
         let known = library.min(Version::NEWEST);

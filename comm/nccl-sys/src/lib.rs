@@ -1,7 +1,9 @@
-//! Bindings to NCCL, 2.18 to 2.32: the declarations of `nccl.h` that hsdp uses. The library is loaded at run time.
+//! Bindings to NCCL, 2.18 to 2.32: the declarations of `nccl.h` that hsdp uses. The library is
+//! loaded at run time.
 //!
-//! Building this crate needs neither CUDA nor NCCL, and loading the library needs no GPU. The crate adds nothing to NCCL: a
-//! caller of one of its [`Functions`] must meet the requirements of NCCL's manual. All names are NCCL's own.
+//! Building this crate needs neither CUDA nor NCCL, and loading the library needs no GPU. The crate
+//! adds nothing to NCCL: a caller of one of its [`Functions`] must meet the requirements of NCCL's
+//! manual. All names are NCCL's own.
 //!
 //! | C | here |
 //! | --- | --- |
@@ -17,11 +19,12 @@
 //! ```
 //!
 //! The declarations are written by hand. `tests/header` compares each with a copy of `nccl.h`.
-//! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
-//! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
+//! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that
+//! have a tag on GitHub (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`,
+//! `nvidia-nccl-cu13`).
 //!
-//! In reading order: `macros`, `declarations`, `load`; [`declared`] has the declarations as text, for
-//! the test.
+//! In reading order: `macros`, `declarations`, `load`; [`declared`] has the declarations as text,
+//! for the test.
 
 #![allow(
     non_camel_case_types,
@@ -36,8 +39,8 @@ mod macros;
 mod declarations;
 mod load;
 
-/// The declarations of this crate as text: the tokens that the compiler sees. `tests/header` compares
-/// them with `nccl.h`.
+/// The declarations of this crate as text: the tokens that the compiler sees. `tests/header`
+/// compares them with `nccl.h`.
 ///
 /// Types are written as in Rust, without spaces of their own: `*const c_void`,
 /// `[c_char; NCCL_UNIQUE_ID_BYTES]`. `since` is the first version that has an item, or
@@ -51,7 +54,8 @@ pub mod declared {
     pub struct Declarations {
         /// Functions.
         pub functions: &'static [Function],
-        /// Constants of enums, and other constants. An enum that functions return is declared as a whole.
+        /// Constants of enums, and other constants. An enum that functions return is declared as a
+        /// whole.
         pub numbers: &'static [&'static [Number]],
         /// Structs.
         pub structs: &'static [Struct],

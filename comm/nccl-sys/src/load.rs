@@ -1,8 +1,8 @@
 //! Loads NCCL and its functions, once for each process.
 //!
 //! "Called by all ranks" means: by every rank of the communicator, in the same order as other such
-//! calls. Buffers are addresses that the communicator's GPU can reach, counts are elements. Functions
-//! with a stream return when the work is enqueued.
+//! calls. Buffers are addresses that the communicator's GPU can reach, counts are elements.
+//! Functions with a stream return when the work is enqueued.
 
 use std::env;
 use std::ffi::OsString;
@@ -24,8 +24,8 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// A loaded NCCL.
 ///
-/// It stays loaded until the process ends: [`Functions`] holds plain pointers into it, and it has threads of its own
-/// that run its code.
+/// It stays loaded until the process ends: [`Functions`] holds plain pointers into it, and it has
+/// threads of its own that run its code.
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
@@ -34,31 +34,37 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// The process's NCCL. The first call loads it; all later calls return the same result, also if it is an error.
+    /// The process's NCCL. The first call loads it; all later calls return the same result, also if
+    /// it is an error.
     ///
-    /// If `$HSDP_NCCL_LIBRARY` is set, only that library is tried; otherwise `libnccl.so.2`, then `libnccl.so`. The
-    /// first library that can be opened is taken. If it cannot be used, no other is tried.
+    /// If `$HSDP_NCCL_LIBRARY` is set, only that library is tried; otherwise `libnccl.so.2`, then
+    /// `libnccl.so`. The first library that can be opened is taken. If it cannot be used, no other
+    /// is tried.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if no library can be opened, with each that was tried; [`Error::MissingFunction`],
-    /// [`Error::NoVersion`] or [`Error::TooOld`] if the library that was opened cannot be used.
+    /// [`Error::NotFound`] if no library can be opened, with each that was tried;
+    /// [`Error::MissingFunction`], [`Error::NoVersion`] or [`Error::TooOld`] if the library that
+    /// was opened cannot be used.
     pub fn load() -> Result<&'static Self, Error> {
         static LOADED: OnceLock<Result<Nccl, Error>> = OnceLock::new();
         let load = || {
-            // SAFETY: NC-1, the environment determines which library is NCCL, as for every library of the system.
+            // SAFETY: NC-1, the environment determines which library is NCCL, as for every library
+            // of the system.
             unsafe { Self::load_from(&names(env::var_os(VARIABLE))) }
         };
         LOADED.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
-    /// Loads the first of these libraries that can be opened: paths, or names that the system's loader knows. It is for
-    /// programs that know the path of their library; other programs use [`load`](Self::load).
+    /// Loads the first of these libraries that can be opened: paths, or names that the system's
+    /// loader knows. It is for programs that know the path of their library; other programs use
+    /// [`load`](Self::load).
     ///
     /// # Errors
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// Opening a library runs its code. If it has functions with NCCL's names, they must be NCCL's functions.
+    /// Opening a library runs its code. If it has functions with NCCL's names, they must be NCCL's
+    /// functions.
     pub unsafe fn load_from<N: AsRef<Path>>(names: &[N]) -> Result<Self, Error> {
         let mut tried = Vec::new();
         for name in names {
@@ -99,7 +105,8 @@ impl Nccl {
         &self.library
     }
 
-    /// Options of a communicator for this library, with everything left to NCCL ([`ncclConfig_t::fitting`]).
+    /// Options of a communicator for this library, with everything left to NCCL
+    /// ([`ncclConfig_t::fitting`]).
     #[must_use]
     pub fn config(&self) -> ncclConfig_t {
         ncclConfig_t::fitting(self.version)
@@ -171,7 +178,8 @@ pub enum Error {
         /// Each library that was tried, in order.
         tried: Vec<Attempt>,
     },
-    /// The library that was opened is not NCCL, or lacks a function that every NCCL has since [`Version::OLDEST`].
+    /// The library that was opened is not NCCL, or lacks a function that every NCCL has since
+    /// [`Version::OLDEST`].
     #[error("NCCL cannot be used: {} has no function {symbol}: {reason}", .library.display())]
     MissingFunction {
         /// The library as it was opened.
@@ -223,7 +231,8 @@ fn list(tried: &[Attempt]) -> String {
 functions! {
     /// Writes the code of the version ([`Version`](crate::Version)). Needs no GPU.
     ncclGetVersion(version: *mut c_int) -> ncclResult_t;
-    /// Makes the id by which ranks find each other. Called by one rank, which sends the id to the others.
+    /// Makes the id by which ranks find each other. Called by one rank, which sends the id to the
+    /// others.
     ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t;
     /// Joins a communicator with options. Called by all its ranks.
     ncclCommInitRankConfig(
@@ -234,16 +243,19 @@ functions! {
     ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
     /// Frees a communicator.
     ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
-    /// Frees a communicator and aborts the operations that still run on it. Other ranks need not take part.
+    /// Frees a communicator and aborts the operations that still run on it. Other ranks need not
+    /// take part.
     ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
-    /// Makes a communicator of all ranks with the same color, ordered by key. Called by all ranks of the parent.
+    /// Makes a communicator of all ranks with the same color, ordered by key. Called by all ranks
+    /// of the parent.
     ncclCommSplit(
         comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t,
         config: *mut ncclConfig_t
     ) -> ncclResult_t;
     /// A status in words: a string that lives as long as the process.
     ncclGetErrorString(result: ncclResult_t) -> *const c_char;
-    /// The last error of NCCL in words; perhaps not of the last call. A later error may overwrite it.
+    /// The last error of NCCL in words; perhaps not of the last call. A later error may overwrite
+    /// it.
     ncclGetLastError(comm: ncclComm_t) -> *const c_char;
     /// Writes the status of a communicator's operations so far.
     ncclCommGetAsyncError(
@@ -258,12 +270,14 @@ functions! {
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
         op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t
     ) -> ncclResult_t;
-    /// Reduces n x `recvcount` elements of each of n ranks; each gets its own `recvcount`. Called by all ranks.
+    /// Reduces n x `recvcount` elements of each of n ranks; each gets its own `recvcount`. Called
+    /// by all ranks.
     ncclReduceScatter(
         sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t,
         op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t
     ) -> ncclResult_t;
-    /// Copies `sendcount` elements of each rank to every rank, in order of rank. Called by all ranks.
+    /// Copies `sendcount` elements of each rank to every rank, in order of rank. Called by all
+    /// ranks.
     ncclAllGather(
         sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: ncclDataType_t,
         comm: ncclComm_t, stream: cudaStream_t

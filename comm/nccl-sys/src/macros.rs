@@ -1,8 +1,8 @@
-//! Versions; the macros of declarations, and the declarations that they keep as text: each item is declared
-//! once, for the compiler and for [`declared`](crate::declared), from the same tokens.
+//! Versions; the macros of declarations, and the declarations that they keep as text: each item is
+//! declared once, for the compiler and for [`declared`](crate::declared), from the same tokens.
 //!
-//! A declaration that is newer than 2.18 ends with its version: `, since(2, 19, 1)`. The version becomes a line of its
-//! documentation, and the test compares it.
+//! A declaration that is newer than 2.18 ends with its version: `, since(2, 19, 1)`. The version
+//! becomes a line of its documentation, and the test compares it.
 
 use std::fmt;
 
@@ -14,7 +14,8 @@ impl Version {
     /// The oldest version that is loaded: the first with `ncclCommSplit`.
     pub const OLDEST: Self = Self::new(2, 18, 0);
 
-    /// The newest version whose declarations this crate has. Newer versions are loaded, without their additions.
+    /// The newest version whose declarations this crate has. Newer versions are loaded, without
+    /// their additions.
     pub const NEWEST: Self = Self::new(2, 32, 3);
 
     /// The version `major.minor.patch`, in the encoding since 2.9.
@@ -114,7 +115,8 @@ macro_rules! functions {
         $(#[$doc:meta])*
         $name:ident($($argument:ident: $type:ty),*) -> $returns:ty;
     )*) => {
-        /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual states the requirements of each.
+        /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual states the
+        /// requirements of each.
         #[derive(Clone, Copy, Debug)]
         pub struct Functions {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument: $type),*) -> $returns,)*
@@ -206,7 +208,8 @@ macro_rules! constants {
     };
 }
 
-/// A struct: `name { field: type; ... }`, or with the values of its initializer: `name { field: type = value; ... }`.
+/// A struct: `name { field: type; ... }`, or with the values of its initializer: `name { field:
+/// type = value; ... }`.
 macro_rules! fields {
     (
         $(#[$doc:meta])*
@@ -244,7 +247,8 @@ macro_rules! fields {
         }
     };
     (@initializer $($field:ident = $initial:expr;)*) => {
-        /// The value of the initializer in the header of [`Version::NEWEST`]: every option is left to NCCL.
+        /// The value of the initializer in the header of [`Version::NEWEST`]: every option is left
+        /// to NCCL.
         pub const INITIALIZER: Self = Self { $($field: $initial),* };
     };
     (@initializer $($field:ident;)*) => {};

@@ -66,7 +66,7 @@ impl Job {
     /// a fault of the options.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let transport = Box::new(ControlTransport::new(Arc::clone(&self.member)));
-        World::of_first(size, (self.rank(), self.size()), options, transport)
+        World::of_first(size, self.rank(), self.size(), options, transport)
     }
 
     /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on

@@ -11,8 +11,8 @@ pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// A thread that looks this much later than planned was kept from looking.
 const HICCUP: Duration = Duration::from_millis(500);
 
-/// A thread that waits looks at least this often: if a stop begins before the planned look, only its part after that moment can be
-/// told from a wait.
+/// A thread that waits looks at least this often: if a stop begins before the planned look, only
+/// its part after that moment can be told from a wait.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A device that waits for so long is asked about.
@@ -30,7 +30,8 @@ const OFTEN: Duration = Duration::from_millis(1);
 
 /// Started when the wait begins.
 ///
-/// Time that no thread could have used does not count, so that a process that was stopped goes on afterwards.
+/// Time that no thread could have used does not count, so that a process that was stopped goes on
+/// afterwards.
 pub(crate) struct Clock {
     started: Instant,
     /// When the thread looks again at the latest, if the process runs.
@@ -81,7 +82,8 @@ impl Clock {
         Self::with(late, circle_grace, deadline)
     }
 
-    /// Of a wait of a device: its first look is due soon, whatever the grace of circles, since it also finds calls that differ.
+    /// Of a wait of a device: its first look is due soon, whatever the grace of circles, since it
+    /// also finds calls that differ.
     #[cfg(feature = "nccl")]
     pub(crate) fn stall(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
@@ -126,8 +128,9 @@ impl Clock {
         self.due = sync::now();
     }
 
-    /// Takes time out of the wait in which the thread could not look: the process was stopped, the machine slept, or there was no
-    /// processor to be had. Others could not come in that time either.
+    /// Takes time out of the wait in which the thread could not look: the process was stopped, the
+    /// machine slept, or there was no processor to be had. Others could not come in that time
+    /// either.
     fn forgive_stop(&mut self, now: Instant) {
         let overdue = now.saturating_duration_since(self.due);
         if overdue >= HICCUP {

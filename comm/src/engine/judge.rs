@@ -13,14 +13,15 @@ pub(crate) use self::state::{MemberWait, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{Descriptor, Error, GroupId};
 
-/// States of ranks, each from some moment of one look. A rank without a state counts as one that has issued nothing and waits for
-/// nothing.
+/// States of ranks, each from some moment of one look. A rank without a state counts as one that
+/// has issued nothing and waits for nothing.
 pub(crate) type Look = BTreeMap<Rank, RankState>;
 
 /// Why no rank may ever go on.
 #[derive(Debug, PartialEq)]
 pub(crate) enum JudgeFinding {
-    /// Ranks have other hashes after this call of a group, and after none before it that they still have.
+    /// Ranks have other hashes after this call of a group, and after none before it that they still
+    /// have.
     Differ(GroupId, u64),
     /// A rank has left, and another waits for it in this operation.
     Left(Rank, Arc<Descriptor>),
@@ -70,7 +71,8 @@ pub(crate) fn known(look: &Look) -> impl Iterator<Item = GroupId> {
     look.values().flat_map(|state| state.rolled.keys().copied())
 }
 
-/// The first of these groups in which ranks have other numbers of calls: only their earlier hashes can be compared.
+/// The first of these groups in which ranks have other numbers of calls: only their earlier hashes
+/// can be compared.
 pub(crate) fn uneven(look: &Look, mut groups: impl Iterator<Item = GroupId>) -> Option<GroupId> {
     groups.find(|group| {
         let counts = look.values().filter_map(|it| it.rolled.get(group)).map(|it| it.count);
@@ -101,7 +103,8 @@ fn waits_still(rank: Rank, wait: &MemberWait, before: &Look) -> bool {
     before.get(&rank).is_some_and(|state| state.members().any(|it| it.is_as(wait)))
 }
 
-/// The ranks that keep `rank` in this wait: it misses them, and they have not issued the operation. From others a message is under way.
+/// The ranks that keep `rank` in this wait: it misses them, and they have not issued the operation.
+/// From others a message is under way.
 fn edges<'a>(look: &'a Look, rank: Rank, wait: &'a MemberWait) -> impl Iterator<Item = Rank> + 'a {
     let is_short = move |other: &Rank| {
         *other == rank || look.get(other).is_none_or(|state| !state.has_issued(wait))
@@ -111,8 +114,9 @@ fn edges<'a>(look: &'a Look, rank: Rank, wait: &'a MemberWait) -> impl Iterator<
 
 /// The rank that keeps a wait of `rank` from ending.
 ///
-/// Its edges are followed to ranks that wait for no other, or to the rank whose gradient is being read: the lowest of them. If there is none, the
-/// lowest rank that a reached one misses. `None` if work takes long, and no code of users is called.
+/// Its edges are followed to ranks that wait for no other, or to the rank whose gradient is being
+/// read: the lowest of them. If there is none, the lowest rank that a reached one misses. `None` if
+/// work takes long, and no code of users is called.
 pub(crate) fn culprit(look: &Look, rank: Rank, wait: &Wait) -> Option<Rank> {
     let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
     let (mut reached, mut followed) = (vec![(rank, wait)], 0);
@@ -210,7 +214,8 @@ fn rows(look: &Look, stuck: &[(Rank, &MemberWait)]) -> Vec<MismatchRow> {
     waits.into_iter().map(row).collect()
 }
 
-/// The operations that a rank has issued, by group: the numbers of a group come in order, except where a fault swaps them.
+/// The operations that a rank has issued, by group: the numbers of a group come in order, except
+/// where a fault swaps them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Issued(pub(crate) BTreeMap<GroupId, Numbers>);
 

@@ -1,6 +1,6 @@
-//! One operation, from its beginning to the moment at which members take their outputs from it: members
-//! arrive, and the last of them takes the contributions. Also the operations for which members are
-//! missing, by their keys. PROTOCOL.md, "States of an operation".
+//! One operation, from its beginning to the moment at which members take their outputs from it:
+//! members arrive, and the last of them takes the contributions. Also the operations for which
+//! members are missing, by their keys. PROTOCOL.md, "States of an operation".
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -41,7 +41,8 @@ pub(super) enum Phase {
     Gathering(Gathering),
     /// All have arrived. The last of them took the contributions, and blocks are run.
     Running,
-    /// The outputs wait for their members; until it is due, they are held back, and the operation has no end.
+    /// The outputs wait for their members; until it is due, they are held back, and the operation
+    /// has no end.
     Done(Box<dyn Any + Send>),
     /// It ended early, for all members alike.
     Failed(Box<Error>),
@@ -64,9 +65,10 @@ pub(crate) struct Operation {
     pub(crate) ranks: Arc<[Rank]>,
     /// The moment from which its end is timed.
     origin: Origin,
-    /// Written when members can take their outputs or the error, so that a look at it needs no lock.
+    /// Written when members can take their outputs or the error, so that a look at it needs no
+    /// lock.
     pub(crate) ending: Arc<Ending>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<OperationState>,
     changed: Condvar,
     /// When its outputs are published, if they are held back: written when they are.
     due: OnceLock<Instant>,
@@ -74,7 +76,7 @@ pub(crate) struct Operation {
     pub(crate) readers: PerMember<AtomicUsize>,
 }
 
-pub(super) struct State {
+pub(super) struct OperationState {
     pub(super) phase: Phase,
     /// Members that sleep on `changed`.
     sleepers: usize,
@@ -90,7 +92,7 @@ impl Operation {
             ranks: Arc::clone(ranks),
             origin,
             ending: Arc::default(),
-            state: Mutex::new(State { phase, sleepers: 0 }),
+            state: Mutex::new(OperationState { phase, sleepers: 0 }),
             changed: Condvar::new(),
             due: OnceLock::new(),
             readers: (0..members).map(|_| AtomicUsize::new(0)).collect(),
@@ -137,7 +139,8 @@ impl Operation {
         let Some(due) = due.filter(|due| sync::now() < *due) else {
             return self.settle(state, Phase::Done(outputs));
         };
-        // No thread sleeps for outputs that are held back: members that wait sleep until then, and no longer.
+        // No thread sleeps for outputs that are held back: members that wait sleep until then, and
+        // no longer.
         state.phase = Phase::Done(outputs);
         self.due.get_or_init(|| due);
         self.changed.notify_all();
@@ -160,7 +163,7 @@ impl Operation {
     }
 
     /// Enters a last phase and wakes all members. Contributions are dropped without the lock.
-    fn settle(&self, mut state: MutexGuard<'_, State>, last: Phase) {
+    fn settle(&self, mut state: MutexGuard<'_, OperationState>, last: Phase) {
         let former = mem::replace(&mut state.phase, last);
         self.write_end(&state.phase);
         self.changed.notify_all();
@@ -170,7 +173,8 @@ impl Operation {
 
     fn write_end(&self, last: &Phase) {
         let is_done = matches!(last, Phase::Done(_));
-        // A thread that publishes what was held back may be late: that time is no part of the operation.
+        // A thread that publishes what was held back may be late: that time is no part of the
+        // operation.
         let due = self.due.get().filter(|_| is_done);
         let ended = self.origin.until(due.copied().unwrap_or_else(Instant::now));
         let state = if is_done { crate::FlightState::Complete } else { crate::FlightState::Failed };
@@ -190,14 +194,16 @@ impl Operation {
         }
     }
 
-    /// Whether a member sleeps for this operation. It waits until the operation is settled, so it does work that is queued.
+    /// Whether a member sleeps for this operation. It waits until the operation is settled, so it
+    /// does work that is queued.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.state.lock().sleepers > 0
     }
 
     /// Wakes up to `useful` members that sleep, to help with the work; the number of them.
     ///
-    /// A member that its alarm has just woken counts, though it no longer sleeps: it looks for work anyway.
+    /// A member that its alarm has just woken counts, though it no longer sleeps: it looks for work
+    /// anyway.
     pub(crate) fn wake_helpers(&self, useful: usize) -> usize {
         let state = self.state.lock();
         let helpers = state.sleepers.min(useful);
@@ -233,11 +239,11 @@ pub(crate) type Arrivals = PerMember<Option<Arc<Descriptor>>>;
 pub(super) struct Gathering {
     pub(super) arrivals: Arrivals,
     missing: usize,
-    /// [`Contributions`] of the type that the first member brings. Contributions of one type make work of
-    /// one type.
+    /// [`Contributions`] of the type that the first member brings. Contributions of one type make
+    /// work of one type.
     contributions: Option<Box<dyn Any + Send>>,
-    /// The first difference between two of them. Every later member is told of it, until the end of the world fails the operation:
-    /// none is ever the last.
+    /// The first difference between two of them. Every later member is told of it, until the end of
+    /// the world fails the operation: none is ever the last.
     pub(super) difference: Option<Difference>,
 }
 
@@ -319,7 +325,7 @@ impl Operation {
 }
 
 /// Takes the contributions when all members have arrived.
-fn end_gathering<D: Send + 'static>(mut state: MutexGuard<'_, State>) -> Arrived<D> {
+fn end_gathering<D: Send + 'static>(mut state: MutexGuard<'_, OperationState>) -> Arrived<D> {
     let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
         unreachable!("it was gathering, and this thread has the lock")
     };
@@ -336,8 +342,8 @@ impl Gathering {
         Self { arrivals, missing: members, contributions: None, difference: None }
     }
 
-    /// Puts a contribution into its slot, unless its member, or one before it, differs from the first that has arrived: it is left in
-    /// `contribution` then.
+    /// Puts a contribution into its slot, unless its member, or one before it, differs from the
+    /// first that has arrived: it is left in `contribution` then.
     fn put<D: Send + 'static>(
         &mut self,
         slot: usize,
@@ -388,19 +394,21 @@ impl Attendance {
 }
 
 impl Operation {
-    /// The descriptors of the members that have arrived, by slot; `None` once the work has begun or the operation is settled.
+    /// The descriptors of the members that have arrived, by slot; `None` once the work has begun or
+    /// the operation is settled.
     pub(crate) fn wanted(&self) -> Option<Arrivals> {
         self.state.lock().phase.arrivals().cloned()
     }
 
-    /// The members that have arrived, and those that are missing; `None` once the work has begun or the operation is settled.
+    /// The members that have arrived, and those that are missing; `None` once the work has begun or
+    /// the operation is settled.
     pub(crate) fn attendance(&self) -> Option<Attendance> {
         let state = self.state.lock();
         Some(Attendance::of(&self.ranks, state.phase.arrivals()?))
     }
 
-    /// The descriptor of `rank`, and the members that are missing; `None` if `rank` has not arrived, or no member is missing, or
-    /// members differ.
+    /// The descriptor of `rank`, and the members that are missing; `None` if `rank` has not
+    /// arrived, or no member is missing, or members differ.
     pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
         let state = self.state.lock();
         let Phase::Gathering(gathering) = &state.phase else { return None };
@@ -412,7 +420,8 @@ impl Operation {
         Some((own, Attendance::of(&self.ranks, &gathering.arrivals).missing))
     }
 
-    /// The first descriptor of a member that has arrived; `None` if there is none, or the work has begun.
+    /// The first descriptor of a member that has arrived; `None` if there is none, or the work has
+    /// begun.
     pub(crate) fn awaited(&self) -> Option<Arc<Descriptor>> {
         self.wanted()?.into_iter().flatten().next()
     }
@@ -444,7 +453,8 @@ impl<O> FromIterator<O> for Outputs<O> {
     }
 }
 
-/// Drops contributions, where no caller can be told that this panicked. The value of the panic is leaked: it might panic again.
+/// Drops contributions, where no caller can be told that this panicked. The value of the panic is
+/// leaked: it might panic again.
 pub(crate) fn discard<T>(contributions: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(contributions))) {
         let panic = ManuallyDrop::new(panic);
@@ -469,9 +479,11 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
 pub(crate) struct Gatherings(Mutex<BTreeMap<Key, Arc<Operation>>>);
 
 impl Gatherings {
-    /// The operation of a key. `make` makes it for its first member, unless the step or the world has ended.
+    /// The operation of a key. `make` makes it for its first member, unless the step or the world
+    /// has ended.
     ///
-    /// `make` runs under the lock: it sees an early end that was written before, and a later one finds the operation here.
+    /// `make` runs under the lock: it sees an early end that was written before, and a later one
+    /// finds the operation here.
     pub(crate) fn enter(
         &self,
         key: Key,
@@ -489,7 +501,8 @@ impl Gatherings {
         drop(removed);
     }
 
-    /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error may name the first of them.
+    /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error
+    /// may name the first of them.
     pub(crate) fn take_out(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
         let mut operations = self.0.lock();
         let of_epoch = |key: &Key, _: &mut _| epoch.is_none_or(|epoch| key.epoch == epoch);

@@ -1,5 +1,5 @@
-//! The state that a rank shows to the others: its step, its waits, its bytes, its mistakes between steps;
-//! and the two early ends, of the world and of an epoch. PROTOCOL.md, "The two early ends".
+//! The state that a rank shows to the others: its step, its waits, its bytes, its mistakes between
+//! steps; and the two early ends, of the world and of an epoch. PROTOCOL.md, "The two early ends".
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, atomic as std_atomic};
@@ -18,7 +18,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, thread_local};
 use crate::{Descriptor, Error, Mistake};
 
-/// The public state of one rank. The rank writes it; threads that name the rank in an error read it.
+/// The public state of one rank. The rank writes it; threads that name the rank in an error read
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     /// Bytes and calls of this rank.
@@ -37,7 +38,8 @@ pub(crate) struct Record {
     blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
 }
 
-/// Fields that are read with each operation and rarely written: apart in memory from those that each operation writes.
+/// Fields that are read with each operation and rarely written: apart in memory from those that
+/// each operation writes.
 #[derive(Debug, Default)]
 struct RareFields {
     step: AtomicU64,
@@ -45,7 +47,8 @@ struct RareFields {
     left: AtomicBool,
     /// Whether `mistakes` has some that the rank may come to make: each operation looks here first.
     is_owed: AtomicBool,
-    /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with this one.
+    /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with
+    /// this one.
     stopped: AtomicU64,
     /// The thread that has issued all operations of the rank so far; [`NONE`] or [`SEVERAL`].
     issuer: AtomicU64,
@@ -124,7 +127,8 @@ impl Record {
         self.rare.is_owed.store(mistakes.is_owed(), Ordering::Release);
     }
 
-    /// Notes the last operation that a rank without shared memory has told. Returns whether it has gone on to another epoch.
+    /// Notes the last operation that a rank without shared memory has told. Returns whether it has
+    /// gone on to another epoch.
     pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>, step: u64) -> bool {
         self.set_step(step);
         let previous = self.last.lock().replace(Arc::clone(descriptor));
@@ -132,7 +136,8 @@ impl Record {
         self.rare.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
     }
 
-    /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one after the other.
+    /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one
+    /// after the other.
     pub(crate) fn stop(&self, epoch: u64) -> bool {
         let stopped = self.rare.stopped.load(Ordering::Acquire);
         if epoch == stopped {
@@ -204,8 +209,8 @@ impl Record {
         Blocked { record: self, thread, operation }
     }
 
-    /// The operations without which its threads do not go on, each with whether this is the only thread that has issued for the rank. None if
-    /// it is busy with something else, or hangs there.
+    /// The operations without which its threads do not go on, each with whether this is the only
+    /// thread that has issued for the rank. None if it is busy with something else, or hangs there.
     pub(crate) fn blocked_on(&self) -> Vec<(bool, Arc<Operation>)> {
         let issuer = self.rare.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
@@ -297,7 +302,8 @@ pub(crate) struct Status {
 #[derive(Debug, Default)]
 struct Ends {
     world: Option<Error>,
-    /// By epoch. Of those that every rank has left behind, the last is kept, and stands for all of them.
+    /// By epoch. Of those that every rank has left behind, the last is kept, and stands for all of
+    /// them.
     epochs: BTreeMap<u64, Error>,
 }
 
@@ -336,7 +342,8 @@ impl Status {
         self.raised.load(Ordering::Acquire) && self.ends.lock().epochs.contains_key(&epoch)
     }
 
-    /// Ends the world. Returns the error with which it ended, which is another one if another rank came first.
+    /// Ends the world. Returns the error with which it ended, which is another one if another rank
+    /// came first.
     pub(crate) fn end_world(&self, error: Error) -> Error {
         let mut ends = self.ends.lock();
         let end = ends.world.get_or_insert(error).clone();
@@ -351,8 +358,8 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Sleeps for so long, or until the world ends, or something is `over` for which a thread [rings](Self::ring). Returns the error that
-    /// ended the world, if it has ended.
+    /// Sleeps for so long, or until the world ends, or something is `over` for which a thread
+    /// [rings](Self::ring). Returns the error that ended the world, if it has ended.
     pub(crate) fn sleep(&self, time: Duration, over: impl Fn() -> bool) -> Option<Error> {
         let until = from_now(time);
         let mut ends = self.ends.lock();
@@ -364,8 +371,9 @@ impl Status {
         ends.world.clone()
     }
 
-    /// Ends `epoch`. Returns the error with which it ended, which is another one if another rank came first, if every rank has left the
-    /// epoch behind, or if the world is over: a rank that hears of that gives its step up, which all others know.
+    /// Ends `epoch`. Returns the error with which it ended, which is another one if another rank
+    /// came first, if every rank has left the epoch behind, or if the world is over: a rank that
+    /// hears of that gives its step up, which all others know.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) -> Error {
         let mut ends = self.ends.lock();
         if let Some(end) = ends.of(epoch) {
@@ -376,7 +384,8 @@ impl Status {
         error
     }
 
-    /// Forgets how the epochs before `epoch` ended, which every rank has left behind, except for the last.
+    /// Forgets how the epochs before `epoch` ended, which every rank has left behind, except for
+    /// the last.
     pub(crate) fn forget_before(&self, epoch: u64) {
         let mut ends = self.ends.lock();
         ends.epochs = ends.epochs.split_off(&epoch.saturating_sub(1));

@@ -44,14 +44,16 @@ impl WorldState {
         others.all(|(_, record)| record.has_left())
     }
 
-    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
+    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process
+    /// of the job beyond the ranks.
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
         let record = self.records.get(rank.index());
         let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
         Error::WorldAborted { rank, step, operation, reason }
     }
 
-    /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
+    /// Ends the world for the ranks of this process, and with it operations that miss members, and
+    /// those of `doomed`.
     pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
         let end = self.status.end_world(error);
         for operation in self.table.take_out(None) {
@@ -98,8 +100,8 @@ impl WorldState {
 }
 
 impl Operation {
-    /// The wait of a thread of `rank` for this operation, which need not be its only issuer. Members that differ end it by themselves, like
-    /// work.
+    /// The wait of a thread of `rank` for this operation, which need not be its only issuer.
+    /// Members that differ end it by themselves, like work.
     pub(crate) fn wait_of(&self, rank: Rank) -> Wait {
         match self.gathering(rank) {
             None => Wait::Work(self.lender()),

@@ -78,8 +78,8 @@ pub(super) mod taken {
     }
 }
 
-/// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
-/// no two slices overlap, be they of one block or of two. What the members get.
+/// Runs every block, and checks that they take each element of each of `outputs` outputs once: a
+/// partition, of which no two slices overlap, be they of one block or of two. What the members get.
 fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Gets> {
     let ranks: Vec<Rank> = vec![Rank::new(0); 40];
     let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -103,7 +103,7 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Gets> {
 fn assemble<D: Contribute>(call: Call, mut all: Vec<D>) -> Result<D::Work, String> {
     let ranks: Vec<Rank> = (0..all.len()).map(Rank::new).collect();
     let group = GroupId::of(&ranks, Channel::User);
-    let descriptor = call.described((group, Channel::User), (0, 0));
+    let descriptor = call.described(group, Channel::User, 0, 0);
     D::introduce(&mut all)?;
     D::assemble(all, At { actual: &descriptor, ranks: &ranks, slot: 0, round: 0 })
 }
@@ -286,7 +286,8 @@ fn shard(layout: &UnitLayout, full: &[HostBuffer], member: usize) -> SharedBuffe
     shard.into()
 }
 
-/// A unit of many members of which shards share blocks: they are put together, of what can be trained and of what is frozen.
+/// A unit of many members of which shards share blocks: they are put together, of what can be
+/// trained and of what is frozen.
 ///
 /// Whether it is so large that it is written past the caches.
 fn gather_of_many(rows: usize, dtype: DType) -> bool {

@@ -1,5 +1,5 @@
-//! The runtime's all-gathers: shards of a unit become whole parameters, in one pass, for each member or
-//! once for all that share memory.
+//! The runtime's all-gathers: shards of a unit become whole parameters, in one pass, for each
+//! member or once for all that share memory.
 
 use std::ops::ControlFlow::Break;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use super::{
 use crate::bytes::{bytes_of, values, values_mut};
 use crate::pattern::Pattern;
 
-/// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers, to be
-/// filled. All are of one dtype.
+/// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers,
+/// to be filled. All are of one dtype.
 pub(crate) struct UnitGatherContribution {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
@@ -130,14 +130,14 @@ impl UnitGather {
         self.regions().iter().map(Range::len).max().unwrap_or(0) * together
     }
 
-    /// Returns whether neighbours' shards are put together: for one target alone that would be a copy
-    /// more.
+    /// Returns whether neighbours' shards are put together: for one target alone that would be a
+    /// copy more.
     fn is_put_together(&self) -> bool {
         self.neighbours > 1 && self.targets.len() > 1
     }
 
-    /// Returns the trainable and the frozen region of a shard. In a parameter, only elements of one of
-    /// them lie side by side with the neighbours'.
+    /// Returns the trainable and the frozen region of a shard. In a parameter, only elements of one
+    /// of them lie side by side with the neighbours'.
     fn regions(&self) -> [Range<usize>; 2] {
         let trainable = self.layout.trainable().shard_len;
         [0..trainable, trainable..self.layout.shard_len()]
@@ -164,8 +164,8 @@ impl UnitGather {
     /// Writes parts of shards into a member's parameters.
     fn write<'a>(&self, targets: &[DisjointBuffer], parts: impl Iterator<Item = ShardPart<'a>>) {
         let copies = parts.map(|ShardPart { param, values, range }| {
-            // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each
-            // is run once.
+            // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap,
+            // each is run once.
             let target = unsafe { take_values(&targets[param], range) };
             (target, values)
         });
@@ -175,11 +175,11 @@ impl UnitGather {
         }
     }
 
-    /// Writes the shards of neighbours: put together once, and then the whole for one target after the
-    /// other.
+    /// Writes the shards of neighbours: put together once, and then the whole for one target after
+    /// the other.
     ///
-    /// A block of several shards has the whole of each: they are cut only where each is larger than a
-    /// block.
+    /// A block of several shards has the whole of each: they are cut only where each is larger than
+    /// a block.
     fn write_together(&self, from: &Range<usize>) {
         assert_eq!(self.cuts.each(), 1, "shards that share a block are whole");
         let regions = self.regions();
@@ -233,8 +233,8 @@ impl Work for UnitGather {
     }
 }
 
-/// Returns the number of shards that share a block: one, or several next to each other that fit into it
-/// together, since the shards of a small unit lie side by side in every target.
+/// Returns the number of shards that share a block: one, or several next to each other that fit
+/// into it together, since the shards of a small unit lie side by side in every target.
 fn neighbours(members: usize, shard_len: usize) -> usize {
     let fitting = BLOCK_ELEMENTS / shard_len.max(1);
     fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
@@ -280,8 +280,8 @@ fn put_together<'a>(
     runs
 }
 
-/// The contribution of a member where ranks share a copy: its shard, to be read where it lies; of the
-/// first member also the holder of the parameters' buffers.
+/// The contribution of a member where ranks share a copy: its shard, to be read where it lies; of
+/// the first member also the holder of the parameters' buffers.
 pub(crate) struct SharedGatherContribution<T> {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,

@@ -1,5 +1,5 @@
-//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire, summed
-//! in member order and folded into the owner's partial, block by block.
+//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire,
+//! summed in member order and folded into the owner's partial, block by block.
 
 use std::mem;
 use std::ops::ControlFlow::Break;
@@ -25,8 +25,9 @@ use crate::{Error, Scaling};
 /// One member's contribution to the reduction of a unit's gradients.
 #[derive(Clone, Debug)]
 pub struct Contribution {
-    /// The gradients, by index of the parameter in the unit. `None` contributes zeros; frozen parameters have none.
-    /// Gradients are read in place, and dropped before [`Pending::wait`](crate::Pending::wait) returns their sum.
+    /// The gradients, by index of the parameter in the unit. `None` contributes zeros; frozen
+    /// parameters have none. Gradients are read in place, and dropped before
+    /// [`Pending::wait`](crate::Pending::wait) returns their sum.
     pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
     /// The divisors and the wire dtype; the same on all members.
     pub scaling: Scaling,
@@ -55,25 +56,27 @@ pub struct Reduced {
 pub struct NonFiniteAt {
     /// The index of the parameter in its unit.
     pub param: usize,
-    /// The first member whose contribution was not finite on the wire; `None` if all were finite and only their sum is not.
+    /// The first member whose contribution was not finite on the wire; `None` if all were finite
+    /// and only their sum is not.
     pub from: Option<Rank>,
 }
 
-/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache,
-/// beside what is added to them.
+/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level
+/// cache, beside what is added to them.
 const STEP: usize = 1 << 10;
 
 /// The contribution of a parameter without a gradient.
 static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 
-/// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
+/// The contribution of a member: its gradients, to be read where they lie, and its partial, to be
+/// filled.
 pub(crate) struct UnitReduceContribution {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(crate) partial: Vec<f32>,
     pub(crate) fold: Fold,
-    /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else
-    /// nothing.
+    /// The contribution to its own shard, in the dtype of the wire, where members share no memory.
+    /// Else nothing.
     pub(crate) packed: Vec<u64>,
 }
 
@@ -170,8 +173,8 @@ impl UnitReduceContribution {
     }
 }
 
-/// Returns the parts of a trainable shard, in order, with their places: parts of parameters, and padding
-/// before and after each.
+/// Returns the parts of a trainable shard, in order, with their places: parts of parameters, and
+/// padding before and after each.
 fn places(layout: &UnitLayout, slot: usize) -> impl Iterator<Item = (Option<Piece>, Range<usize>)> {
     let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
     let pieces = layout.pieces(slot).take_while(trainable).map(Some).chain([None]);
@@ -248,15 +251,15 @@ impl UnitReduce {
                 first = first.or_else(|| Some(start + first_non_finite(partial)?));
             }
         }
-        // While the members' gradients are still here: later, the member that it came from could not be
-        // found.
+        // While the members' gradients are still here: later, the member that it came from could
+        // not be found.
         if let Some(offset) = first {
             self.note(owner, gradient, offset, meter);
         }
     }
 
-    /// Calls `act` while a few members, at most [`FUSED`], lend their part of a gradient at once: those
-    /// before `slots` have `lent` theirs.
+    /// Calls `act` while a few members, at most [`FUSED`], lend their part of a gradient at once:
+    /// those before `slots` have `lent` theirs.
     fn lend(
         &self,
         mut slots: Range<usize>,
@@ -307,7 +310,8 @@ impl UnitReduce {
         }
     }
 
-    /// Returns whether what a member contributes to one element of a parameter is not finite on the wire.
+    /// Returns whether what a member contributes to one element of a parameter is not finite on the
+    /// wire.
     fn is_not_finite(&self, slot: usize, param: usize, at: usize, meter: &Meter<'_>) -> bool {
         let Some(gradient) = &self.members[slot].gradients[param] else { return false };
         let Scaling { wire, pre, .. } = self.scaling;
@@ -380,8 +384,8 @@ pub(super) fn packed(at: At<'_>, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> V
     packed
 }
 
-/// Returns the contributions of all members to this member's part, in slot order; `own` is the one of
-/// this member, packed.
+/// Returns the contributions of all members to this member's part, in slot order; `own` is the one
+/// of this member, packed.
 pub(super) fn contributions<'a>(
     at: At<'_>,
     own: &'a [u64],

@@ -1,5 +1,5 @@
-//! The collectives on vectors: elements of members are copied to members, combined in member order, or
-//! change hands with the vector in which they are.
+//! The collectives on vectors: elements of members are copied to members, combined in member order,
+//! or change hands with the vector in which they are.
 
 use std::mem;
 use std::ops::ControlFlow::Break;
@@ -47,11 +47,11 @@ impl<T> Source<T> {
     }
 }
 
-/// The buffers that a member lends to a call. Both come back when the call is complete, and are lost
-/// if it is refused or fails.
+/// The buffers that a member lends to a call. Both come back when the call is complete, and are
+/// lost if it is refused or fails.
 ///
-/// To allocate a large output for a call costs more than the call itself, since each of its pages is
-/// touched for the first time.
+/// To allocate a large output for a call costs more than the call itself, since each of its pages
+/// is touched for the first time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lent<T> {
     /// The input. It comes back unchanged.
@@ -60,8 +60,8 @@ pub struct Lent<T> {
     pub target: Vec<T>,
 }
 
-/// The elements that a member gives, and the buffer that it fills, if it takes any: the contribution,
-/// and the output. Elements of a target without a source are combined in place.
+/// The elements that a member gives, and the buffer that it fills, if it takes any: the
+/// contribution, and the output. Elements of a target without a source are combined in place.
 pub(crate) struct Vectors<T> {
     pub(crate) source: Source<T>,
     pub(crate) target: Option<Vec<T>>,
@@ -281,8 +281,8 @@ impl<T: Element> Contribute for Vectors<T> {
 }
 
 impl<T: Element> Vectors<T> {
-    /// Makes the output of a member that gets the vector of `giver`: zeros in a permutation in which
-    /// none gives to it.
+    /// Makes the output of a member that gets the vector of `giver`: zeros in a permutation in
+    /// which none gives to it.
     fn handed_by(
         self,
         giver: Option<usize>,
@@ -304,8 +304,8 @@ fn unhanded<T: Element>(at: At<'_>) -> Vec<T> {
     bytemuck::zeroed_vec(if is_permuted { at.actual.counts.total() } else { 0 })
 }
 
-/// Checks that each member sends what the others expect: the elements that a member sends to another,
-/// and those that it expects of another.
+/// Checks that each member sends what the others expect: the elements that a member sends to
+/// another, and those that it expects of another.
 fn check_pairs(
     members: usize,
     sends: impl Fn(usize, usize) -> usize,
@@ -438,7 +438,8 @@ pub(crate) struct Exchanging<T> {
 
 /// The blocks of the work.
 enum Blocks<T> {
-    /// Moves of elements, and how they are written. No two moves to one member overlap in its target.
+    /// Moves of elements, and how they are written. No two moves to one member overlap in its
+    /// target.
     Copy { moves: Vec<Move>, copy: fn(&mut [T], &[T]) },
     /// Each target gets the combination of its part of all sources. These are cuts of the targets.
     CombineApart(How, Cuts),
@@ -446,9 +447,9 @@ enum Blocks<T> {
     CombineInPlace(How, Cuts),
 }
 
-/// Elements that are combined at a time, in a short block and in a long one: the result stays in a near
-/// cache until it is where it belongs. A long buffer takes longer to be made than a short block to be
-/// combined.
+/// Elements that are combined at a time, in a short block and in a long one: the result stays in a
+/// near cache until it is where it belongs. A long buffer takes longer to be made than a short
+/// block to be combined.
 const SHORT: usize = 1 << 10;
 const LONG: usize = 1 << 13;
 
@@ -517,7 +518,8 @@ impl<T: Element> Exchanging<T> {
     /// element is written before it was read.
     fn combine_in_place(&self, how: How, results: &mut [T], range: Range<usize>) {
         let slices = self.targets.iter().map(|target| {
-            // SAFETY: CO-2, blocks do not overlap, each is run once, and targets are different vectors.
+            // SAFETY: CO-2, blocks do not overlap, each is run once, and targets are different
+            // vectors.
             target.as_ref().map(|target| unsafe { take(target, range.clone()) })
         });
         let mut targets: PerMember<Option<&mut [T]>> = slices.collect();
@@ -549,8 +551,8 @@ fn hand_over<T: Element>(all: &mut [Vectors<T>], at: At<'_>) {
     }
 }
 
-/// Returns the moves of the pattern, in blocks of at most `most` elements. CO-2 rests on the pattern:
-/// the places that a member takes elements of others to do not overlap.
+/// Returns the moves of the pattern, in blocks of at most `most` elements. CO-2 rests on the
+/// pattern: the places that a member takes elements of others to do not overlap.
 fn moves<T: Element>(all: &[Vectors<T>], at: At<'_>, most: usize) -> Vec<Move> {
     let plain = at.pattern();
     let mut moves = Vec::new();

@@ -71,7 +71,7 @@ impl Job {
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let tag = self.library.next_world() % TAGS;
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));
-        World::of_first(size, (self.rank(), self.size()), options, transport)
+        World::of_first(size, self.rank(), self.size(), options, transport)
     }
 
     /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on

@@ -1,5 +1,5 @@
-//! The calls of a communicator on buffers of its device, and a member's part of an operation that goes by
-//! NCCL.
+//! The calls of a communicator on buffers of its device, and a member's part of an operation that
+//! goes by NCCL.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -32,13 +32,15 @@ pub(super) struct Prepared<'a> {
 type PutOnStream<'a> = Box<dyn FnOnce(cudaStream_t) -> ncclResult_t + 'a>;
 
 impl Communicator {
-    /// Issues a call on `stream`: a gather of the shards of all ranks, in rank order; a reduce-scatter, of which rank `r` gets the sum of
-    /// the `r`-th parts; or an all-reduce, which sums in place. **Collective.** Sums are rounded in the dtype of the buffers. Returns when
+    /// Issues a call on `stream`: a gather of the shards of all ranks, in rank order; a
+    /// reduce-scatter, of which rank `r` gets the sum of the `r`-th parts; or an all-reduce, which
+    /// sums in place. **Collective.** Sums are rounded in the dtype of the buffers. Returns when
     /// the operation is issued.
     ///
     /// # Errors
-    /// [`NcclError::Mismatch`] if lengths, dtypes or devices do not fit; [`NcclError::Refused`]; [`NcclError::Late`] if
-    /// the call is not issued in time; [`NcclError::GivenUp`]; [`NcclError::Device`].
+    /// [`NcclError::Mismatch`] if lengths, dtypes or devices do not fit; [`NcclError::Refused`];
+    /// [`NcclError::Late`] if the call is not issued in time; [`NcclError::GivenUp`];
+    /// [`NcclError::Device`].
     pub fn issue(&self, op: Op, stream: &Stream, transfer: Transfer<'_>) -> Result<(), NcclError> {
         issue_together(vec![self.prepare(op, stream, transfer)?]).map_err(|it| *it.error)
     }
@@ -55,7 +57,7 @@ impl Communicator {
         let output = to.address(range.start);
         let input = from.as_ref().map_or(output, |(source, own)| source.address(own.start));
         let shape = CallShape { op, dtype: to.dtype(), count };
-        let call = self.call(shape, (input as *const c_void, output as *mut c_void))?;
+        let call = self.call(shape, input as *const c_void, output as *mut c_void)?;
         let reads = from.map(|(buffer, _)| buffer).into_iter().collect();
         let part = Together { stream, reads, writes: vec![to] };
         Ok(Prepared { comm: self, shape, part, call })
@@ -72,8 +74,8 @@ impl Communicator {
         let (ranks, len) = (self.size, if op == Op::AllGather { own.len() } else { range.len() });
         let of = |scatters| if op == scatters { len * ranks } else { len };
         let problem = self
-            .problem(stream, (source, &own), of(Op::ReduceScatter))
-            .or_else(|| self.problem(stream, (to, range), of(Op::AllGather)))
+            .problem(stream, source, &own, of(Op::ReduceScatter))
+            .or_else(|| self.problem(stream, to, range, of(Op::AllGather)))
             .or_else(|| other_dtype(source, to));
         let (operation, rank, size) = (op.name(), self.rank, self.size);
         let mismatch = |problem| NcclError::Mismatch { operation, rank, size, problem };
@@ -84,7 +86,8 @@ impl Communicator {
     fn call(
         &self,
         CallShape { op, dtype, count }: CallShape,
-        (input, output): (*const c_void, *mut c_void),
+        input: *const c_void,
+        output: *mut c_void,
     ) -> Result<PutOnStream<'_>, NcclError> {
         let (raw, functions) = (self.raw(op.name())?, self.nccl.functions());
         let (dtype, sum) = (data_type(dtype), ncclRedOp_t::ncclSum);
@@ -97,7 +100,8 @@ impl Communicator {
             Op::ReduceScatter => unsafe {
                 (functions.ncclReduceScatter)(input, output, count, dtype, sum, raw, stream)
             },
-            // SAFETY: NC-5, so many elements are read and written, maybe in place, which NCCL allows.
+            // SAFETY: NC-5, so many elements are read and written, maybe in place, which NCCL
+            // allows.
             _ => unsafe {
                 (functions.ncclAllReduce)(input, output, count, dtype, sum, raw, stream)
             },
@@ -108,7 +112,8 @@ impl Communicator {
     fn problem(
         &self,
         stream: &Stream,
-        (buffer, range): (&DeviceBuffer, &Range<usize>),
+        buffer: &DeviceBuffer,
+        range: &Range<usize>,
         expected: usize,
     ) -> Option<String> {
         if range.end > buffer.len() || range.start > range.end {
@@ -144,11 +149,13 @@ impl From<CudaError> for NotIssued {
     }
 }
 
-/// Issues the calls of several communicators of this process, each on its own stream, as one: none of them waits for the others before
-/// all are issued. Returns when they are on their streams. After an error it is not known which are: the communicators are to be given up.
+/// Issues the calls of several communicators of this process, each on its own stream, as one: none
+/// of them waits for the others before all are issued. Returns when they are on their streams.
+/// After an error it is not known which are: the communicators are to be given up.
 ///
 /// # Errors
-/// NCCL's answer for the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
+/// NCCL's answer for the first that it refuses; [`NcclError::Late`] if one does not come to its
+/// stream; [`NcclError::Device`].
 pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
     let _whole = whole(&calls)?;
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
@@ -181,7 +188,8 @@ pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
     })
 }
 
-/// Calls of several ranks of this process wait for each other: the turn to issue them, for which they wait as long as for a call.
+/// Calls of several ranks of this process wait for each other: the turn to issue them, for which
+/// they wait as long as for a call.
 fn whole(calls: &[Prepared<'_>]) -> Result<Option<Whole>, NotIssued> {
     let [Prepared { comm, shape, .. }, _, ..] = calls else { return Ok(None) };
     let began = Instant::now();
@@ -195,7 +203,8 @@ fn whole(calls: &[Prepared<'_>]) -> Result<Option<Whole>, NotIssued> {
     }
 }
 
-/// The worse of a call's answer and its group's: an error rather than in progress, and that rather than success.
+/// The worse of a call's answer and its group's: an error rather than in progress, and that rather
+/// than success.
 fn worse(call: ncclResult_t, group: ncclResult_t) -> ncclResult_t {
     match (call, group) {
         (ncclResult_t::ncclSuccess, other) | (other, ncclResult_t::ncclSuccess) => other,
@@ -226,10 +235,12 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    /// Makes one call of NCCL of all members that are in this process: together, or this rank's own in its turn.
+    /// Makes one call of NCCL of all members that are in this process: together, or this rank's own
+    /// in its turn.
     ///
     /// # Errors
-    /// Of this call alone, which was not made. One that NCCL refuses in the midst of it ends the world.
+    /// Of this call alone, which was not made. One that NCCL refuses in the midst of it ends the
+    /// world.
     pub(crate) fn carry(
         carriers: &[Self],
         op: Op,

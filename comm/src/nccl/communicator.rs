@@ -1,5 +1,5 @@
-//! A communicator, from its making to its end; the id by which its ranks find each other, and the time for
-//! which they wait.
+//! A communicator, from its making to its end; the id by which its ranks find each other, and the
+//! time for which they wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,8 +17,8 @@ pub(super) const LOOK: Duration = Duration::from_micros(50);
 
 /// A rank's handle of a communicator. One thread at a time can use it.
 ///
-/// Every operation is **collective**: all ranks issue the same operations in the same order. Dropping it aborts the
-/// communicator; [`close`](Self::close) ends it in order.
+/// Every operation is **collective**: all ranks issue the same operations in the same order.
+/// Dropping it aborts the communicator; [`close`](Self::close) ends it in order.
 #[derive(Debug)]
 pub struct Communicator {
     pub(super) nccl: &'static Nccl,
@@ -35,8 +35,8 @@ pub struct Communicator {
 #[derive(Clone, Copy, Debug)]
 struct Raw(ncclComm_t);
 
-/// The memory for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for it any more. So it is
-/// never freed: 8 bytes for each communicator that is made.
+/// The memory for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for
+/// it any more. So it is never freed: 8 bytes for each communicator that is made.
 struct HandleCell(&'static AtomicPtr<ncclComm>);
 
 impl HandleCell {
@@ -55,16 +55,17 @@ impl HandleCell {
     }
 }
 
-// SAFETY: NC-4, a communicator may go from thread to thread; that one uses it at a time is in the type that owns it.
+// SAFETY: NC-4, a communicator may go from thread to thread; that one uses it at a time is in the
+// type that owns it.
 unsafe impl Send for Raw {}
 
 impl Communicator {
-    /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`. **Collective.** Its later calls
-    /// have the same patience.
+    /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`.
+    /// **Collective.** Its later calls have the same patience.
     ///
     /// # Errors
-    /// [`NcclError::Late`] if not all ranks have joined in time; [`NcclError::Missing`] if NCCL cannot be loaded;
-    /// [`NcclError::Refused`]; [`NcclError::Device`].
+    /// [`NcclError::Late`] if not all ranks have joined in time; [`NcclError::Missing`] if NCCL
+    /// cannot be loaded; [`NcclError::Refused`]; [`NcclError::Device`].
     pub fn join(
         device: &Device,
         id: UniqueId,
@@ -77,7 +78,8 @@ impl Communicator {
         let mut config = nccl.config();
         config.blocking = 0;
         let cell = HandleCell::new();
-        // SAFETY: NC-4, it writes a handle to its cell, now or later, and reads id and config before it returns.
+        // SAFETY: NC-4, it writes a handle to its cell, now or later, and reads id and config
+        // before it returns.
         let status = unsafe {
             (nccl.functions().ncclCommInitRankConfig)(
                 cell.address(),
@@ -93,12 +95,12 @@ impl Communicator {
         Ok(joined)
     }
 
-    /// Splits the communicator: all ranks with the same color get a communicator of their own, ordered by `key` and
-    /// rank. **Collective** over this communicator.
+    /// Splits the communicator: all ranks with the same color get a communicator of their own,
+    /// ordered by `key` and rank. **Collective** over this communicator.
     ///
     /// # Errors
-    /// [`NcclError::Late`], [`NcclError::Refused`], [`NcclError::GivenUp`], [`NcclError::Device`]. If
-    /// NCCL does not complete the split, this communicator is aborted.
+    /// [`NcclError::Late`], [`NcclError::Refused`], [`NcclError::GivenUp`], [`NcclError::Device`].
+    /// If NCCL does not complete the split, this communicator is aborted.
     pub fn split(&mut self, color: usize, key: usize) -> Result<Self, NcclError> {
         let raw = self.raw("split")?;
         self.device.make_current()?;
@@ -144,11 +146,12 @@ impl Communicator {
         self.size
     }
 
-    /// Waits until all issued operations are done, for `limit` at most, and destroys the communicator. **Collective.** After an error,
-    /// its drop aborts it.
+    /// Waits until all issued operations are done, for `limit` at most, and destroys the
+    /// communicator. **Collective.** After an error, its drop aborts it.
     ///
     /// # Errors
-    /// [`NcclError::Late`] after `limit`; [`NcclError::Refused`]; [`NcclError::GivenUp`]; [`NcclError::Device`].
+    /// [`NcclError::Late`] after `limit`; [`NcclError::Refused`]; [`NcclError::GivenUp`];
+    /// [`NcclError::Device`].
     pub fn close(&mut self, limit: Duration) -> Result<(), NcclError> {
         let raw = self.raw("close")?;
         self.device.make_current()?;
@@ -167,8 +170,9 @@ impl Communicator {
         }
     }
 
-    /// Aborts the communicator, by a thread of its own that first waits until no other thread is in the midst of issuing calls of several ranks. Its
-    /// operations end, and those of the other ranks hang until they abort theirs. Returns at once.
+    /// Aborts the communicator, by a thread of its own that first waits until no other thread is in
+    /// the midst of issuing calls of several ranks. Its operations end, and those of the other
+    /// ranks hang until they abort theirs. Returns at once.
     pub fn give_up(&mut self) {
         let Some(raw) = self.raw.take() else { return };
         let (abort, device) = (self.nccl.functions().ncclCommAbort, self.device.clone());
@@ -230,7 +234,8 @@ impl Communicator {
         Err(NcclError::Late { operation, rank, size, waited_ms })
     }
 
-    /// NCCL's report of the calls that were issued. Of a communicator that was given up, the thread tells the reason that did it.
+    /// NCCL's report of the calls that were issued. Of a communicator that was given up, the thread
+    /// tells the reason that did it.
     pub(super) fn health(&self) -> Result<(), NcclError> {
         self.raw.map_or(Ok(()), |_| self.state("watch").map(drop))
     }
@@ -266,7 +271,7 @@ impl Communicator {
 
     pub(super) fn refused(&self, operation: &'static str, status: ncclResult_t) -> NcclError {
         let raw = self.raw.map_or(std::ptr::null_mut(), |raw| raw.0);
-        refused(self.nccl, raw, (operation, self.rank, self.size), status)
+        refused(self.nccl, raw, operation, self.rank, self.size, status)
     }
 }
 
@@ -283,14 +288,17 @@ pub(super) fn load() -> Result<&'static Nccl, NcclError> {
 pub(super) fn refused(
     nccl: &Nccl,
     raw: ncclComm_t,
-    (operation, rank, size): (&'static str, usize, usize),
+    operation: &'static str,
+    rank: usize,
+    size: usize,
     status: ncclResult_t,
 ) -> NcclError {
     let (meaning, last) = texts(nccl, raw, status);
     NcclError::Refused { operation, rank, size, status: status.to_string(), meaning, last }
 }
 
-/// The status of a split that began. NCCL 2.30 answers success while it is in progress, and only the communicator's own state tells.
+/// The status of a split that began. NCCL 2.30 answers success while it is in progress, and only
+/// the communicator's own state tells.
 fn begun(status: ncclResult_t) -> ncclResult_t {
     match status {
         ncclResult_t::ncclSuccess => ncclResult_t::ncclInProgress,
@@ -308,7 +316,8 @@ fn look_later() {
     thread::sleep(LOOK);
 }
 
-/// The id by which the ranks of a communicator find each other. One rank makes it, and the program sends it to the others.
+/// The id by which the ranks of a communicator find each other. One rank makes it, and the program
+/// sends it to the others.
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub(crate) [u64; 16]);
 
@@ -331,7 +340,7 @@ impl UniqueId {
         let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
         match status {
             ncclResult_t::ncclSuccess => Ok(Self(bytemuck::cast(id.internal))),
-            status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
+            status => Err(refused(nccl, std::ptr::null_mut(), "unique id", 0, 0, status)),
         }
     }
 }

@@ -50,7 +50,8 @@ struct Communicators {
     all: SharedCommunicator,
     groups: Groups,
     deadline: Duration,
-    /// `None` where all ranks are threads. Other processes may need this rank's part in what was issued.
+    /// `None` where all ranks are threads. Other processes may need this rank's part in what was
+    /// issued.
     queue: Option<Arc<CallQueue>>,
 }
 
@@ -99,13 +100,14 @@ impl Connected {
         self.connecting.lock()
     }
 
-    /// The communicator of all ranks, out of the lock: a split takes long, and the watchdog needs the lock.
+    /// The communicator of all ranks, out of the lock: a split takes long, and the watchdog needs
+    /// the lock.
     pub(crate) fn all(&self) -> Option<SharedCommunicator> {
         self.held.lock().as_ref().map(|communicators| Arc::clone(&communicators.all))
     }
 
-    /// Adds the communicator of a group. Its calls may take `patience` to be issued, and no longer than until the world ends, or a
-    /// member turns out to have left without the call.
+    /// Adds the communicator of a group. Its calls may take `patience` to be issued, and no longer
+    /// than until the world ends, or a member turns out to have left without the call.
     pub(crate) fn add(
         &self,
         own: &Arc<OwnRank>,
@@ -131,7 +133,8 @@ impl Connected {
     }
 }
 
-/// Returns whether a member of a group has left without the last call that this rank has made there.
+/// Returns whether a member of a group has left without the last call that this rank has made
+/// there.
 fn has_lost_a_member(own: &OwnRank, group: GroupId) -> bool {
     let last = own.record.rolling.count(group).checked_sub(1);
     let is_left = |(last, endpoint): (u64, &Arc<Endpoint>)| {
@@ -188,7 +191,8 @@ impl Connected {
         member.map_or_else(Vec::new, |member| member.ranks.clone())
     }
 
-    /// NCCL's report of the calls that were issued. A communicator on which a thread issues is left alone.
+    /// NCCL's report of the calls that were issued. A communicator on which a thread issues is left
+    /// alone.
     pub(super) fn check(&self) -> Result<(), NcclError> {
         let groups = self.known().unwrap_or_default();
         let mut comms = groups.values().filter_map(|member| member.comm.try_lock());
@@ -198,7 +202,8 @@ impl Connected {
 
 /// # Ending them
 impl Connected {
-    /// The rank leaves: its peers are told which calls it has made, before they hear that it has left.
+    /// The rank leaves: its peers are told which calls it has made, before they hear that it has
+    /// left.
     pub(crate) fn leave(&self, own: &OwnRank) {
         if own.record.has_left() {
             return;
@@ -218,14 +223,16 @@ impl Connected {
         }
     }
 
-    /// Aborts the communicators of all groups, which are not used any more. A thread that issues on one stops.
+    /// Aborts the communicators of all groups, which are not used any more. A thread that issues on
+    /// one stops.
     pub(super) fn abort(&self) {
         self.over.store(true, Ordering::Relaxed);
         let groups = self.known().unwrap_or_default();
         groups.values().for_each(|member| member.comm.lock().give_up());
     }
 
-    /// Gives all communicators up at once: the other ranks do not come any more. A thread that issues on one stops.
+    /// Gives all communicators up at once: the other ranks do not come any more. A thread that
+    /// issues on one stops.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
         let held = self.held.lock().take();
@@ -240,9 +247,11 @@ impl Communicators {
         self.all.lock().give_up();
     }
 
-    /// Closing waits for operations, and so for their other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
-    /// until what it has issued is done, as it stays until its messages are sent. Calls of a step that was given up may never be done:
-    /// then the communicators are aborted, and a watchdog in the midst of a call is told by `over` to stop.
+    /// Closing waits for operations, and so for their other ranks, and a drop must not: a thread of
+    /// its own does it. But where they are processes, this one stays until what it has issued is
+    /// done, as it stays until its messages are sent. Calls of a step that was given up may never
+    /// be done: then the communicators are aborted, and a watchdog in the midst of a call is told
+    /// by `over` to stop.
     fn close(self, over: &AtomicBool) {
         if self.queue.as_ref().is_some_and(|queue| queue.owed().is_some()) {
             over.store(true, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The calls of NCCL of a rank whose peers are processes: in one order over all communicators, on one stream, and watched until they are
-//! done. `NCCL.md`, "Between processes".
+//! The calls of NCCL of a rank whose peers are processes: in one order over all communicators, on
+//! one stream, and watched until they are done. `NCCL.md`, "Between processes".
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -75,8 +75,8 @@ impl CallQueue {
         }
     }
 
-    /// Begins the turn of a call. Waits until all epochs before its own are drained, for the calls that other threads of the rank make,
-    /// and until few enough calls are not done.
+    /// Begins the turn of a call. Waits until all epochs before its own are drained, for the calls
+    /// that other threads of the rank make, and until few enough calls are not done.
     ///
     /// # Errors
     /// The end of its epoch or of the world, also that by the deadline of this wait.
@@ -108,7 +108,8 @@ impl CallQueue {
         self.wait(own, epoch, descriptor, |state| state.drained >= epoch)
     }
 
-    /// Waits until `is_over`, or until an epoch is over. The operation is one that cannot be issued meanwhile, or that was issued last.
+    /// Waits until `is_over`, or until an epoch is over. The operation is one that cannot be issued
+    /// meanwhile, or that was issued last.
     fn wait(
         &self,
         own: &OwnRank,
@@ -140,8 +141,8 @@ impl CallQueue {
         }
     }
 
-    /// The error that says that a rank has left without the last call of this one, if one has; or without its calls of a step that was
-    /// given up.
+    /// The error that says that a rank has left without the last call of this one, if one has; or
+    /// without its calls of a step that was given up.
     pub(super) fn left(&self, own: &OwnRank, descriptor: &Arc<Descriptor>) -> Option<Error> {
         let (left, last) = {
             let state = self.state.lock();
@@ -223,7 +224,8 @@ impl CallQueue {
         Calls { counts: counts.collect(), unfinished }
     }
 
-    /// The calls of this rank, which leaves: without those that may never be done, if it owes a drain.
+    /// The calls of this rank, which leaves: without those that may never be done, if it owes a
+    /// drain.
     pub(super) fn last_calls(&self, record: &Record, groups: &Groups) -> Calls {
         self.state.lock().forget_done(record);
         let calls = self.calls(record, groups);
@@ -269,8 +271,8 @@ impl CallsUnderWay {
     }
 }
 
-/// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
-/// the device waiting.
+/// Ends the world since the deadline has passed: by the first of the ranks that are known to be
+/// missing, or by the rank that keeps the device waiting.
 fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
     if let (true, Some(wait)) = (missing.is_empty(), own.record.device_wait()) {
         own.core.end_late_on_device(own.rank, &wait);

@@ -1,5 +1,6 @@
-//! The watchdog: a thread that looks after the communicators of a rank while that computes, or waits
-//! elsewhere. It also ends the calls of a step that is given up: `NCCL.md`, "A step that is given up".
+//! The watchdog: a thread that looks after the communicators of a rank while that computes, or
+//! waits elsewhere. It also ends the calls of a step that is given up: `NCCL.md`, "A step that is
+//! given up".
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -22,9 +23,11 @@ use crate::{Descriptor, Op};
 /// The watchdog's rest between two looks.
 const REST: Duration = Duration::from_millis(50);
 
-/// Starts the watchdog of a rank. It waits for the oldest call that is not done, and drains steps that are given up. Where NCCL reports an
-/// error of what was issued, it ends the world; and when the world has ended, for whatever reason, it gives the communicators up, so that no stream waits for ranks that will not come. It ends with the communicators,
-/// and holds on to nothing whose end is waited for.
+/// Starts the watchdog of a rank. It waits for the oldest call that is not done, and drains steps
+/// that are given up. Where NCCL reports an error of what was issued, it ends the world; and when
+/// the world has ended, for whatever reason, it gives the communicators up, so that no stream waits
+/// for ranks that will not come. It ends with the communicators, and holds on to nothing whose end
+/// is waited for.
 ///
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
@@ -145,7 +148,8 @@ impl Stall {
         }
     }
 
-    /// Before the grace has passed, only calls are compared; then ranks may be found to wait for each other.
+    /// Before the grace has passed, only calls are compared; then ranks may be found to wait for
+    /// each other.
     fn urgency(&self, own: &OwnRank) -> Urgency {
         match self.clock.waited() < own.options().circle_grace {
             true => Urgency::Late,
@@ -171,7 +175,8 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the others are known.
+    /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the
+    /// others are known.
     ///
     /// # Errors
     /// The error that ends the world.
@@ -195,7 +200,8 @@ impl Drain {
         }
         let is_complete = missing.is_empty();
         queue.await_calls(missing);
-        // A thread of the rank that is in the midst of a call is not waited for: the watchdog looks again.
+        // A thread of the rank that is in the midst of a call is not waited for: the watchdog looks
+        // again.
         let Some(turn) = queue.try_turn().filter(|_| is_complete) else { return Ok(()) };
         let others = endpoint.drains().take(epoch);
         fill_up(own, queue, &groups, calls.owed(&others.iter().collect::<Vec<_>>())?)?;
@@ -206,7 +212,8 @@ impl Drain {
     }
 }
 
-/// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of all: the calls, and the ranks that are told.
+/// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of
+/// all: the calls, and the ranks that are told.
 pub(super) fn tell(
     endpoint: &Endpoint,
     rank: Rank,

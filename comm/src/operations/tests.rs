@@ -11,7 +11,8 @@ use crate::{Between, Op, RankFailure, Tag, Wanted, WorldOptions, launch};
 /// For each rank of a mesh of 2 x 2: its sum of operations words, and the end of its world.
 type Ends = Vec<(u128, Result<(), Error>)>;
 
-/// Every rank issues `calls`, each with the group in which it does: of its row (0) or of its column (1).
+/// Every rank issues `calls`, each with the group in which it does: of its row (0) or of its column
+/// (1).
 fn compared(between: Between, calls: impl Fn(usize) -> Vec<(usize, Descriptor)> + Sync) -> Ends {
     let deadline = Duration::from_secs(20);
     let options = WorldOptions { between, deadline, ..WorldOptions::default() };

@@ -1,5 +1,5 @@
-//! Of every collective: what members give is what the others take, and every element of every output comes from exactly the members that it
-//! should come from.
+//! Of every collective: what members give is what the others take, and every element of every
+//! output comes from exactly the members that it should come from.
 
 use hsdp_kernels::Wire;
 
@@ -41,8 +41,9 @@ fn all(descriptor: &Descriptor, members: usize) -> Vec<Pattern<'static>> {
     (0..members).map(|slot| Pattern::of(descriptor, &ranks(members), slot)).collect()
 }
 
-/// Checks a round: lengths that a member takes are those that the other gives; sources lie in what the giver has, and targets in
-/// `outputs` of so many elements, each of which is written by exactly `givers` members.
+/// Checks a round: lengths that a member takes are those that the other gives; sources lie in what
+/// the giver has, and targets in `outputs` of so many elements, each of which is written by exactly
+/// `givers` members.
 fn check(
     patterns: &[Pattern<'_>],
     round: u8,
@@ -153,7 +154,8 @@ fn reduce_scatter() {
     });
 }
 
-/// In the first round each member combines its slice of all; in the second the slices make up the whole on all.
+/// In the first round each member combines its slice of all; in the second the slices make up the
+/// whole on all.
 #[test]
 fn all_reduce() {
     each(|members, count| {

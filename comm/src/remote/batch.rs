@@ -50,7 +50,7 @@ impl Batch {
         let header = bytes(&Batched { epoch, number, headers, parts });
         let body =
             self.contributions.iter().map(|it| padded(it.payload.bytes().len())).sum::<usize>();
-        let mut message = Message::write(pool, (Kind::Exchange, 0), &header, body)?;
+        let mut message = Message::write(pool, Kind::Exchange, 0, &header, body)?;
         let mut rest = message.body_mut();
         for Forwarded { payload, .. } in &self.contributions {
             let (elements, behind) = rest.split_at_mut(padded(payload.bytes().len()));
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     fn payload(len: usize) -> Payload {
-        let message = Message::write(&Arc::default(), (Kind::Data, 0), b"", len);
+        let message = Message::write(&Arc::default(), Kind::Data, 0, b"", len);
         let mut message = message.expect("there is memory");
         message.body_mut().fill(7);
         Payload::whole(message)
@@ -160,8 +160,7 @@ mod tests {
         let read = |header, len, body: &[u8]| {
             let (headers, parts) = (vec![vec![1]], vec![Part { rank: 0, header, len }]);
             let encoded = bytes(&Batched { epoch: 0, number: 0, headers, parts });
-            let message =
-                Message::write(&Arc::default(), (Kind::Exchange, 0), &encoded, body.len());
+            let message = Message::write(&Arc::default(), Kind::Exchange, 0, &encoded, body.len());
             let mut message = message.expect("there is memory");
             message.body_mut().copy_from_slice(body);
             Batch::read(&Arc::new(message), 1).map(drop).map_err(|problem| problem.clone())

@@ -88,7 +88,8 @@ impl Endpoint {
     /// The endpoint of a world, whose progress has no thread yet.
     pub(crate) fn new(
         state: &Arc<WorldState>,
-        (rank, asked): (Rank, Asked),
+        rank: Rank,
+        asked: Asked,
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
         let size = state.records.len();
@@ -100,7 +101,7 @@ impl Endpoint {
             pool: Arc::default(),
             outgoing: Mutex::default(),
             changed: Condvar::new(),
-            progress: Mutex::new(Progress::new((rank, size), transport)),
+            progress: Mutex::new(Progress::new(rank, size, transport)),
             thread: Mutex::new(None),
             greeting: Mutex::new(Greeting::of(asked.processes)),
             ending: Mutex::default(),
@@ -199,7 +200,7 @@ impl Endpoint {
         header: &[u8],
         to: Vec<Rank>,
     ) -> Option<Request> {
-        let message = Message::write(&self.pool, (kind, 0), header, 0)?.after(exchanged);
+        let message = Message::write(&self.pool, kind, 0, header, 0)?.after(exchanged);
         Some(Request::Send { to, message: Arc::new(message) })
     }
 

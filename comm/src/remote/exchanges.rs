@@ -179,7 +179,7 @@ mod tests {
 
     fn batch(number: u64, ranks: &[usize]) -> Batch {
         let contribution = |rank: &usize| {
-            let message = Message::write(&Arc::default(), (Kind::Data, 0), b"", 8);
+            let message = Message::write(&Arc::default(), Kind::Data, 0, b"", 8);
             let payload = Payload::whole(message.expect("there is memory"));
             Forwarded { rank: Rank::new(*rank), header: b"to all".as_slice().into(), payload }
         };

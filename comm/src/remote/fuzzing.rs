@@ -29,8 +29,10 @@ pub fn read(bytes: &[u8]) -> Result<Message, String> {
 
 /// The bytes of a message with the same content. `None` if there is no memory.
 pub fn written_anew(message: &Message) -> Option<Vec<u8>> {
-    let (head, body) = ((message.kind(), message.round()), message.body());
-    let mut anew = Message::write(&Arc::default(), head, message.header(), body.len())?;
+    let kind = message.kind();
+    let round = message.round();
+    let body = message.body();
+    let mut anew = Message::write(&Arc::default(), kind, round, message.header(), body.len())?;
     anew.body_mut().copy_from_slice(body);
     Some(anew.after(message.exchanged()).bytes().to_vec())
 }

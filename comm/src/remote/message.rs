@@ -69,7 +69,8 @@ impl Message {
     /// Writes a message with room for so many bytes of elements. `None` if there is no memory for it.
     pub(crate) fn write(
         pool: &Arc<Pool>,
-        (kind, round): (Kind, u8),
+        kind: Kind,
+        round: u8,
         header: &[u8],
         body: usize,
     ) -> Option<Self> {
@@ -234,7 +235,7 @@ mod tests {
     fn message() -> Message {
         let pool = Arc::default();
         let header = b"what this is about";
-        let mut message = Message::write(&pool, (Kind::Data, 1), header, 12).expect("memory");
+        let mut message = Message::write(&pool, Kind::Data, 1, header, 12).expect("memory");
         message.body_mut().copy_from_slice(bytemuck::cast_slice(&[1.0_f32, 2.0, 3.0]));
         message
     }
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     fn only_messages_have_rounds_and_elements() {
         let refused = |(kind, round), header: &[u8], body| {
-            let written = Message::write(&Arc::default(), (kind, round), header, body);
+            let written = Message::write(&Arc::default(), kind, round, header, body);
             let written = written.expect("there is memory");
             Message::read(buffer(written.bytes())).map(|_| ()).err()
         };
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn the_last_messages_say_how_many_exchanges_came_before() {
         let after = |kind, header: &[u8]| {
-            let message = Message::write(&Arc::default(), (kind, 0), header, 0);
+            let message = Message::write(&Arc::default(), kind, 0, header, 0);
             let message = message.expect("there is memory").after(300);
             Message::read(buffer(message.bytes())).map(|message| message.exchanged())
         };
@@ -319,7 +320,7 @@ mod tests {
         first.bytes_mut().fill(7);
         let address = first.bytes().as_ptr();
         drop(first);
-        let mut second = Message::write(&pool, (Kind::Data, 1), b"what this is about", 12)
+        let mut second = Message::write(&pool, Kind::Data, 1, b"what this is about", 12)
             .expect("there is memory");
         assert_eq!(second.bytes().as_ptr(), address);
         second.body_mut().copy_from_slice(message().body());

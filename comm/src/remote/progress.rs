@@ -78,7 +78,7 @@ pub(super) enum Turned {
 }
 
 impl Progress {
-    pub(super) fn new((rank, size): (Rank, usize), transport: Box<dyn Transport>) -> Self {
+    pub(super) fn new(rank: Rank, size: usize, transport: Box<dyn Transport>) -> Self {
         let tree = if transport.is_forwarded() { Tree::flat } else { Tree::new };
         Self {
             transport,
@@ -284,7 +284,7 @@ impl Progress {
         said: &Compared,
     ) -> Result<(), TransportError> {
         let header = header::bytes(said);
-        let message = Message::write(&Arc::default(), (Kind::Compare, 0), &header, 0);
+        let message = Message::write(&Arc::default(), Kind::Compare, 0, &header, 0);
         // Without it, this rank counts as one that does not answer.
         let message = message.filter(|_| header.len() <= MOST_STATEMENT);
         message.map_or(Ok(()), |message| {

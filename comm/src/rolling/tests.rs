@@ -155,7 +155,8 @@ fn nothing_issued_and_groups_of_one_have_the_word_0() {
     assert_ne!(rolling.word([Membership { group, slot: 0, size: 2 }]), 0);
 }
 
-/// Groups of some sizes; calls of each; and a member of one of them that leaves out, repeats or changes one of its calls.
+/// Groups of some sizes; calls of each; and a member of one of them that leaves out, repeats or
+/// changes one of its calls.
 fn groups() -> impl Strategy<Value = (Vec<(usize, usize)>, Option<Odd>)> {
     let groups = prop::collection::vec((1_usize..9, 0_usize..6), 1..6);
     let odd =

@@ -1,5 +1,6 @@
-//! Those of the models: every lock, atomic, sleep and start of a thread is a point at which the model checker may go on
-//! with another thread. It runs one at a time, so atomics are sequentially consistent here, whatever order they name.
+//! Those of the models: every lock, atomic, sleep and start of a thread is a point at which the
+//! model checker may go on with another thread. It runs one at a time, so atomics are sequentially
+//! consistent here, whatever order they name.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{LazyLock, LockResult, PoisonError};
@@ -17,7 +18,8 @@ pub(crate) mod thread {
 
     pub(crate) use shuttle::thread::{Builder, JoinHandle, current, yield_now};
 
-    /// One core, so that the schedules of a model do not depend on the machine, and a thread that waits does not stay awake.
+    /// One core, so that the schedules of a model do not depend on the machine, and a thread that
+    /// waits does not stay awake.
     pub(crate) fn available_parallelism() -> io::Result<NonZeroUsize> {
         Ok(NonZeroUsize::MIN)
     }
@@ -76,8 +78,9 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable with the shape of `parking_lot`'s. A thread that waits until a moment never sees it come, unless it has come
-/// before: a thread that is not woken sleeps for ever, and the model checker says so.
+/// A condition variable with the shape of `parking_lot`'s. A thread that waits until a moment never
+/// sees it come, unless it has come before: a thread that is not woken sleeps for ever, and the
+/// model checker says so.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(sync::Condvar);
 

@@ -1,5 +1,6 @@
-//! The threads of a world, and a rank as its operations hold it. Members issue operations: each arrives,
-//! and the last one makes the work (PROTOCOL.md, "Execution"). Waits come before the judge (JUDGE.md).
+//! The threads of a world, and a rank as its operations hold it. Members issue operations: each
+//! arrives, and the last one makes the work (PROTOCOL.md, "Execution"). Waits come before the judge
+//! (JUDGE.md).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -21,8 +22,8 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread;
 use crate::{Descriptor, Error};
 
-/// The threads of a world: workers, ranks that wait, and the endpoint that stands for ranks of other
-/// processes.
+/// The threads of a world: workers, ranks that wait, and the endpoint that stands for ranks of
+/// other processes.
 pub(crate) struct Core {
     pub(crate) state: Arc<WorldState>,
     pub(super) queue: Queue,
@@ -77,7 +78,8 @@ impl Core {
         self.endpoint.get()
     }
 
-    /// Returns whether each rank can have a core to itself, so that a short wait is best spent awake.
+    /// Returns whether each rank can have a core to itself, so that a short wait is best spent
+    /// awake.
     pub(super) fn has_a_core_for_each(&self) -> bool {
         self.state.records.len() <= self.cores
     }
@@ -122,8 +124,8 @@ impl OwnRank {
 }
 
 impl Core {
-    /// Issues an operation for a member, with its contribution; the last member makes the work of all
-    /// contributions, in slot order, and starts it. Never waits for another rank.
+    /// Issues an operation for a member, with its contribution; the last member makes the work of
+    /// all contributions, in slot order, and starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: MemberCall<'_>,
@@ -138,7 +140,8 @@ impl Core {
             Ok(Arc::new(Operation::new(key, &site.ranks, self.state.origin)))
         });
         let submitted = operation.and_then(|operation| {
-            // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
+            // Before it arrives: no rank sees the end sooner than it is in the records of all
+            // members that have arrived.
             flight.ends_with(member.entry, &operation.ending);
             self.arrive(&operation, site.slot, &descriptor, contribution, assemble)?;
             Ok(operation)
@@ -149,8 +152,8 @@ impl Core {
         Ok(Ticket::new(member, operation, descriptor))
     }
 
-    /// Checks whether an operation may be made in `epoch`. Where the other ranks share no memory with this
-    /// one, that was checked before, and they were told.
+    /// Checks whether an operation may be made in `epoch`. Where the other ranks share no memory
+    /// with this one, that was checked before, and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
             None => self.state.status.check(epoch),
@@ -158,8 +161,8 @@ impl Core {
         }
     }
 
-    /// Has a member arrive in its slot: one of this process, or the message of a rank that shares no
-    /// memory with it.
+    /// Has a member arrive in its slot: one of this process, or the message of a rank that shares
+    /// no memory with it.
     pub(crate) fn arrive<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         operation: &Arc<Operation>,
@@ -169,8 +172,8 @@ impl Core {
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<(), Error> {
         match operation.arrive(slot, descriptor, contribution) {
-            // A member whose message is on its way is missed by the progress engine, which knows all
-            // messages that are here.
+            // A member whose message is on its way is missed by the progress engine, which knows
+            // all messages that are here.
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
@@ -188,8 +191,8 @@ impl Core {
         }
     }
 
-    /// Begins another round of an operation with the contribution of the member in `slot`. The operation
-    /// fails if the world is over.
+    /// Begins another round of an operation with the contribution of the member in `slot`. The
+    /// operation fails if the world is over.
     pub(crate) fn gather_again<D: Send + 'static>(
         &self,
         operation: &Arc<Operation>,
@@ -207,8 +210,8 @@ impl Core {
         }
     }
 
-    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends
-    /// the world.
+    /// Makes the work of an operation whose members have all arrived; `None` if that panicked,
+    /// which ends the world.
     fn assemble<W: Work>(
         &self,
         operation: &Arc<Operation>,

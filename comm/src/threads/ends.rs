@@ -22,7 +22,8 @@ impl Core {
         self.end(self.state.ended_by(rank, reason));
     }
 
-    /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
+    /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if
+    /// that is known.
     fn ended_in_work(
         &self,
         rank: Option<Rank>,
@@ -37,7 +38,8 @@ impl Core {
 
     /// Ends the world. Returns the error that all ranks get: the first that ended it.
     ///
-    /// Where the other ranks share no memory with this one, one of them decides, which is waited for: half a second at the most.
+    /// Where the other ranks share no memory with this one, one of them decides, which is waited
+    /// for: half a second at the most.
     pub(crate) fn end(&self, error: Error) -> Error {
         match self.endpoint() {
             None => self.state.end_here(error, &[]),
@@ -54,10 +56,11 @@ impl Core {
         }
     }
 
-    /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
+    /// Ends an epoch: operations for which members are missing fail, those that are being worked on
+    /// complete.
     ///
-    /// Where members share no memory, those fail for which a member is missing that brings nothing more, and all of them say
-    /// so: `REMOTE.md`, "Aborted steps".
+    /// Where members share no memory, those fail for which a member is missing that brings nothing
+    /// more, and all of them say so: `REMOTE.md`, "Aborted steps".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         if let Some(endpoint) = self.endpoint() {
             return endpoint.end_epoch(epoch, error);
@@ -86,7 +89,8 @@ impl Core {
         }
     }
 
-    /// The other half of [`leave`](Self::leave): a member that arrives looks whether a missing one has left.
+    /// The other half of [`leave`](Self::leave): a member that arrives looks whether a missing one
+    /// has left.
     pub(super) fn end_if_missing_left(
         &self,
         operation: &Operation,
@@ -104,8 +108,9 @@ impl Core {
         }
     }
 
-    /// A member that has left is missing at an operation. That ends the world, or, if the epoch has ended before, only the
-    /// operation: the thread that has announced the end of the epoch may not have come to this operation yet. Returns that end.
+    /// A member that has left is missing at an operation. That ends the world, or, if the epoch has
+    /// ended before, only the operation: the thread that has announced the end of the epoch may not
+    /// have come to this operation yet. Returns that end.
     fn end_left(&self, rank: Rank, operation: &Operation, awaited: Arc<Descriptor>) -> Error {
         match self.state.status.check(awaited.epoch) {
             Ok(()) => self.end(self.state.ended_by(rank, AbortReason::Left { awaited })),
@@ -165,8 +170,8 @@ impl Core {
         end
     }
 
-    /// Ends the world because `waiter` has waited for `operation` for longer than the deadline. Work of members that have all come at
-    /// the last moment is waited for once more.
+    /// Ends the world because `waiter` has waited for `operation` for longer than the deadline.
+    /// Work of members that have all come at the last moment is waited for once more.
     pub(super) fn end_late(
         &self,
         waiter: Rank,
@@ -197,8 +202,9 @@ impl Core {
         }
     }
 
-    /// The members that are missing at `operation`, and the rank at fault; `None` if none is missing any more when messages are in that were
-    /// on their way, or the world has ended since they do not arrive.
+    /// The members that are missing at `operation`, and the rank at fault; `None` if none is
+    /// missing any more when messages are in that were on their way, or the world has ended since
+    /// they do not arrive.
     fn judge_late(
         &self,
         waiter: Rank,
@@ -221,7 +227,8 @@ impl Core {
         self.end(self.state.ended_by(silent, AbortReason::Unreachable { problem }));
     }
 
-    /// Ends the world because the device of `rank` has waited in a call of NCCL for longer than the deadline.
+    /// Ends the world because the device of `rank` has waited in a call of NCCL for longer than the
+    /// deadline.
     #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the watchdog of NCCL uses it"))]
     pub(crate) fn end_late_on_device(&self, rank: Rank, wait: &MemberWait) {
         let Some(endpoint) = self.endpoint() else { return };

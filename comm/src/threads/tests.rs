@@ -280,31 +280,6 @@ fn culprit(core: &Core, operation: &Arc<Operation>) -> Option<usize> {
 }
 
 #[test]
-fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
-    let core = core();
-    // 0 waits for 1 and 2; 1 waits for 2, elsewhere.
-    let (first, second) = (gathering(&[0]), gathering(&[0, 1]));
-    assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for no rank");
-    let waits = core.state.record(Rank::new(1)).block_on(&second);
-    assert_eq!(culprit(&core, &first), Some(2));
-    drop(waits);
-    assert_eq!(culprit(&core, &first), Some(1));
-}
-
-#[test]
-fn ranks_that_wait_in_a_circle_are_named_by_the_lowest() {
-    let core = core();
-    let [zero, one, two] =
-        [&[0, 1], &[1, 2], &[0, 2]].map(|arrived: &[usize; 2]| gathering(arrived));
-    // 0 waits for 2, which waits for 1, which waits for 0.
-    let waits = |rank, operation| core.state.record(Rank::new(rank)).block_on(operation);
-    let _circle = [waits(0, &zero), waits(1, &one), waits(2, &two)];
-    for operation in [&zero, &one, &two] {
-        assert_eq!(culprit(&core, operation), Some(0));
-    }
-}
-
-#[test]
 fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     let core = core();
     let awaited = gathering(&[0, 2]);

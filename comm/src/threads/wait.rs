@@ -1,5 +1,5 @@
-//! A member waits for its output: it helps while there is work, stays awake for a moment, then sleeps.
-//! PROTOCOL.md, "Waiting".
+//! A member waits for its output: it helps while there is work, stays awake for a moment, then
+//! sleeps. PROTOCOL.md, "Waiting".
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,8 +126,8 @@ impl Ticket {
         }
     }
 
-    /// Names the missing members, so long after the wait began (none, if the work takes so long), and the culprit: a missing member may
-    /// itself wait for another.
+    /// Names the missing members, so long after the wait began (none, if the work takes so long),
+    /// and the culprit: a missing member may itself wait for another.
     fn warn(&self, lateness: Duration) -> Option<Vec<u32>> {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
@@ -154,21 +154,22 @@ impl Ticket {
 /// The longest sleep of a thread that alone receives the messages of other ranks.
 const LISTENING: Duration = Duration::from_millis(1);
 
-/// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or longer if others take the core
-/// that it offers.
+/// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or
+/// longer if others take the core that it offers.
 const SPINS: u32 = 64;
 
 /// Of these, the last ones, in which it offers its core to others.
 const YIELDING: u32 = 58;
 
-/// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then no thread needs to be put to
-/// sleep and woken, which takes the system far longer.
+/// The same where ranks share cores: it only offers its core. The rank that is waited for may run
+/// there, and then no thread needs to be put to sleep and woken, which takes the system far longer.
 ///
-/// A model has none of them: each adds turns to a schedule, and hides the moment between a look at the queue and the sleep.
+/// A model has none of them: each adds turns to a schedule, and hides the moment between a look at
+/// the queue and the sleep.
 const SHARED_SPINS: u32 = if cfg!(shuttle) { 0 } else { 16 };
 
-/// Of ranks that exchange messages and share cores, at most so many together: the more of them there are, the later comes the message
-/// of the last one, and each moment awake delays it.
+/// Of ranks that exchange messages and share cores, at most so many together: the more of them
+/// there are, the later comes the message of the last one, and each moment awake delays it.
 const ALL_SPINS: u32 = 256;
 
 /// How much longer a waiting thread stays awake before it sleeps.
@@ -177,8 +178,8 @@ struct Wakefulness {
 }
 
 impl Wakefulness {
-    /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
-    /// Otherwise the rank that is waited for may need this very core.
+    /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as
+    /// long to wake. Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
         let moments = match core.has_a_core_for_each() {
             true => SPINS,
@@ -194,8 +195,9 @@ impl Wakefulness {
 
     /// Passes a moment awake; `false` when it is time to sleep.
     ///
-    /// There may be a core for each rank, and the system have put two on one all the same, where something else has the
-    /// other: a thread that has no answer at once lets the rank run that it waits for.
+    /// There may be a core for each rank, and the system have put two on one all the same, where
+    /// something else has the other: a thread that has no answer at once lets the rank run that it
+    /// waits for.
     fn stay_awake(&mut self) -> bool {
         if self.moments == 0 {
             return false;

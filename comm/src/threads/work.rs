@@ -1,9 +1,10 @@
-//! The work of an operation whose members are all there: its blocks, the queue in which it waits for
-//! threads, and the steps of threads that do it. PROTOCOL.md, "Execution".
+//! The work of an operation whose members are all there: its blocks, the queue in which it waits
+//! for threads, and the steps of threads that do it. PROTOCOL.md, "Execution".
 //!
-//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that claims blocks. The
-//! thread that drops its `Arc` last gets the work out of it (`Arc::into_inner`). At that moment no block is
-//! being run (CO-1), and every block is done, unless the operation has failed.
+//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that claims
+//! blocks. The thread that drops its `Arc` last gets the work out of it (`Arc::into_inner`). At
+//! that moment no block is being run (CO-1), and every block is done, unless the operation has
+//! failed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -30,8 +31,9 @@ thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// For hsdp: whether this thread is in the work of an operation, in which it reads lent gradients. There it can issue no operation, and wait for
-/// none ([`Error::Reentrant`](crate::Error::Reentrant)).
+/// For hsdp: whether this thread is in the work of an operation, in which it reads lent gradients.
+/// There it can issue no operation, and wait for none
+/// ([`Error::Reentrant`](crate::Error::Reentrant)).
 #[doc(hidden)]
 #[must_use]
 pub fn in_work() -> bool {
@@ -128,8 +130,9 @@ impl Running {
         })
     }
 
-    /// Every block is done, unless the operation has failed: drops the contributions, and publishes the outputs or begins another
-    /// round. Contributions to an operation that has failed are dropped, too.
+    /// Every block is done, unless the operation has failed: drops the contributions, and publishes
+    /// the outputs or begins another round. Contributions to an operation that has failed are
+    /// dropped, too.
     pub(super) fn complete(self) -> Result<(), WorkPanic> {
         let Self { operation, descriptor, mut work, due, .. } = self;
         if operation.is_settled() {
@@ -173,8 +176,8 @@ struct QueuedWork {
 }
 
 impl Queue {
-    /// Starts the workers when they are first needed; how many there are. Fewer than asked for, or none,
-    /// where the system gives no more threads.
+    /// Starts the workers when they are first needed; how many there are. Fewer than asked for, or
+    /// none, where the system gives no more threads.
     pub(super) fn workers(&self, core: &Arc<Core>, wanted: usize) -> usize {
         let mut crew = self.crew.lock();
         if let Some(threads) = &*crew {
@@ -203,7 +206,8 @@ impl Queue {
 
     /// Wakes up to `workers` workers that sleep.
     pub(super) fn wake(&self, workers: usize) {
-        // The lock orders this after a worker's look at the queue and before its sleep, or before its look.
+        // The lock orders this after a worker's look at the queue and before its sleep, or before
+        // its look.
         let entries = self.entries.lock();
         (0..workers).for_each(|_| {
             self.changed.notify_one();
@@ -211,8 +215,9 @@ impl Queue {
         drop(entries);
     }
 
-    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users, which may hang.
-    /// Workers do that of other operations: there are some, or nothing is queued.
+    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls
+    /// no code of users, which may hang. Workers do that of other operations: there are some, or
+    /// nothing is queued.
     pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Queued>> {
         if self.length.load(Ordering::Acquire) == 0 {
             return None;
@@ -237,19 +242,20 @@ impl Queue {
         }
     }
 
-    /// Takes work out of the queue: all its blocks are claimed. The caller holds a clone of its own, so the one that is dropped
-    /// here is never the last.
+    /// Takes work out of the queue: all its blocks are claimed. The caller holds a clone of its
+    /// own, so the one that is dropped here is never the last.
     pub(super) fn remove(&self, queued: &Arc<Queued>) {
         let mut entries = self.entries.lock();
         entries.running.retain(|entry| !Arc::ptr_eq(entry, queued));
         self.length.store(entries.running.len(), Ordering::Release);
     }
 
-    /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for longer than
-    /// `patience` is left behind.
+    /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for
+    /// longer than `patience` is left behind.
     pub(super) fn close(&self, patience: Duration) {
         let threads = self.crew.lock().replace(Vec::new()).unwrap_or_default();
-        // A contribution may own the last handle of the world, and a worker may drop it: it cannot join itself.
+        // A contribution may own the last handle of the world, and a worker may drop it: it cannot
+        // join itself.
         let own = thread::current().id();
         let (own, others): (Vec<_>, Vec<_>) =
             threads.into_iter().partition(|thread| thread.thread().id() == own);
@@ -323,7 +329,8 @@ const CLAIMS_OF_A_THREAD: usize = 4;
 
 /// The blocks that are not claimed.
 ///
-/// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
+/// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is
+/// taken back under it.
 pub(super) struct Unclaimed {
     next: AtomicUsize,
     blocks: usize,
@@ -337,8 +344,9 @@ impl Unclaimed {
 
     /// The next blocks that are not claimed: many neighbours first, and fewer towards the end.
     ///
-    /// Memory is fetched ahead of a thread that goes on where it was; one that gets each second block is always at a new place.
-    /// And few blocks at the end keep all threads busy to it ("guided self-scheduling", Polychronopoulos and Kuck 1987).
+    /// Memory is fetched ahead of a thread that goes on where it was; one that gets each second
+    /// block is always at a new place. And few blocks at the end keep all threads busy to it
+    /// ("guided self-scheduling", Polychronopoulos and Kuck 1987).
     pub(super) fn claim(&self) -> Option<Range<usize>> {
         let end = |first: usize| first + (self.blocks - first).div_ceil(self.parts);
         let after = |first: usize| (first < self.blocks).then(|| end(first));
@@ -352,14 +360,16 @@ impl Unclaimed {
     }
 }
 
-/// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
-/// others would take longer.
+/// Work that moves no more than this is done by the member that arrives last, before its call
+/// returns: waking others would take longer.
 const INLINE_BYTES: usize = 32 << 10;
 
 impl Core {
-    /// Has the work done: here, by `rank`, if it is small or no other thread would do it; otherwise by the threads that are free.
+    /// Has the work done: here, by `rank`, if it is small or no other thread would do it; otherwise
+    /// by the threads that are free.
     pub(super) fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
-        // The last to arrive may be the progress engine, for whom others wait: it does no more than it must.
+        // The last to arrive may be the progress engine, for whom others wait: it does no more than
+        // it must.
         let is_alone = self.endpoint().is_some();
         let small = (running.blocks <= 1 && !is_alone) || running.work.bytes() <= INLINE_BYTES;
         let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };
@@ -402,8 +412,8 @@ impl Core {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The number of worker threads. Between threads, ranks that outnumber the cores keep these busy: a worker would take one
-    /// away from a rank that computes.
+    /// The number of worker threads. Between threads, ranks that outnumber the cores keep these
+    /// busy: a worker would take one away from a rank that computes.
     fn wanted_workers(&self) -> usize {
         // Where the other ranks are processes, they have workers of their own.
         match (self.state.options.workers, self.endpoint()) {
@@ -414,8 +424,8 @@ impl Core {
         }
     }
 
-    /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record names the operation,
-    /// so that others can find the owner of the code.
+    /// The exception to waits that end: code of users that is called here may keep `rank` for ever.
+    /// Its record names the operation, so that others can find the owner of the code.
     fn run_here(&self, running: Running, rank: Rank) {
         let operation = Arc::clone(&running.operation);
         let _blocked =
@@ -445,7 +455,8 @@ impl Core {
                 self.queue.remove(&queued);
                 break;
             };
-            // Claimed blocks are run, unless the operation has failed: no member would get anything of it.
+            // Claimed blocks are run, unless the operation has failed: no member would get anything
+            // of it.
             let mut blocks = blocks.take_while(|_| !running.operation.is_settled());
             if let Err(panic) = blocks.try_for_each(|block| running.run(block)) {
                 queued.unclaimed.abandon();

@@ -9,7 +9,7 @@ fn made(asked: &[(usize, WorldOptions)]) -> Vec<Result<Option<World>, Error>> {
     let job = (0..).map(Rank::new).zip(remote::wires(processes)).zip(asked.iter().cloned());
     thread::scope(|scope| {
         let make = |((rank, wire), (size, options))| {
-            scope.spawn(move || World::of_first(size, (rank, processes), options, wire))
+            scope.spawn(move || World::of_first(size, rank, processes, options, wire))
         };
         let making: Vec<_> = job.map(make).collect();
         making.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -90,11 +90,11 @@ fn a_process_that_does_not_come_is_missed_by_name_and_its_world_is_over() {
     let mut wires = remote::wires(3).into_iter();
     let (first, second) = (wires.next().expect("three"), wires.next().expect("three"));
     let asked = Asked { size: 2, processes: 3 };
-    let alone = World::by(2, (Rank::new(0), asked), options.clone(), first);
+    let alone = World::by(2, Rank::new(0), asked, options.clone(), first);
     let missed = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1, 2] };
     assert_eq!(alone.greet(), Err(missed.clone()));
     assert_eq!(alone.end(), Some(missed.clone()));
     // One that comes too late is told the same.
-    let second = World::of_first(2, (Rank::new(1), 3), options, second);
+    let second = World::of_first(2, Rank::new(1), 3, options, second);
     assert_eq!(second.map(drop), Err(missed));
 }

@@ -1,79 +1,34 @@
 //! The warnings that come before a deadline, and the good news after them.
 
-use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Group, Reduction, WorldOptions};
 use hsdp_sharding::Rank;
-use tracing::field::Field;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
 use super::{sum, tag};
-use crate::common::outcomes;
+use crate::common::{Said, outcomes};
 
-/// The lines at level INFO or WARN about lateness, of the threads whose default it is. On a busy machine there may be others: that the
-/// process was stopped.
-#[derive(Clone)]
-struct Said(Arc<Mutex<Vec<(Level, String)>>>);
-
-impl Said {
-    fn new() -> Self {
-        // Without one for the whole process, a place that another thread reaches while this one is made can miss it.
-        let _ = tracing::subscriber::set_global_default(Self(Arc::default()));
-        Self(Arc::default())
-    }
-
-    /// How often something was said at `level`.
-    fn count(&self, level: Level) -> usize {
-        self.0.lock().expect("not poisoned").iter().filter(|(it, _)| *it == level).count()
-    }
-}
-
-impl Subscriber for Said {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = String::new();
-        event.record(&mut |field: &Field, value: &dyn Debug| {
-            fields.push_str(&format!("{field}={value:?} "));
-        });
-        if fields.contains("lateness=") {
-            self.0.lock().expect("not poisoned").push((*event.metadata().level(), fields));
-        }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+/// Returns how often something was said at `level`.
+fn count(said: &Said, level: Level) -> usize {
+    said.lines().iter().filter(|(it, _)| *it == level).count()
 }
 
 #[test]
 fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes() {
     let late = Duration::from_millis(50);
     let options = WorldOptions { late, ..WorldOptions::default() };
-    let said = Said::new();
+    let said = Said::of("lateness");
     let sums = outcomes(2, options, |world| {
         world.set_step(7);
         // Rank 1 comes when rank 0 has warned three times.
-        while world.rank().index() == 1 && said.count(Level::WARN) < 3 {
+        while world.rank().index() == 1 && count(&said, Level::WARN) < 3 {
             std::thread::yield_now();
         }
         tracing::subscriber::with_default(said.clone(), || sum(&world, vec![1.0]))
     });
     assert_eq!(sums, [Ok(Ok(vec![2.0])), Ok(Ok(vec![2.0]))], "late is not dead");
-    let said = said.0.lock().expect("not poisoned");
+    let said = said.lines();
     let (news, warnings) = said.split_last().expect("there were warnings");
     assert!(warnings.len() >= 3, "{warnings:?}");
     for (periods, (level, warning)) in (1..).zip(warnings) {
@@ -93,9 +48,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[test]
 fn a_late_warning_names_the_rank_that_all_others_wait_for() {
     let options = WorldOptions { late: Duration::from_millis(50), ..WorldOptions::default() };
-    let said = Said::new();
+    let said = Said::of("lateness");
     let warned = |rank: usize| {
-        let said = said.0.lock().expect("not poisoned");
+        let said = said.lines();
         let of_rank = |it: &&(Level, String)| it.1.contains(&format!("rank={rank} "));
         said.iter().filter(of_rank).map(|(_, said)| said.clone()).collect::<Vec<_>>()
     };

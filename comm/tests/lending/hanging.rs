@@ -1,20 +1,18 @@
 //! Code of users that hangs: deadlines end what waits for it, and name it.
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Pending, Reduction, Workers, World, WorldOptions};
 use hsdp_kernels::{GradientValues, Values};
 use hsdp_sharding::Rank;
-use tracing::field::Field;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
 use super::{LARGE, Reading, layout, reduce, tag};
+use crate::common::Said;
 
 fn is_worker() -> bool {
     thread::current().name().is_some_and(|name| name.starts_with("hsdp-worker"))
@@ -133,33 +131,10 @@ const BLOCK: Duration = Duration::from_secs(2);
 /// Seconds of a stop that can only be that block: a busy machine may give the process no time for half a second, which is a stop.
 const STOP: f64 = 1.5;
 
-/// Counts the warnings of a stop of the process that is as long as the block.
-#[derive(Clone, Default)]
-struct Stops(Arc<AtomicUsize>);
-
-impl Subscriber for Stops {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() == Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut |field: &Field, value: &dyn Debug| {
-            let is_stop = field.name() == "overdue" && seconds(&format!("{value:?}")) >= STOP;
-            self.0.fetch_add(usize::from(is_stop), Ordering::SeqCst);
-        });
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+/// Returns whether a warning says that the process was stopped for as long as the block.
+fn is_stop(line: &str) -> bool {
+    let overdue = line.split("overdue=").nth(1).and_then(|rest| rest.split(' ').next());
+    seconds(overdue.unwrap_or_default()) >= STOP
 }
 
 /// The number in `1.5s`; 0 of milliseconds.
@@ -172,7 +147,8 @@ fn seconds(time: &str) -> f64 {
 fn a_block_that_takes_long_is_no_stop_of_the_process() {
     let options = WorldOptions { workers: Workers::Count(1), ..WorldOptions::default() };
     let worlds = World::local(2, options);
-    let (layout, stops) = (layout(2, LARGE), Stops::default());
+    let layout = layout(2, LARGE);
+    let said = Said::of("overdue");
     let over = Arc::new(AtomicBool::new(false));
     let issue = |world: &World| {
         let over = Arc::clone(&over);
@@ -195,7 +171,9 @@ fn a_block_that_takes_long_is_no_stop_of_the_process() {
     };
     let mut pending: Vec<_> = worlds.iter().map(issue).collect();
     let first = pending.remove(0);
-    tracing::subscriber::with_default(stops.clone(), || first.wait().expect("reduced"));
+    tracing::subscriber::with_default(said.clone(), || first.wait().expect("reduced"));
     assert!(over.load(Ordering::SeqCst), "the member has run a block");
-    assert_eq!(stops.0.load(Ordering::SeqCst), 0);
+    let lines = said.lines();
+    let stops = lines.iter().filter(|(level, line)| *level == Level::WARN && is_stop(line));
+    assert_eq!(stops.count(), 0, "{lines:?}");
 }

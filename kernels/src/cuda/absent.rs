@@ -1,12 +1,12 @@
-//! The driver of a build without the feature `cuda`: no context can be made, so no device, stream or buffer of a device either. The
-//! compiler checks the code that uses them, and leaves it out.
+//! The driver of a build without the feature `cuda`: no context can be made, so no device, stream
+//! or buffer of a device either. The compiler checks the code that uses them, and leaves it out.
 
 use std::ffi::c_void;
 
-use super::device::{Architecture, Shared};
+use super::device::{Architecture, OfDevice};
 use super::error::CudaError;
 use super::product::Gemm;
-use super::stream::Operation;
+use super::stream::DriverCall;
 
 pub(super) type CUstream = *mut c_void;
 pub(super) type CUevent = *mut c_void;
@@ -69,14 +69,14 @@ impl Context {
         Err(CudaError::NotBuilt)
     }
 
-    pub(super) fn open(_: usize, _: Shared) -> Result<Self, CudaError> {
+    pub(super) fn open(_: usize, _: OfDevice) -> Result<Self, CudaError> {
         Err(CudaError::NotBuilt)
     }
 
     methods! {
         ordinal() -> usize;
         architecture() -> Architecture;
-        shared() -> &Shared;
+        shared() -> &OfDevice;
         make_current() -> Result<(), CudaError>;
         load(&[&'static str]) -> Result<Vec<Loaded>, CudaError>;
         stream() -> Result<CUstream, CudaError>;
@@ -93,7 +93,7 @@ impl Context {
         has_reached(CUevent) -> Result<bool, CudaError>;
         allocate(usize) -> Result<Option<u64>, CudaError>;
         free(u64) -> Result<(), CudaError>;
-        issue(CUstream, Operation<'_>) -> Result<(), CudaError>;
+        issue(CUstream, DriverCall<'_>) -> Result<(), CudaError>;
     }
 }
 

@@ -1,5 +1,5 @@
-//! A buffer in the memory of a device, whose dtype is known at run time; parts of buffers, and memory of
-//! other libraries.
+//! A buffer in the memory of a device, whose dtype is known at run time; parts of buffers, and
+//! memory of other libraries.
 
 use std::any::Any;
 use std::fmt;
@@ -14,16 +14,17 @@ use hsdp_sharding::DType;
 use super::device::Device;
 use super::error::CudaError;
 use super::memory::{Block, Staging, Uses, exhausted};
-use super::stream::{Operation, Stream};
+use super::stream::{DriverCall, Stream};
 use crate::buffer::HostBuffer;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
 
-/// A buffer of elements in the memory of a device, of dtype f32, f16 or bf16. The elements are undefined until they are written.
+/// A buffer of elements in the memory of a device, of dtype f32, f16 or bf16. The elements are
+/// undefined until they are written.
 ///
-/// A buffer that is dropped returns its memory to the device's pool at once. The next user of the memory waits on the device for all
-/// operations that use it.
+/// A buffer that is dropped returns its memory to the device's pool at once. The next user of the
+/// memory waits on the device for all operations that use it.
 pub struct DeviceBuffer {
     device: Device,
     dtype: DType,
@@ -45,12 +46,12 @@ enum Memory {
 }
 
 impl DeviceBuffer {
-    /// Takes memory for `len` elements of `dtype` from the device's pool. The bytes count in the [scope](crate::memory::scope) of this
-    /// thread. `what` names the purpose in an error.
+    /// Takes memory for `len` elements of `dtype` from the device's pool. The bytes count in the
+    /// [scope](crate::memory::scope) of this thread. `what` names the purpose in an error.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`] if the device has no memory left;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`] if
+    /// the device has no memory left; [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(device: &Device, dtype: DType, len: usize, what: &str) -> Result<Self, CudaError> {
         check_dtype(dtype)?;
         let bytes =
@@ -94,7 +95,8 @@ impl DeviceBuffer {
         self.dtype
     }
 
-    /// The device address of element `index`, for kernels of other libraries that are issued through [`Stream::enqueue`].
+    /// The device address of element `index`, for kernels of other libraries that are issued
+    /// through [`Stream::enqueue`].
     ///
     /// # Panics
     /// If `index` is greater than the number of elements.
@@ -146,31 +148,32 @@ impl DeviceBuffer {
     /// Writes `byte` to all bytes of all elements; with 0 all elements become zeros.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of
+    /// the driver fails.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
-        let fill = Operation::Fill { address: self.address(0), byte, bytes: self.bytes() };
+        let fill = DriverCall::Fill { address: self.address(0), byte, bytes: self.bytes() };
         // SAFETY: CU-5, the bytes are the buffer's, which is noted as written.
         unsafe { stream.issue((&[], &mut [self]), fill) }?;
         Ok(())
     }
 
-    /// Copies all elements from the host, of the same dtype and length. `values` have been read when the call returns; the copy to the
-    /// device is only issued.
+    /// Copies all elements from the host, of the same dtype and length. `values` have been read
+    /// when the call returns; the copy to the device is only issued.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if dtype or length differ, or `stream` is of another device; [`CudaError::Driver`] if a call of the driver
-    /// fails.
+    /// [`CudaError::Mismatch`] if dtype or length differ, or `stream` is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn write(&mut self, stream: &Stream, values: Values<'_>) -> Result<(), CudaError> {
         self.check(WRITE, values.dtype(), values.len())?;
         self.write_part(stream, 0, values)
     }
 
-    /// Copies elements from the host, of the same dtype, to the elements from `from` on. `values` have been read when the call returns; the
-    /// copy to the device is only issued.
+    /// Copies elements from the host, of the same dtype, to the elements from `from` on. `values`
+    /// have been read when the call returns; the copy to the device is only issued.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the dtype differs, the elements reach beyond the buffer, or `stream` is of another device;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the dtype differs, the elements reach beyond the buffer, or
+    /// `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn write_part(
         &mut self,
         stream: &Stream,
@@ -187,7 +190,7 @@ impl DeviceBuffer {
         let mut staging = Staging::take(&self.device, source.len())?;
         let staged = &mut staging.bytes()[..source.len()];
         staged.copy_from_slice(source);
-        let copy = Operation::CopyIn { to: self.address(from), from: staged };
+        let copy = DriverCall::CopyIn { to: self.address(from), from: staged };
         // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
         match unsafe { stream.issue((&[], &mut [self]), copy) } {
             Ok(moment) => staging.until(moment),
@@ -199,12 +202,13 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies the elements `from` of another buffer of the device, `source`, to the elements `range` of this one. Dtypes and numbers of
-    /// elements must be equal.
+    /// Copies the elements `from` of another buffer of the device, `source`, to the elements
+    /// `range` of this one. Dtypes and numbers of elements must be equal.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if dtypes or lengths differ, a range reaches beyond its buffer, or a buffer or `stream` is of another
-    /// device; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if dtypes or lengths differ, a range reaches beyond its buffer, or a
+    /// buffer or `stream` is of another device; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn copy(
         &mut self,
         stream: &Stream,
@@ -224,7 +228,7 @@ impl DeviceBuffer {
             }
         }
         let (to, bytes) = (self.address(range.start), range.len() * self.dtype.size_bytes());
-        let copy = Operation::Copy { to, from: source.address(from.start), bytes };
+        let copy = DriverCall::Copy { to, from: source.address(from.start), bytes };
         // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
         unsafe { stream.issue((&[source], &mut [self]), copy) }?;
         Ok(())
@@ -233,8 +237,9 @@ impl DeviceBuffer {
     /// Copies all elements to the host, and waits for the copy for at most `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if `stream` is of another device;
-    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before the copy has failed.
+    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if
+    /// `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails, or an
+    /// operation before the copy has failed.
     pub fn read_back(&self, stream: &Stream, patience: Duration) -> Result<HostBuffer, CudaError> {
         let mut staging = self.staged((stream, patience), 0..self.len)?;
         let bytes = &staging.bytes()[..self.bytes()];
@@ -245,12 +250,14 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies `into.len()` f32 elements to the host, beginning with element `from`, and waits for the copy for at most `patience`.
+    /// Copies `into.len()` f32 elements to the host, beginning with element `from`, and waits for
+    /// the copy for at most `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the buffer has too few elements, if its dtype is not f32, or if the stream is of another device;
-    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Driver`] if a call of the driver fails, or an operation
-    /// before the copy has failed.
+    /// [`CudaError::Mismatch`] if the buffer has too few elements, if its dtype is not f32, or if
+    /// the stream is of another device; [`CudaError::Late`] if the copy is not done after
+    /// `patience`; [`CudaError::Driver`] if a call of the driver fails, or an operation before the
+    /// copy has failed.
     pub fn read_back_into(
         &self,
         (stream, patience): (&Stream, Duration),
@@ -284,7 +291,7 @@ impl DeviceBuffer {
         let len = range.len() * self.dtype.size_bytes();
         let mut staging = Staging::take(&self.device, len)?;
         let to = &mut staging.bytes()[..len];
-        let copy = Operation::CopyOut { to, from: self.address(range.start) };
+        let copy = DriverCall::CopyOut { to, from: self.address(range.start) };
         // SAFETY: CU-5, the buffer has so many bytes; they are read after the copy, or never again.
         let issued = unsafe { stream.issue((&[self], &mut []), copy) };
         match issued.and_then(|moment| moment.wait("copy to the host", patience)) {
@@ -403,7 +410,8 @@ impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
     }
 }
 
-/// Consecutive elements of a device buffer, which this value keeps alive: a gradient that lies in a larger buffer.
+/// Consecutive elements of a device buffer, which this value keeps alive: a gradient that lies in a
+/// larger buffer.
 #[derive(Clone, Debug)]
 pub struct DevicePart {
     buffer: Arc<DeviceBuffer>,
@@ -427,7 +435,8 @@ impl DevicePart {
     }
 }
 
-/// The value that keeps foreign memory alive. It is dropped when the library may use the memory again.
+/// The value that keeps foreign memory alive. It is dropped when the library may use the memory
+/// again.
 type Owner = Box<dyn Any + Send + Sync>;
 
 /// A piece of device memory that another library owns.
@@ -445,7 +454,8 @@ impl Foreign {
     pub(super) fn give_back(mut self) {
         let owner = self.owner.take();
         if let Err(error) = self.stream.wait_for(&self.uses) {
-            // It is unknown when the device is done with the memory, so the library never gets it back.
+            // It is unknown when the device is done with the memory, so the library never gets it
+            // back.
             hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
             let _ = ManuallyDrop::new(owner);
         }
@@ -459,16 +469,18 @@ impl fmt::Debug for Foreign {
 }
 
 impl DeviceBuffer {
-    /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and uses on `stream`. Operations that the
-    /// library has issued on `stream` so far run before all operations on the buffer. Operations that it issues after the buffer is
-    /// dropped run after them. `owner` keeps the memory alive, and is dropped with the buffer.
+    /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and
+    /// uses on `stream`. Operations that the library has issued on `stream` so far run before all
+    /// operations on the buffer. Operations that it issues after the buffer is dropped run after
+    /// them. `owner` keeps the memory alive, and is dropped with the buffer.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a
+    /// call of the driver fails.
     ///
     /// # Safety
-    /// CU-7: until `owner` is dropped, `address` points to `len` elements of `dtype` in the memory of the stream's device, aligned to their
-    /// size. Until then the library does not write them.
+    /// CU-7: until `owner` is dropped, `address` points to `len` elements of `dtype` in the memory
+    /// of the stream's device, aligned to their size. Until then the library does not write them.
     pub unsafe fn foreign(
         stream: &Arc<Stream>,
         (dtype, len): (DType, usize),

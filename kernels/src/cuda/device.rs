@@ -11,7 +11,8 @@ use super::memory::{Pool, Stagings};
 use super::stream::{Events, Stream};
 use crate::{MatrixDType, Wire};
 
-/// A virtual architecture of CUDA: 90 is `compute_90`, that of an H100 or H200. Displayed as `compute_90`.
+/// A virtual architecture of CUDA: 90 is `compute_90`, that of an H100 or H200. Displayed as
+/// `compute_90`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Architecture(pub u32);
 
@@ -21,14 +22,15 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// A handle to a CUDA device. Handles to one device share its context (the primary one, which other libraries use, too), its
-/// compiled kernels and its memory pool. These live as long as the process.
+/// A handle to a CUDA device. Handles to one device share its context (the primary one, which other
+/// libraries use, too), its compiled kernels and its memory pool. These live as long as the
+/// process.
 #[derive(Clone)]
 pub struct Device(Context);
 
 /// The state that all handles to a device share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct OfDevice {
     /// By the index of the kernel.
     kernels: OnceLock<Result<Vec<Loaded>, CudaError>>,
     pub(super) events: Events,
@@ -43,25 +45,28 @@ pub(super) struct Shared {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle<T>(pub(super) T);
 
-// SAFETY: CU-2, the driver's handles are names that any thread may use when the context is current on it.
+// SAFETY: CU-2, the driver's handles are names that any thread may use when the context is current
+// on it.
 unsafe impl<T> Send for Handle<T> {}
 
 // SAFETY: CU-2, as above.
 unsafe impl<T> Sync for Handle<T> {}
 
 impl Device {
-    /// Opens the device of this ordinal of the driver, from 0. Later calls with the same ordinal return a handle to the same device.
+    /// Opens the device of this ordinal of the driver, from 0. Later calls with the same ordinal
+    /// return a handle to the same device.
     ///
     /// # Errors
-    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the driver cannot be loaded;
-    /// [`CudaError::NoDevice`] if it has no such device; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the
+    /// driver cannot be loaded; [`CudaError::NoDevice`] if it has no such device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();
         if let Some(known) = devices.iter().find(|device| device.ordinal() == ordinal).cloned() {
             return Ok(known);
         }
-        let device = Self(Context::open(ordinal, Shared::default())?);
+        let device = Self(Context::open(ordinal, OfDevice::default())?);
         devices.extend_from_slice(slice::from_ref(&device));
         Ok(device)
     }
@@ -69,8 +74,8 @@ impl Device {
     /// The number of devices that the driver has.
     ///
     /// # Errors
-    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the driver cannot be loaded;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the
+    /// driver cannot be loaded; [`CudaError::Driver`] if a call of the driver fails.
     pub fn count() -> Result<usize, CudaError> {
         Context::count()
     }
@@ -95,31 +100,32 @@ impl Device {
         Stream::new(self)
     }
 
-    /// The stream for copies to the host by callers that have no stream. There is one per device, because a buffer keeps the last read
-    /// of each stream.
+    /// The stream for copies to the host by callers that have no stream. There is one per device,
+    /// because a buffer keeps the last read of each stream.
     pub(crate) fn reader(&self) -> Result<&Stream, CudaError> {
         self.shared().reader.get_or_try_init(|| self.stream())
     }
 
-    /// The number of blocks that the pool has allocated from the driver so far, in the size class of `bytes`. A step like the one
-    /// before allocates none.
+    /// The number of blocks that the pool has allocated from the driver so far, in the size class
+    /// of `bytes`. A step like the one before allocates none.
     #[must_use]
     pub fn allocations(&self, bytes: usize) -> u64 {
         self.shared().pool.allocations(bytes)
     }
 
-    /// Limits the memory that the pool allocates from the device to `bytes`, for a process that shares the device with others. Memory
-    /// that is allocated already stays. Later allocations beyond the limit fail with [`CudaError::OutOfMemory`].
+    /// Limits the memory that the pool allocates from the device to `bytes`, for a process that
+    /// shares the device with others. Memory that is allocated already stays. Later allocations
+    /// beyond the limit fail with [`CudaError::OutOfMemory`].
     pub fn limit_memory(&self, bytes: usize) {
         self.shared().pool.budget.limit(bytes);
     }
 
-    /// Compiles and loads the kernels now instead of at the first launch. That takes seconds, for which other ranks would wait. Later
-    /// calls return the outcome of the first.
+    /// Compiles and loads the kernels now instead of at the first launch. That takes seconds, for
+    /// which other ranks would wait. Later calls return the outcome of the first.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the kernels do not compile;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the
+    /// kernels do not compile; [`CudaError::Driver`] if a call of the driver fails.
     pub fn prepare(&self) -> Result<(), CudaError> {
         self.shared()
             .kernels
@@ -129,7 +135,8 @@ impl Device {
             .map_err(Clone::clone)
     }
 
-    /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation still uses stay in the pool.
+    /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation
+    /// still uses stay in the pool.
     ///
     /// # Errors
     /// [`CudaError::Driver`] if a call of the driver fails.
@@ -146,12 +153,13 @@ impl Device {
     }
 
     /// A loaded kernel. The first call compiles all kernels.
-    pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
+    pub(super) fn kernel(&self, kernel: CudaKernel) -> Result<Loaded, CudaError> {
         let kernels = self.shared().kernels.get_or_init(|| self.0.load(&NAMES));
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
     }
 
-    /// cuBLAS on this device. The first call that succeeds loads it: the device may have no memory for it at first.
+    /// cuBLAS on this device. The first call that succeeds loads it: the device may have no memory
+    /// for it at first.
     pub(super) fn blas(&self) -> Result<&Blas, CudaError> {
         self.shared().blas.get_or_try_init(|| self.0.blas())
     }
@@ -160,7 +168,7 @@ impl Device {
         &self.0
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &OfDevice {
         self.0.shared()
     }
 }
@@ -213,9 +221,10 @@ impl<T> Once<T> {
     }
 }
 
-/// A kernel, with the dtype of its wire, the dtype to which it casts parameters, or the dtype to which it rounds what it reads.
+/// A kernel, with the dtype of its wire, the dtype to which it casts parameters, or the dtype to
+/// which it rounds what it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
+pub(super) enum CudaKernel {
     Pack(Wire),
     Unpack(Wire),
     Sum(Wire),
@@ -253,7 +262,7 @@ pub(super) const NAMES: [&str; 30] = [
     "normalize_f32", "normalize_bf16", "muon_direction",
 ];
 
-impl Kernel {
+impl CudaKernel {
     /// Its index in [`NAMES`], so that a launch needs no lookup by name.
     pub(super) fn index(self) -> usize {
         let (row, column) = match self {
@@ -293,33 +302,35 @@ mod tests {
         [(Cast::Alone, "alone"), (Cast::F16, "f16"), (Cast::BF16, "bf16")];
 
     /// Each kernel, and the name that follows from its parts.
-    fn all() -> Vec<(Kernel, String)> {
+    fn all() -> Vec<(CudaKernel, String)> {
         let mut all = Vec::new();
         for (wire, end) in WIRES {
             let kernels = [
-                (Kernel::Pack(wire), "pack"),
-                (Kernel::Unpack(wire), "unpack"),
-                (Kernel::Sum(wire), "sum"),
-                (Kernel::Narrow(wire), "narrow"),
+                (CudaKernel::Pack(wire), "pack"),
+                (CudaKernel::Unpack(wire), "unpack"),
+                (CudaKernel::Sum(wire), "sum"),
+                (CudaKernel::Narrow(wire), "narrow"),
             ];
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
         }
         for (cast, end) in CASTS {
             let kernels = [
-                (Kernel::AdamW(cast), "adamw"),
-                (Kernel::Sgd(cast), "sgd"),
-                (Kernel::Lion(cast), "lion"),
-                (Kernel::Muon(cast), "muon"),
+                (CudaKernel::AdamW(cast), "adamw"),
+                (CudaKernel::Sgd(cast), "sgd"),
+                (CudaKernel::Lion(cast), "lion"),
+                (CudaKernel::Muon(cast), "muon"),
             ];
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
         }
         for dtype in [MatrixDType::F32, MatrixDType::BF16] {
-            let kernels =
-                [(Kernel::Inspect(dtype), "inspect"), (Kernel::Normalize(dtype), "normalize")];
+            let kernels = [
+                (CudaKernel::Inspect(dtype), "inspect"),
+                (CudaKernel::Normalize(dtype), "normalize"),
+            ];
             all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{dtype}"))));
         }
-        all.push((Kernel::InspectBlocks, "inspect_blocks".to_owned()));
-        all.push((Kernel::MuonDirection, "muon_direction".to_owned()));
+        all.push((CudaKernel::InspectBlocks, "inspect_blocks".to_owned()));
+        all.push((CudaKernel::MuonDirection, "muon_direction".to_owned()));
         all
     }
 

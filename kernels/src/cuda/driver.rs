@@ -1,4 +1,5 @@
-//! The calls of the driver. All of this crate makes them through [`Context`]; no other module knows the bindings.
+//! The calls of the driver. All of this crate makes them through [`Context`]; no other module knows
+//! the bindings.
 
 mod cublas;
 mod libraries;
@@ -13,10 +14,10 @@ use cudarc::driver::{DriverError, result};
 
 use self::libraries::check_driver;
 pub use self::libraries::compile;
-use super::device::{Architecture, Handle, Shared};
+use super::device::{Architecture, Handle, OfDevice};
 use super::error::CudaError;
 use super::launch::THREADS;
-use super::stream::{Apart, Operation};
+use super::stream::{Apart, DriverCall};
 
 pub(super) use self::cublas::Blas;
 pub(super) use cudarc::driver::sys::{CUevent, CUstream};
@@ -34,7 +35,7 @@ struct Opened {
     raw: Handle<CUcontext>,
     multiprocessors: u32,
     architecture: Architecture,
-    shared: Shared,
+    shared: OfDevice,
 }
 
 /// A kernel that is loaded on a device.
@@ -60,7 +61,7 @@ impl Context {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    pub(super) fn open(ordinal: usize, shared: Shared) -> Result<Self, CudaError> {
+    pub(super) fn open(ordinal: usize, shared: OfDevice) -> Result<Self, CudaError> {
         let count = Self::count()?;
         let refuse = |operation: &'static str| move |error| refused(ordinal, operation, error);
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -88,7 +89,7 @@ impl Context {
     }
 
     /// The parts of this crate that all handles to the device share.
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &OfDevice {
         &self.0.shared
     }
 
@@ -187,7 +188,8 @@ impl Context {
         }
     }
 
-    /// Allocates `size` bytes of the device; `None` if it has no memory left. The context is current.
+    /// Allocates `size` bytes of the device; `None` if it has no memory left. The context is
+    /// current.
     ///
     /// # Safety
     /// CU-4: the memory belongs to one block.
@@ -225,31 +227,32 @@ impl Context {
     /// Issues an operation; the context is current.
     ///
     /// # Safety
-    /// CU-5: the operation uses memory only as its stream was told, and the host memory of a copy stays until the copy is done.
+    /// CU-5: the operation uses memory only as its stream was told, and the host memory of a copy
+    /// stays until the copy is done.
     pub(super) unsafe fn issue(
         &self,
         stream: CUstream,
-        operation: Operation<'_>,
+        operation: DriverCall<'_>,
     ) -> Result<(), CudaError> {
         let name = name(&operation);
         let issued = match operation {
-            Operation::Fill { address, byte, bytes } => {
+            DriverCall::Fill { address, byte, bytes } => {
                 // SAFETY: CU-5, the caller's promise is passed on.
                 unsafe { result::memset_d8_async(address, byte, bytes, stream) }
             }
-            Operation::CopyIn { to, from } => {
+            DriverCall::CopyIn { to, from } => {
                 // SAFETY: CU-5, as above.
                 unsafe { result::memcpy_htod_async(to, from, stream) }
             }
-            Operation::Copy { to, from, bytes } => {
+            DriverCall::Copy { to, from, bytes } => {
                 // SAFETY: CU-5, as above.
                 unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }
             }
-            Operation::CopyOut { to, from } => {
+            DriverCall::CopyOut { to, from } => {
                 // SAFETY: CU-5, as above.
                 unsafe { result::memcpy_dtoh_async(to, from, stream) }
             }
-            Operation::Launch { kernel, blocks, threads, arguments } => {
+            DriverCall::Launch { kernel, blocks, threads, arguments } => {
                 let (function, grid, block) = (kernel.function.0, (blocks, 1, 1), (threads, 1, 1));
                 // SAFETY: CU-5, as above; the arguments are alive, and are copied.
                 unsafe { result::launch_kernel(function, grid, block, 0, stream, arguments) }
@@ -265,13 +268,13 @@ impl Context {
 }
 
 /// The name of an operation in an error.
-fn name(operation: &Operation<'_>) -> &'static str {
+fn name(operation: &DriverCall<'_>) -> &'static str {
     match operation {
-        Operation::Fill { .. } => "fill",
-        Operation::CopyIn { .. } => "copy to the device",
-        Operation::Copy { .. } => "copy",
-        Operation::CopyOut { .. } => "copy to the host",
-        Operation::Launch { kernel, .. } => kernel.name,
+        DriverCall::Fill { .. } => "fill",
+        DriverCall::CopyIn { .. } => "copy to the device",
+        DriverCall::Copy { .. } => "copy",
+        DriverCall::CopyOut { .. } => "copy to the host",
+        DriverCall::Launch { kernel, .. } => kernel.name,
     }
 }
 

@@ -68,7 +68,8 @@ pub enum CudaError {
     OutOfMemory {
         /// The ordinal of the device.
         device: usize,
-        /// The size of the allocation in bytes; 0 if another library allocates, and does not tell it.
+        /// The size of the allocation in bytes; 0 if another library allocates, and does not tell
+        /// it.
         bytes: usize,
         /// The purpose of the allocation.
         what: String,

@@ -9,9 +9,9 @@ use hsdp_sharding::DType;
 use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
-use super::device::Kernel;
+use super::device::CudaKernel;
 use super::error::CudaError;
-use super::stream::{Operation, Stream};
+use super::stream::{DriverCall, Stream};
 use crate::{Divisor, Wire, divisor};
 
 /// The number of threads of a block, except for kernels with a fixed number.
@@ -23,13 +23,15 @@ pub(super) const WIDTH: usize = 4;
 /// The largest number of arguments of a kernel.
 const MOST_ARGUMENTS: usize = 8;
 
-/// The buffers that a launch reads. With more buffers than these, the list is allocated on the heap.
+/// The buffers that a launch reads. With more buffers than these, the list is allocated on the
+/// heap.
 pub(super) type Reads<'a> = SmallVec<[&'a DeviceBuffer; 16]>;
 
 /// The buffers that a launch writes.
 pub(super) type Writes<'a> = SmallVec<[&'a mut DeviceBuffer; 4]>;
 
-/// A plain value that a kernel takes as an argument, with the layout of the type in the kernel's source.
+/// A plain value that a kernel takes as an argument, with the layout of the type in the kernel's
+/// source.
 ///
 /// # Safety
 /// CU-3: the type has the size, alignment and meaning of the kernel's parameter in its place.
@@ -45,15 +47,15 @@ unsafe impl Argument for f64 {}
 /// `Scale` of `number.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Scale {
+pub(super) struct ScaleArgument {
     value: f32,
     how: u32,
 }
 
 // SAFETY: CU-3, two fields of 4 bytes, as in `number.cuh`.
-unsafe impl Argument for Scale {}
+unsafe impl Argument for ScaleArgument {}
 
-impl From<Divisor> for Scale {
+impl From<Divisor> for ScaleArgument {
     fn from(by: Divisor) -> Self {
         match by.scale() {
             divisor::Scale::None => Self { value: 1.0, how: 0 },
@@ -77,7 +79,7 @@ unsafe impl Argument for Note {}
 /// A kernel that is about to be launched, with arguments that live for `'a`.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
-    kernel: Kernel,
+    kernel: CudaKernel,
     /// The number of elements, or fixed numbers of blocks and threads.
     size: Size,
     arguments: SmallVec<[*mut c_void; MOST_ARGUMENTS]>,
@@ -92,16 +94,16 @@ enum Size {
 
 impl<'a> Launch<'a> {
     /// A launch of `kernel` over `len` elements.
-    pub(super) fn over(kernel: Kernel, len: usize) -> Self {
+    pub(super) fn over(kernel: CudaKernel, len: usize) -> Self {
         Self::of(kernel, Size::Elements(len))
     }
 
     /// A launch of `kernel` with fixed numbers of blocks and threads.
-    pub(super) fn fixed(kernel: Kernel, (blocks, threads): (u32, u32)) -> Self {
+    pub(super) fn fixed(kernel: CudaKernel, (blocks, threads): (u32, u32)) -> Self {
         Self::of(kernel, Size::Fixed { blocks, threads })
     }
 
-    fn of(kernel: Kernel, size: Size) -> Self {
+    fn of(kernel: CudaKernel, size: Size) -> Self {
         Self { kernel, size, arguments: SmallVec::new(), living: PhantomData }
     }
 
@@ -114,8 +116,8 @@ impl<'a> Launch<'a> {
     /// Launches the kernel.
     ///
     /// # Safety
-    /// CU-5: the arguments are those of the kernel, in its order. The kernel reads only elements of the buffers that it reads or
-    /// writes, and writes only elements of the buffers that it writes.
+    /// CU-5: the arguments are those of the kernel, in its order. The kernel reads only elements of
+    /// the buffers that it reads or writes, and writes only elements of the buffers that it writes.
     pub(super) unsafe fn issue(
         mut self,
         stream: &Stream,
@@ -132,7 +134,9 @@ impl<'a> Launch<'a> {
         };
         let arguments = &mut self.arguments;
         // SAFETY: CU-5, the caller's promise is passed on; the arguments are alive, and are copied.
-        unsafe { stream.issue(buffers, Operation::Launch { kernel, blocks, threads, arguments }) }?;
+        unsafe {
+            stream.issue(buffers, DriverCall::Launch { kernel, blocks, threads, arguments })
+        }?;
         Ok(())
     }
 }
@@ -162,7 +166,8 @@ pub(super) fn number(dtype: DType) -> u32 {
 
 /// The entries of a table, and their number: `Params`, `Members` and `Pieces` of the kernels.
 ///
-/// Entries beyond the count are not initialized: for a few entries, filling 4 KiB with zeros would take longer than all the rest.
+/// Entries beyond the count are not initialized: for a few entries, filling 4 KiB with zeros would
+/// take longer than all the rest.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Table<T, const MOST: usize> {
@@ -170,8 +175,8 @@ pub(super) struct Table<T, const MOST: usize> {
     count: u64,
 }
 
-// SAFETY: CU-3, an array of entries as the kernel has them, all multiples of 8 bytes, then a count of 8 bytes; the driver
-// copies all of them, and the kernel reads no entry from the count on.
+// SAFETY: CU-3, an array of entries as the kernel has them, all multiples of 8 bytes, then a count
+// of 8 bytes; the driver copies all of them, and the kernel reads no entry from the count on.
 unsafe impl<T: Copy, const MOST: usize> Argument for Table<T, MOST> {}
 
 impl<T: Copy, const MOST: usize> Table<T, MOST> {
@@ -190,7 +195,7 @@ impl<T: Copy, const MOST: usize> Table<T, MOST> {
 /// `Param` of `pack.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Param {
+pub(super) struct TableParam {
     pub(super) address: u64,
     pub(super) start: u64,
     pub(super) len: u64,
@@ -201,7 +206,7 @@ pub(super) struct Param {
 /// `Piece` of `update.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Piece {
+pub(super) struct TablePiece {
     pub(super) start: u64,
     pub(super) len: u64,
     pub(super) state: u64,
@@ -215,11 +220,12 @@ const INDEX_BITS: u32 = 44;
 /// The last round that a note can hold. Later rounds are noted as this one.
 const LAST_ROUND: u64 = (1 << (u64::BITS - INDEX_BITS)) - 2;
 
-/// A place in device memory where kernels note the first element that is infinite or NaN: one note for the
-/// contributions of a member, and one for its sums.
+/// A place in device memory where kernels note the first element that is infinite or NaN: one note
+/// for the contributions of a member, and one for its sums.
 ///
-/// The first element is the one of the earliest round, and within a round the one with the least index. Rounds tell
-/// apart several sums of one step into the same target, such as those of microbatches.
+/// The first element is the one of the earliest round, and within a round the one with the least
+/// index. Rounds tell apart several sums of one step into the same target, such as those of
+/// microbatches.
 #[derive(Debug)]
 pub struct Noted {
     /// Two u64, as four f32.
@@ -264,8 +270,8 @@ impl Noted {
     /// Makes a place without notes, on the device of `stream`.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the driver
-    /// fails.
+    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call
+    /// of the driver fails.
     pub fn new(stream: &Stream) -> Result<Self, CudaError> {
         let mut noted = Self { words: words(stream, 2, "notes of non-finite elements")? };
         noted.clear(stream)?;
@@ -275,20 +281,22 @@ impl Noted {
     /// Deletes the notes.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of
+    /// the driver fails.
     pub fn clear(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.words.fill(stream, 0xff)
     }
 }
 
 impl Stream {
-    /// Copies the notes of each of these places to the host, in their order, and waits for the copy for at most
-    /// `patience`.
+    /// Copies the notes of each of these places to the host, in their order, and waits for the copy
+    /// for at most `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if a place is on another
-    /// device; [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the
-    /// driver fails, or an operation before the copy has failed.
+    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if a
+    /// place is on another device; [`CudaError::OutOfMemory`] if the device has no memory left;
+    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before the copy has
+    /// failed.
     pub fn read_noted(
         &self,
         noted: &[&Noted],
@@ -341,12 +349,13 @@ fn first_found(word: u64) -> Option<FirstFound> {
 mod tests {
     use super::*;
 
-    /// All arguments of a launch together may take 4 KiB, and the arguments besides a table take at most 80 bytes.
+    /// All arguments of a launch together may take 4 KiB, and the arguments besides a table take at
+    /// most 80 bytes.
     #[test]
     fn tables_leave_room_for_other_arguments() {
-        assert!(size_of::<Table<Param, MOST_PARAMS>>() <= 4096 - 80);
+        assert!(size_of::<Table<TableParam, MOST_PARAMS>>() <= 4096 - 80);
         assert!(size_of::<Table<u64, MOST_MEMBERS>>() <= 4096 - 80);
-        assert!(size_of::<Table<Piece, MOST_PIECES>>() <= 4096 - 80);
+        assert!(size_of::<Table<TablePiece, MOST_PIECES>>() <= 4096 - 80);
     }
 
     #[test]
@@ -362,8 +371,8 @@ mod tests {
 
     #[test]
     fn entries_are_as_large_as_the_kernels_say() {
-        assert_eq!([size_of::<Param>(), size_of::<Piece>()], [32, 32]);
-        assert_eq!(size_of::<Table<Piece, 3>>(), 3 * 32 + 8);
+        assert_eq!([size_of::<TableParam>(), size_of::<TablePiece>()], [32, 32]);
+        assert_eq!(size_of::<Table<TablePiece, 3>>(), 3 * 32 + 8);
     }
 
     #[test]

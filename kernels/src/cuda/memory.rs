@@ -1,5 +1,5 @@
-//! The pool of device memory, whose blocks go from one buffer to the next; its budget; and page-locked
-//! memory of the host for copies. `CUDA.md`, "Memory".
+//! The pool of device memory, whose blocks go from one buffer to the next; its budget; and
+//! page-locked memory of the host for copies. `CUDA.md`, "Memory".
 
 use std::collections::BTreeMap;
 use std::{mem, slice};
@@ -44,10 +44,10 @@ pub(super) struct Block {
 /// The moment at which a piece of memory was last written, and the moments at which it was read
 /// since.
 #[derive(Debug, Default)]
-pub(super) struct Uses(Mutex<Noted>);
+pub(super) struct Uses(Mutex<UsesNoted>);
 
 #[derive(Debug, Default)]
-struct Noted {
+struct UsesNoted {
     write: Option<Moment>,
     /// The last read of each stream.
     reads: Vec<Moment>,
@@ -236,11 +236,11 @@ impl Budget {
 
 /// The spare pieces of a device, each with the end of its last copy.
 #[derive(Debug, Default)]
-pub(super) struct Stagings(Mutex<Vec<(Piece, Option<Moment>)>>);
+pub(super) struct Stagings(Mutex<Vec<(StagingPiece, Option<Moment>)>>);
 
 /// Page-locked bytes.
 #[derive(Debug)]
-struct Piece {
+struct StagingPiece {
     start: Handle<*mut u8>,
     len: usize,
 }
@@ -250,7 +250,7 @@ struct Piece {
 pub(super) struct Staging {
     device: Device,
     /// `Some` until it is dropped.
-    piece: Option<Piece>,
+    piece: Option<StagingPiece>,
     /// The end of the copy, if the host does not wait for it.
     until: Option<Moment>,
 }
@@ -260,14 +260,15 @@ impl Staging {
     pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
         device.make_current()?;
         let piece = device.shared().stagings.spare(len)?;
-        let piece = piece.map_or_else(|| Piece::new(device, len), Ok)?;
+        let piece = piece.map_or_else(|| StagingPiece::new(device, len), Ok)?;
         Ok(Self { device: device.clone(), piece: Some(piece), until: None })
     }
 
     /// The bytes.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        let Piece { start, len } = self.piece.as_ref().expect("present until it is dropped");
-        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made, and this is its only owner.
+        let StagingPiece { start, len } = self.piece.as_ref().expect("present until it is dropped");
+        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made,
+        // and this is its only owner.
         unsafe { slice::from_raw_parts_mut(start.0, *len) }
     }
 
@@ -282,7 +283,7 @@ impl Staging {
     }
 }
 
-impl Piece {
+impl StagingPiece {
     fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
         let len = len.max(4096).next_power_of_two();
         let start = device.context().lock_pages(len)?;
@@ -294,7 +295,7 @@ impl Piece {
 
 impl Stagings {
     /// The smallest spare piece that is large enough and not in use.
-    fn spare(&self, len: usize) -> Result<Option<Piece>, CudaError> {
+    fn spare(&self, len: usize) -> Result<Option<StagingPiece>, CudaError> {
         let mut spare = self.0.lock();
         let mut found: Option<usize> = None;
         for (index, (piece, until)) in spare.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
-use super::device::{Device, Kernel};
+use super::device::{CudaKernel, Device};
 use super::error::CudaError;
 use super::launch::Launch;
 use super::product::{DeviceMatrix, MatrixProduct, Product, Stored};
@@ -19,8 +19,8 @@ use crate::{MatrixDType, NewtonSchulz};
 /// The name of the operation in errors.
 const OPERATION: &str = "orthogonalize";
 
-/// The buffers that [`Stream::orthogonalize`] needs besides the matrix. They are large enough for several matrices, one after the other. Their
-/// elements have no meaning between calls.
+/// The buffers that [`Stream::orthogonalize`] needs besides the matrix. They are large enough for
+/// several matrices, one after the other. Their elements have no meaning between calls.
 #[derive(Debug)]
 pub struct NewtonSchulzBuffers {
     dtype: MatrixDType,
@@ -37,12 +37,14 @@ pub struct NewtonSchulzBuffers {
 }
 
 impl NewtonSchulzBuffers {
-    /// Takes memory of a device for iterations in `dtype` on matrices of these sizes. The bytes of all [`elements`](Self::elements) count in the
-    /// [scope](crate::memory::scope) of this thread; 8 KiB for the norm do not.
+    /// Takes memory of a device for iterations in `dtype` on matrices of these sizes. The bytes of
+    /// all [`elements`](Self::elements) count in the [scope](crate::memory::scope) of this thread;
+    /// 8 KiB for the norm do not.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a matrix has more than `usize::MAX` elements; [`CudaError::OutOfMemory`] if the device has no memory left;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if a matrix has more than `usize::MAX` elements;
+    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call
+    /// of the driver fails.
     pub fn new(
         device: &Device,
         dtype: MatrixDType,
@@ -58,8 +60,9 @@ impl NewtonSchulzBuffers {
         Ok(Self { dtype, gram, polynomial, next, rounded, squares })
     }
 
-    /// The number of elements of `dtype` that the buffers for matrices of these sizes have: twice the largest square of a lesser size, and the
-    /// largest number of elements of a matrix, in bf16 twice, too.
+    /// The number of elements of `dtype` that the buffers for matrices of these sizes have: twice
+    /// the largest square of a lesser size, and the largest number of elements of a matrix, in bf16
+    /// twice, too.
     ///
     /// # Panics
     /// If the number exceeds `usize::MAX`.
@@ -87,16 +90,19 @@ fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> Result<(usize, us
 }
 
 impl Stream {
-    /// Replaces a matrix by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does on the host. The matrix has `sizes.0` rows of
-    /// `sizes.1` columns, one row after the other, from element `start` of an f32 buffer on. `buffers` are made for its size and for the dtype of
+    /// Replaces a matrix by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does on the
+    /// host. The matrix has `sizes.0` rows of `sizes.1` columns, one row after the other, from
+    /// element `start` of an f32 buffer on. `buffers` are made for its size and for the dtype of
     /// the iterations.
     ///
-    /// Issues three products and two copies an iteration, and four launches or copies besides. It does not wait. Products are rounded where the
-    /// host rounds them, and are summed in another order.
+    /// Issues three products and two copies an iteration, and four launches or copies besides. It
+    /// does not wait. Products are rounded where the host rounds them, and are summed in another
+    /// order.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the matrix is not in its buffer, if a buffer is too small, has another dtype or is of another device; the
-    /// errors of [`MatrixProduct::multiply`]; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the matrix is not in its buffer, if a buffer is too small, has
+    /// another dtype or is of another device; the errors of [`MatrixProduct::multiply`];
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn orthogonalize(
         &self,
         by: &NewtonSchulz,
@@ -112,10 +118,10 @@ impl Stream {
         self.squares((by.dtype, &*matrix, range.clone()), squares)?;
         self.normalize(by, (matrix, range.clone()), (rounded.as_mut(), squares))?;
         let own = match rounded {
-            Some(rounded) => Place { buffer: rounded, start: 0 },
-            None => Place { buffer: &mut *matrix, start },
+            Some(rounded) => OnStream { buffer: rounded, start: 0 },
+            None => OnStream { buffer: &mut *matrix, start },
         };
-        let x = [own, Place { buffer: next, start: 0 }];
+        let x = [own, OnStream { buffer: next, start: 0 }];
         let mut iteration = Iteration { stream: self, x, sizes, gram, polynomial, product };
         let coefficients = by.coefficients.map(nearest_f32);
         (0..by.steps).try_for_each(|_| iteration.step(coefficients))?;
@@ -139,7 +145,7 @@ impl Stream {
         let (from, len) = (matrix.address(range.start), range.len() as u64);
         let to = rounded.as_ref().map_or(from, |rounded| rounded.address(0));
         let squared = squares.address(0);
-        let launch = Launch::over(Kernel::Normalize(by.dtype), range.len())
+        let launch = Launch::over(CudaKernel::Normalize(by.dtype), range.len())
             .argument(&to)
             .argument(&from)
             .argument(&len)
@@ -154,7 +160,8 @@ impl Stream {
     }
 }
 
-/// Checks that all matrices of an iteration lie in their buffers, and returns the elements of the first.
+/// Checks that all matrices of an iteration lie in their buffers, and returns the elements of the
+/// first.
 fn check(
     by: &NewtonSchulz,
     (matrix, start, (rows, columns)): (&DeviceBuffer, usize, (usize, usize)),
@@ -182,7 +189,7 @@ fn check(
 }
 
 /// A matrix that is stored by rows, from an element of a buffer on.
-struct Place<'a> {
+struct OnStream<'a> {
     buffer: &'a mut DeviceBuffer,
     start: usize,
 }
@@ -190,7 +197,7 @@ struct Place<'a> {
 struct Iteration<'a> {
     stream: &'a Stream,
     /// X, and the next X. They change places in each step.
-    x: [Place<'a>; 2],
+    x: [OnStream<'a>; 2],
     sizes: (usize, usize),
     /// A.
     gram: &'a mut DeviceBuffer,

@@ -1,4 +1,5 @@
-//! Products of matrices in the memory of a device, the trait of libraries that compute them, and cuBLAS.
+//! Products of matrices in the memory of a device, the trait of libraries that compute them, and
+//! cuBLAS.
 
 use std::fmt;
 
@@ -10,21 +11,26 @@ use super::error::CudaError;
 use super::stream::Stream;
 use crate::memory::{self, Category};
 
-/// A library that multiplies matrices in the memory of a device. [`Cublas`](super::Cublas) is one; a program may bring another.
+/// A library that multiplies matrices in the memory of a device. [`Cublas`](super::Cublas) is one;
+/// a program may bring another.
 pub trait MatrixProduct: fmt::Debug + Send {
-    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a sum in f32 over products of two elements,
-    /// in any order. It is multiplied, added and rounded to the dtype of the target once.
+    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a
+    /// sum in f32 over products of two elements, in any order. It is multiplied, added and rounded
+    /// to the dtype of the target once.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the matrices do not fit ([`Product::check`]); [`CudaError::Library`] if a call of the library fails;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the matrices do not fit ([`Product::check`]);
+    /// [`CudaError::Library`] if a call of the library fails; [`CudaError::Driver`] if a call of
+    /// the driver fails.
     fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError>;
 }
 
-/// A product of two matrices: `target = take * left right + keep * target`. All elements are f32, or all are bf16.
+/// A product of two matrices: `target = take * left right + keep * target`. All elements are f32,
+/// or all are bf16.
 #[derive(Debug)]
 pub struct Product<'a> {
-    /// The buffer of the target, and the first element of the target there. Its rows are one after the other. With `keep` 0 it is not read.
+    /// The buffer of the target, and the first element of the target there. Its rows are one after
+    /// the other. With `keep` 0 it is not read.
     pub target: (&'a mut DeviceBuffer, usize),
     /// The left matrix.
     pub left: DeviceMatrix<'a>,
@@ -70,7 +76,8 @@ impl<'a> DeviceMatrix<'a> {
         Self { sizes: (columns, rows), stored, ..self }
     }
 
-    /// The elements from the first of a row to the first of the next; or of columns, if columns are stored one after the other.
+    /// The elements from the first of a row to the first of the next; or of columns, if columns are
+    /// stored one after the other.
     #[must_use]
     pub fn stride(&self) -> usize {
         match self.stored {
@@ -117,11 +124,12 @@ fn refuse(problem: String) -> Result<(), CudaError> {
     Err(CudaError::Mismatch { operation: "multiply matrices", problem })
 }
 
-/// Products by cuBLAS, which is loaded at run time. Products of f32 have the full precision of f32, without TF32; those of bf16 are summed in
-/// f32. On one device, with one version of cuBLAS, the bits are the same in each run.
+/// Products by cuBLAS, which is loaded at run time. Products of f32 have the full precision of f32,
+/// without TF32; those of bf16 are summed in f32. On one device, with one version of cuBLAS, the
+/// bits are the same in each run.
 ///
-/// It has a workspace of the size that NVIDIA recommends, 32 MiB from `compute_90` on, and otherwise 4 MiB: a product allocates nothing. The
-/// workspace is in no category of memory.
+/// It has a workspace of the size that NVIDIA recommends, 32 MiB from `compute_90` on, and
+/// otherwise 4 MiB: a product allocates nothing. The workspace is in no category of memory.
 #[derive(Debug)]
 pub struct Cublas {
     workspace: DeviceBuffer,
@@ -155,8 +163,10 @@ impl Cublas {
     /// Loads cuBLAS, the first time on a device, and takes memory for the workspace.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] if cuBLAS cannot be loaded, or a function that it should have; [`CudaError::Library`] if it refuses the
-    /// device; [`CudaError::OutOfMemory`] if the device has no memory for the handle or the workspace; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::MissingLibrary`] if cuBLAS cannot be loaded, or a function that it should have;
+    /// [`CudaError::Library`] if it refuses the device; [`CudaError::OutOfMemory`] if the device
+    /// has no memory for the handle or the workspace; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         device.blas()?;
         let _other = memory::scope(Category::Other);
@@ -179,7 +189,8 @@ impl MatrixProduct for Cublas {
         if rows == 0 || columns == 0 {
             return Ok(());
         }
-        // cuBLAS stores matrices by columns. So it computes the transpose of the product, whose columns are the target's rows.
+        // cuBLAS stores matrices by columns. So it computes the transpose of the product, whose
+        // columns are the target's rows.
         let gemm = Gemm {
             dtype: target.dtype(),
             target: target.address(start),
@@ -191,7 +202,8 @@ impl MatrixProduct for Cublas {
         let blas = stream.device().blas()?;
         let writes = &mut [target, &mut self.workspace];
         stream.enqueue((&[left.buffer, right.buffer], writes), |raw| {
-            // SAFETY: CU-8, the matrices lie within their buffers, as was checked, and the workspace is a whole buffer.
+            // SAFETY: CU-8, the matrices lie within their buffers, as was checked, and the
+            // workspace is a whole buffer.
             unsafe { blas.multiply(raw, &gemm) }
         })
     }

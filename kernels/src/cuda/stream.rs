@@ -1,5 +1,5 @@
-//! Streams, the order of the operations that are issued on them, and the moments of these. `CUDA.md`,
-//! "Issuing".
+//! Streams, the order of the operations that are issued on them, and the moments of these.
+//! `CUDA.md`, "Issuing".
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,14 +19,14 @@ use super::memory::Uses;
 /// The number of streams of all devices so far. The next stream gets it as its id.
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
-/// A stream of a device: its operations run in the order in which they are issued. Operations of different streams run at the same
-/// time, unless one writes a buffer that the other uses.
+/// A stream of a device: its operations run in the order in which they are issued. Operations of
+/// different streams run at the same time, unless one writes a buffer that the other uses.
 pub struct Stream {
     device: Device,
     id: u64,
     raw: Handle<CUstream>,
     owned: Owned,
-    progress: Mutex<Progress>,
+    progress: Mutex<StreamProgress>,
 }
 
 /// The owner of the driver's stream, which destroys it.
@@ -36,7 +36,8 @@ enum Owned {
     ByAnother,
 }
 
-/// One of several operations that [`Stream::enqueue_together`] issues: its stream, and the buffers that it reads and writes.
+/// One of several operations that [`Stream::enqueue_together`] issues: its stream, and the buffers
+/// that it reads and writes.
 #[derive(Debug)]
 pub struct Together<'a> {
     /// The stream of the operation.
@@ -50,7 +51,7 @@ pub struct Together<'a> {
 /// An operation of the driver itself, on addresses of the device. Sizes are in bytes.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the driver reads it"))]
-pub(super) enum Operation<'a> {
+pub(super) enum DriverCall<'a> {
     Fill { address: u64, byte: u8, bytes: usize },
     CopyIn { to: u64, from: &'a [u8] },
     Copy { to: u64, from: u64, bytes: usize },
@@ -59,17 +60,18 @@ pub(super) enum Operation<'a> {
 }
 
 /// The place of an operation on a stream.
-struct Place<'a> {
-    progress: MutexGuard<'a, Progress>,
+struct OnStream<'a> {
+    progress: MutexGuard<'a, StreamProgress>,
     upcoming: Upcoming,
 }
 
 /// The operations of a stream so far.
 #[derive(Debug, Default)]
-struct Progress {
+struct StreamProgress {
     /// The number of operations that were issued.
     issued: u64,
-    /// By the id of another stream: the number of the last operation there for which this stream waits.
+    /// By the id of another stream: the number of the last operation there for which this stream
+    /// waits.
     seen: HashMap<u64, u64>,
     /// Whether a library may issue operations here at any time, after a call that failed.
     is_lost: bool,
@@ -86,7 +88,8 @@ impl Stream {
     /// Wraps a stream of another library. It is not destroyed when the returned value is dropped.
     ///
     /// # Safety
-    /// CU-7: `raw` is a stream of the device's primary context, and lives at least as long as the returned value.
+    /// CU-7: `raw` is a stream of the device's primary context, and lives at least as long as the
+    /// returned value.
     #[must_use]
     pub unsafe fn foreign(device: &Device, raw: CUstream) -> Self {
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +97,8 @@ impl Stream {
         Self { device, id, raw, owned: Owned::ByAnother, progress }
     }
 
-    /// Makes all operations that are issued here from now on wait for all uses of a piece of memory.
+    /// Makes all operations that are issued here from now on wait for all uses of a piece of
+    /// memory.
     pub(super) fn wait_for(&self, uses: &Uses) -> Result<(), CudaError> {
         self.device.make_current()?;
         let mut awaited = Awaited::of(self.id);
@@ -109,13 +113,13 @@ impl Stream {
         &self.device
     }
 
-    /// Issues an operation of another library on this stream. `buffers` are the buffers that the operation reads, and those that it
-    /// writes. It must use no other memory of this crate. `call` gets the driver's handle to the stream, and returns when the operation
-    /// is issued.
+    /// Issues an operation of another library on this stream. `buffers` are the buffers that the
+    /// operation reads, and those that it writes. It must use no other memory of this crate. `call`
+    /// gets the driver's handle to the stream, and returns when the operation is issued.
     ///
     /// # Errors
-    /// The error of `call`; [`CudaError::Mismatch`] if a buffer is of another device; [`CudaError::Driver`] if a call of the driver
-    /// fails, or an operation before has failed.
+    /// The error of `call`; [`CudaError::Mismatch`] if a buffer is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before has failed.
     pub fn enqueue<E: From<CudaError>>(
         &self,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
@@ -127,12 +131,13 @@ impl Stream {
     /// Issues an operation of the driver itself.
     ///
     /// # Safety
-    /// CU-5: the operation reads only elements of the buffers that it reads or writes, writes only elements of those that it writes, and
-    /// the host memory of a copy stays until the returned moment.
+    /// CU-5: the operation reads only elements of the buffers that it reads or writes, writes only
+    /// elements of those that it writes, and the host memory of a copy stays until the returned
+    /// moment.
     pub(super) unsafe fn issue(
         &self,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
-        operation: Operation<'_>,
+        operation: DriverCall<'_>,
     ) -> Result<Moment, CudaError> {
         // SAFETY: CU-5, the caller's promise is passed on.
         self.put(buffers, |raw| unsafe { self.device.context().issue(raw, operation) })
@@ -149,11 +154,12 @@ impl Stream {
         outcome.and(moment.map_err(E::from))
     }
 
-    /// Makes the stream wait for the earlier operations that an operation on these buffers must follow.
+    /// Makes the stream wait for the earlier operations that an operation on these buffers must
+    /// follow.
     fn prepare(
         &self,
         (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
-    ) -> Result<Place<'_>, CudaError> {
+    ) -> Result<OnStream<'_>, CudaError> {
         self.device.make_current()?;
         reads.iter().try_for_each(|buffer| self.check(buffer))?;
         writes.iter().try_for_each(|buffer| self.check(buffer))?;
@@ -163,16 +169,17 @@ impl Stream {
         let mut progress = self.progress.lock();
         awaited.moments.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))?;
         let upcoming = Upcoming::new(&self.device)?;
-        Ok(Place { progress, upcoming })
+        Ok(OnStream { progress, upcoming })
     }
 
-    /// Notes that the issued operation uses these buffers, also if the call failed, since it may have issued a part.
+    /// Notes that the issued operation uses these buffers, also if the call failed, since it may
+    /// have issued a part.
     fn record(
         &self,
-        place: Place<'_>,
+        place: OnStream<'_>,
         (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
     ) -> Result<Moment, CudaError> {
-        let Place { mut progress, upcoming } = place;
+        let OnStream { mut progress, upcoming } = place;
         progress.issued += 1;
         let moment = upcoming.record(self.raw.0, (self.id, progress.issued));
         match &moment {
@@ -188,22 +195,25 @@ impl Stream {
         moment
     }
 
-    /// Issues several operations of another library on as many streams, by one `call`, for operations that a library issues only
-    /// together. `call` gets the driver's handles to the streams in the order of `parts`. Operations that wait for each other
-    /// are issued under a [`Whole`](super::Whole), which the caller has.
+    /// Issues several operations of another library on as many streams, by one `call`, for
+    /// operations that a library issues only together. `call` gets the driver's handles to the
+    /// streams in the order of `parts`. Operations that wait for each other are issued under a
+    /// [`Whole`](super::Whole), which the caller has.
     ///
     /// If `call` fails, the memory of all these buffers is never used again, and the streams are
     /// never destroyed, because the library may still be issuing the operations.
     ///
     /// # Errors
-    /// The error of `call`; [`CudaError::Mismatch`] if two parts are on one stream, or a buffer is of another device than its stream;
-    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before has failed.
+    /// The error of `call`; [`CudaError::Mismatch`] if two parts are on one stream, or a buffer is
+    /// of another device than its stream; [`CudaError::Driver`] if a call of the driver fails, or
+    /// an operation before has failed.
     pub fn enqueue_together<E: From<CudaError>>(
         parts: &mut [Together<'_>],
         call: impl FnOnce(&[CUstream]) -> Result<(), E>,
     ) -> Result<(), E> {
         let raws: Vec<CUstream> = parts.iter().map(|part| part.stream.raw.0).collect();
-        // Streams are locked in the order of their ids, so that concurrent calls on the same streams cannot deadlock.
+        // Streams are locked in the order of their ids, so that concurrent calls on the same
+        // streams cannot deadlock.
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_unstable_by_key(|index| parts[*index].stream.id);
         if order.windows(2).any(|pair| parts[pair[0]].stream.id == parts[pair[1]].stream.id) {
@@ -241,11 +251,12 @@ impl Stream {
         Err(CudaError::Mismatch { operation: "issue", problem })
     }
 
-    /// Blocks the calling thread until all operations that were issued so far are done, for at most `patience`. `operation` names the
-    /// wait in an error.
+    /// Blocks the calling thread until all operations that were issued so far are done, for at most
+    /// `patience`. `operation` names the wait in an error.
     ///
     /// # Errors
-    /// [`CudaError::Late`] if the operations are not done after `patience`; [`CudaError::Driver`] if an operation has failed.
+    /// [`CudaError::Late`] if the operations are not done after `patience`; [`CudaError::Driver`]
+    /// if an operation has failed.
     pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
         self.moment()?.wait(operation, patience)
     }
@@ -262,8 +273,9 @@ impl Stream {
         upcoming.record(self.raw.0, (self.id, progress.issued))
     }
 
-    /// Makes this stream wait for a moment of another stream, on the device, unless it already waits for that moment or a later one.
-    fn wait_once(&self, progress: &mut Progress, moment: &Moment) -> Result<(), CudaError> {
+    /// Makes this stream wait for a moment of another stream, on the device, unless it already
+    /// waits for that moment or a later one.
+    fn wait_once(&self, progress: &mut StreamProgress, moment: &Moment) -> Result<(), CudaError> {
         let seen = progress.seen.get(&moment.stream).copied().unwrap_or_default();
         if seen >= moment.number {
             return Ok(());
@@ -274,7 +286,8 @@ impl Stream {
     }
 }
 
-/// The last moment of each other stream for which an operation must wait: one wait per stream, however many buffers there are.
+/// The last moment of each other stream for which an operation must wait: one wait per stream,
+/// however many buffers there are.
 struct Awaited {
     /// The stream of the operation.
     own: u64,
@@ -336,7 +349,8 @@ struct Slot {
     users: AtomicUsize,
 }
 
-/// One of the users of an event. When the last is dropped, the event is unused. It costs no allocation, as an `Arc` would.
+/// One of the users of an event. When the last is dropped, the event is unused. It costs no
+/// allocation, as an `Arc` would.
 #[derive(Debug)]
 struct Event(&'static Slot);
 
@@ -360,7 +374,8 @@ impl Upcoming {
         Event::take(device).map(Self)
     }
 
-    /// Records the end of all operations that were issued on `raw` so far, as number `number` of `stream`.
+    /// Records the end of all operations that were issued on `raw` so far, as number `number` of
+    /// `stream`.
     pub(super) fn record(
         self,
         raw: CUstream,
@@ -391,12 +406,12 @@ impl Moment {
         unsafe { device.context().has_reached(event.0) }
     }
 
-    /// Blocks the calling thread until the device has reached this moment, for at most `patience`. `operation` names
-    /// the operation in an error.
+    /// Blocks the calling thread until the device has reached this moment, for at most `patience`.
+    /// `operation` names the operation in an error.
     ///
     /// # Errors
-    /// [`CudaError::Late`] if the moment is not reached after `patience`; [`CudaError::Driver`] if the operation, or
-    /// one before it, has failed.
+    /// [`CudaError::Late`] if the moment is not reached after `patience`; [`CudaError::Driver`] if
+    /// the operation, or one before it, has failed.
     #[expect(clippy::disallowed_methods, reason = "the driver has no wait that ends by a clock")]
     pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
         let began = Instant::now();
@@ -437,8 +452,8 @@ impl Clone for Event {
     }
 }
 
-/// Streams that wait for the event have their wait issued already. Recording the event anew does not change these
-/// waits.
+/// Streams that wait for the event have their wait issued already. Recording the event anew does
+/// not change these waits.
 impl Drop for Event {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -450,8 +465,8 @@ impl Drop for Event {
 /// Written while such operations are issued, by one thread for all devices of the process.
 static ISSUED: RwLock<()> = RwLock::new(());
 
-/// Held from before the first of operations that wait for each other until all of them are issued. No other thread issues such operations
-/// meanwhile, or makes a call that is [`Apart`] from them.
+/// Held from before the first of operations that wait for each other until all of them are issued.
+/// No other thread issues such operations meanwhile, or makes a call that is [`Apart`] from them.
 #[derive(Debug)]
 pub struct Whole {
     _guard: RwLockWriteGuard<'static, ()>,
@@ -465,16 +480,18 @@ impl Whole {
     }
 }
 
-/// While this lives, no operations that wait for each other are partly issued. A call that may wait until a device is idle is made
-/// meanwhile, as one that takes or frees memory: between two such operations, the first would wait for the second, and the second for the call.
+/// While this lives, no operations that wait for each other are partly issued. A call that may wait
+/// until a device is idle is made meanwhile, as one that takes or frees memory: between two such
+/// operations, the first would wait for the second, and the second for the call.
 #[derive(Debug)]
 pub struct Apart {
     _guard: RwLockReadGuard<'static, ()>,
 }
 
 impl Apart {
-    /// Waits until none are partly issued, but not for threads that wait for their turn. An abort must pass them: another call may wait for the operation
-    /// that the abort ends, and they wait for that call.
+    /// Waits until none are partly issued, but not for threads that wait for their turn. An abort
+    /// must pass them: another call may wait for the operation that the abort ends, and they wait
+    /// for that call.
     #[must_use]
     pub fn begin() -> Self {
         Self { _guard: ISSUED.read_recursive() }

@@ -6,9 +6,9 @@ use std::ops::Range;
 use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
-use super::device::{Cast, Kernel};
+use super::device::{Cast, CudaKernel};
 use super::error::CudaError;
-use super::launch::{Argument, Launch, MOST_PIECES, Piece, Table, WIDTH, Writes};
+use super::launch::{Argument, Launch, MOST_PIECES, Table, TablePiece, WIDTH, Writes};
 use super::stream::Stream;
 use crate::optimizer::{AdamWFactors, LionFactors, MuonFactors, SgdFactors};
 use crate::{AdamWStep, LionStep, MomentumKind, MuonStep, SgdStep};
@@ -16,10 +16,11 @@ use crate::{AdamWStep, LionStep, MomentumKind, MuonStep, SgdStep};
 /// The buffers that an update reads and writes besides the state of its optimizer.
 #[derive(Debug)]
 pub struct DeviceUpdate<'a> {
-    /// The f32 master parameters: at least as many as the gradient has elements. The parameters beyond that are not trained.
+    /// The f32 master parameters: at least as many as the gradient has elements. The parameters
+    /// beyond that are not trained.
     pub parameters: &'a mut DeviceBuffer,
-    /// The target of a copy of the updated parameters in f16 or bf16, if one is needed. It is as long as `parameters`. The updated
-    /// elements are written, and it is never read.
+    /// The target of a copy of the updated parameters in f16 or bf16, if one is needed. It is as
+    /// long as `parameters`. The updated elements are written, and it is never read.
     pub rounded: Option<&'a mut DeviceBuffer>,
     /// The f32 gradient.
     pub gradient: &'a DeviceBuffer,
@@ -32,7 +33,8 @@ pub struct DeviceUpdate<'a> {
 pub struct PieceOfStep {
     /// The elements, which start at a multiple of 4.
     pub range: Range<usize>,
-    /// The first element of their state in the buffers of state, a multiple of 4. So an optimizer may have state for some parameters alone.
+    /// The first element of their state in the buffers of state, a multiple of 4. So an optimizer
+    /// may have state for some parameters alone.
     pub state: usize,
     /// The number of this update of the parameter, from 1.
     pub step: u64,
@@ -86,16 +88,18 @@ unsafe impl Argument for DeviceSgd {}
 unsafe impl Argument for DeviceLion {}
 
 impl Stream {
-    /// Makes one AdamW update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. The
-    /// last argument is the first and the second moment, f32 and as long as each other. Each piece has its own number of the update, and
-    /// `step.step` is ignored.
+    /// Makes one AdamW update of the elements of `pieces`, which are in order and do not overlap.
+    /// Other elements are unchanged. The last argument is the first and the second moment, f32 and
+    /// as long as each other. Each piece has its own number of the update, and `step.step` is
+    /// ignored.
     ///
-    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
-    /// [`adamw`](crate::adamw).
+    /// One launch updates up to 120 pieces. The bits are those of
+    /// [`update_in_blocks`](crate::update_in_blocks) with [`adamw`](crate::adamw).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device, or if a piece or its state is out of order,
-    /// lies outside of the gradient or the buffers of state, or does not start at a multiple of 4, or if a piece has update number 0;
+    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device,
+    /// or if a piece or its state is out of order, lies outside of the gradient or the buffers of
+    /// state, or does not start at a multiple of 4, or if a piece has update number 0;
     /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn adamw(
         &self,
@@ -112,19 +116,20 @@ impl Stream {
             entry(piece, (own.rate, own.second_root))
         };
         let states = [Some(first), Some(second)];
-        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffers; the kernel has two states, and these factors.
-        unsafe { self.launch(update, (pieces, entry), (Kernel::AdamW, &factors), states) }
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffers; the
+        // kernel has two states, and these factors.
+        unsafe { self.launch(update, (pieces, entry), (CudaKernel::AdamW, &factors), states) }
     }
 
-    /// Makes one SGD update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. `velocity`
-    /// is f32.
+    /// Makes one SGD update of the elements of `pieces`, which are in order and do not overlap.
+    /// Other elements are unchanged. `velocity` is f32.
     ///
-    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
-    /// [`sgd`](crate::sgd).
+    /// One launch updates up to 120 pieces. The bits are those of
+    /// [`update_in_blocks`](crate::update_in_blocks) with [`sgd`](crate::sgd).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] in the cases of [`adamw`](Self::adamw), and if `step.momentum` is not 0 and there is no velocity;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] in the cases of [`adamw`](Self::adamw), and if `step.momentum` is
+    /// not 0 and there is no velocity; [`CudaError::Driver`] if a call of the driver fails.
     pub fn sgd(
         &self,
         update: DeviceUpdate<'_>,
@@ -143,15 +148,16 @@ impl Stream {
         }
         let factors = device_sgd(&SgdFactors::of(step), step.kind);
         let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
-        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the kernel has one state, and these factors.
-        unsafe { self.launch(update, (pieces, entry), (Kernel::Sgd, &factors), [velocity]) }
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the
+        // kernel has one state, and these factors.
+        unsafe { self.launch(update, (pieces, entry), (CudaKernel::Sgd, &factors), [velocity]) }
     }
 
-    /// Makes one Lion update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. `momentum`
-    /// is f32.
+    /// Makes one Lion update of the elements of `pieces`, which are in order and do not overlap.
+    /// Other elements are unchanged. `momentum` is f32.
     ///
-    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
-    /// [`lion`](crate::lion).
+    /// One launch updates up to 120 pieces. The bits are those of
+    /// [`update_in_blocks`](crate::update_in_blocks) with [`lion`](crate::lion).
     ///
     /// # Errors
     /// Errors of [`adamw`](Self::adamw).
@@ -166,19 +172,23 @@ impl Stream {
         check_state("lion", pieces, [momentum])?;
         let factors = device_lion(&LionFactors::of(step));
         let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
-        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the kernel has one state, and these factors.
-        unsafe { self.launch(update, (pieces, entry), (Kernel::Lion, &factors), [Some(momentum)]) }
+        // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the
+        // kernel has one state, and these factors.
+        unsafe {
+            self.launch(update, (pieces, entry), (CudaKernel::Lion, &factors), [Some(momentum)])
+        }
     }
 
     /// Launches a kernel for all pieces. A state that is not there has address 0.
     ///
     /// # Safety
-    /// CU-5: the pieces lie within the gradient, and their state within each buffer of state. The kernel takes as many states, and these factors.
+    /// CU-5: the pieces lie within the gradient, and their state within each buffer of state. The
+    /// kernel takes as many states, and these factors.
     unsafe fn launch<F: Argument, const STATES: usize>(
         &self,
         update: DeviceUpdate<'_>,
-        (pieces, entry): (&[PieceOfStep], impl Fn(&PieceOfStep) -> Piece),
-        (kernel, factors): (fn(Cast) -> Kernel, &F),
+        (pieces, entry): (&[PieceOfStep], impl Fn(&PieceOfStep) -> TablePiece),
+        (kernel, factors): (fn(Cast) -> CudaKernel, &F),
         mut states: [Option<&mut DeviceBuffer>; STATES],
     ) -> Result<(), CudaError> {
         let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
@@ -193,7 +203,8 @@ impl Stream {
             let mut writes: Writes<'_> = [&mut *parameters].into_iter().collect();
             writes.extend(states.iter_mut().filter_map(Option::as_deref_mut));
             writes.extend(rounded.as_deref_mut());
-            // SAFETY: CU-5, the caller's promise is passed on; of the other buffers, none is shorter than the gradient.
+            // SAFETY: CU-5, the caller's promise is passed on; of the other buffers, none is
+            // shorter than the gradient.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
         }
         Ok(())
@@ -262,17 +273,18 @@ pub(super) fn cast_of(rounded: Option<&DeviceBuffer>, index: usize) -> (Cast, u6
     rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(index)))
 }
 
-fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {
+fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> TablePiece {
     let PieceOfStep { range, state, .. } = piece;
     let (start, len) = (range.start as u64, range.len() as u64);
-    Piece { start, len, state: *state as u64, rate, second_root }
+    TablePiece { start, len, state: *state as u64, rate, second_root }
 }
 
-/// The table of pieces, of which there is at least one, and the number of elements from the first to the last.
+/// The table of pieces, of which there is at least one, and the number of elements from the first
+/// to the last.
 fn table(
     pieces: &[PieceOfStep],
-    entry: impl Fn(&PieceOfStep) -> Piece,
-) -> (Table<Piece, MOST_PIECES>, usize) {
+    entry: impl Fn(&PieceOfStep) -> TablePiece,
+) -> (Table<TablePiece, MOST_PIECES>, usize) {
     let [begin, end] =
         [pieces.first().map(|it| it.range.start), pieces.last().map(|it| it.range.end)];
     let elements = end.unwrap_or(0) - begin.unwrap_or(0);
@@ -345,14 +357,15 @@ struct DeviceMuon {
 unsafe impl Argument for DeviceMuon {}
 
 impl Stream {
-    /// Computes the direction that is orthogonalized, for a part of a matrix: of the gradient, which is divided, and of the momentum, which does
-    /// not change. All buffers are f32. Only the part's elements of `direction` are written.
+    /// Computes the direction that is orthogonalized, for a part of a matrix: of the gradient,
+    /// which is divided, and of the momentum, which does not change. All buffers are f32. Only the
+    /// part's elements of `direction` are written.
     ///
     /// The call makes one launch. The bits are those of [`muon_direction`](crate::muon_direction).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device, or if the part does not lie in a buffer; [`CudaError::Driver`]
-    /// if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device, or if the part does
+    /// not lie in a buffer; [`CudaError::Driver`] if a call of the driver fails.
     pub fn muon_direction(
         &self,
         direction: &mut DeviceBuffer,
@@ -364,7 +377,7 @@ impl Stream {
         let state = part.within("muon_direction", momentum, part.state)?;
         let to = part.within("muon_direction", direction, part.direction)?;
         let (len, factors) = (part.len as u64, device_muon(step));
-        let launch = Launch::over(Kernel::MuonDirection, part.len)
+        let launch = Launch::over(CudaKernel::MuonDirection, part.len)
             .argument(&to)
             .argument(&from)
             .argument(&state)
@@ -375,14 +388,16 @@ impl Stream {
         unsafe { launch.issue(self, (&[gradient, momentum], &mut [direction])) }
     }
 
-    /// Makes one Muon update of a part of a matrix, along the orthogonalized direction. Other elements are unchanged. `direction` and `momentum`
-    /// are f32.
+    /// Makes one Muon update of a part of a matrix, along the orthogonalized direction. Other
+    /// elements are unchanged. `direction` and `momentum` are f32.
     ///
-    /// The call makes one launch. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with [`muon`](crate::muon).
+    /// The call makes one launch. The bits are those of
+    /// [`update_in_blocks`](crate::update_in_blocks) with [`muon`](crate::muon).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device, or if the part does not lie in a buffer;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device,
+    /// or if the part does not lie in a buffer; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn muon(
         &self,
         update: DeviceUpdate<'_>,
@@ -398,7 +413,7 @@ impl Stream {
         let to = parameters.address(part.shard);
         let (cast, address) = cast_of(rounded.as_deref(), part.shard);
         let (len, factors) = (part.len as u64, device_muon(step));
-        let launch = Launch::over(Kernel::Muon(cast), part.len)
+        let launch = Launch::over(CudaKernel::Muon(cast), part.len)
             .argument(&to)
             .argument(&from)
             .argument(&along)
@@ -408,7 +423,8 @@ impl Stream {
             .argument(&divisor)
             .argument(&factors);
         let mut writes: Writes<'_> = [parameters, momentum].into_iter().chain(rounded).collect();
-        // SAFETY: CU-5, the part lies in each buffer; the parameters and their copy are not shorter than the gradient.
+        // SAFETY: CU-5, the part lies in each buffer; the parameters and their copy are not shorter
+        // than the gradient.
         unsafe { launch.issue(self, (&[gradient, direction], &mut writes)) }
     }
 }

@@ -8,11 +8,11 @@ use hsdp_sharding::DType;
 use smallvec::SmallVec;
 
 use super::buffer::{DeviceBuffer, DeviceSlice};
-use super::device::Kernel;
+use super::device::CudaKernel;
 use super::error::CudaError;
 use super::launch::{
-    Launch, MOST_MEMBERS, MOST_PARAMS, Notes, Of, Param, Reads, Scale, Table, WIDTH, Writes,
-    argument, number, read_words, wire, words,
+    Launch, MOST_MEMBERS, MOST_PARAMS, Notes, Of, Reads, ScaleArgument, Table, TableParam, WIDTH,
+    Writes, argument, number, read_words, wire, words,
 };
 use super::stream::Stream;
 use crate::{Divisor, Fold, MatrixDType};
@@ -36,15 +36,17 @@ pub struct Unpacked<'a> {
 }
 
 impl Stream {
-    /// Packs gradients for the wire: `flat = round(gradient / pre)` at the places of the gradients, zeros elsewhere. Quotients are
-    /// computed in f32 and rounded once to the dtype of `flat`.
+    /// Packs gradients for the wire: `flat = round(gradient / pre)` at the places of the gradients,
+    /// zeros elsewhere. Quotients are computed in f32 and rounded once to the dtype of `flat`.
     ///
-    /// `gradients` are in the order of their starts, and do not overlap. With `notes`, the kernel notes the least index of `flat`
-    /// whose element is not finite. One launch packs up to 120 gradients. The bits are those of [`pack`](crate::pack).
+    /// `gradients` are in the order of their starts, and do not overlap. With `notes`, the kernel
+    /// notes the least index of `flat` whose element is not finite. One launch packs up to 120
+    /// gradients. The bits are those of [`pack`](crate::pack).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if gradients overlap or are not in order, one reaches beyond the end or starts at an index that is not
-    /// a multiple of 4, or a buffer is of another device; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if gradients overlap or are not in order, one reaches beyond the end
+    /// or starts at an index that is not a multiple of 4, or a buffer is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn pack(
         &self,
         flat: &mut DeviceBuffer,
@@ -54,8 +56,8 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
         check_places("pack", flat.len(), places)?;
-        let (scale, note) = (Scale::from(pre), argument(notes.as_ref(), Of::Contribution));
-        let kernel = Kernel::Pack(wire(flat.dtype()));
+        let (scale, note) = (ScaleArgument::from(pre), argument(notes.as_ref(), Of::Contribution));
+        let kernel = CudaKernel::Pack(wire(flat.dtype()));
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
             let table = table(part.iter().map(|it| (it.gradient.clone(), it.start)));
             let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
@@ -69,14 +71,16 @@ impl Stream {
             let reads: Reads<'_> = part.iter().map(|it| it.gradient.buffer()).collect();
             let noted = notes.as_mut().map(|notes| &mut notes.noted.words);
             let mut writes: Writes<'_> = [&mut *flat].into_iter().chain(noted).collect();
-            // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as long as its gradient.
+            // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as
+            // long as its gradient.
             unsafe { launch.issue(self, (&reads, &mut writes)) }?;
         }
         Ok(())
     }
 
-    /// Copies parameters out of a flat buffer, each cast to the dtype of its own buffer. This is the inverse of [`pack`](Self::pack),
-    /// with the same conditions on order and starts. One launch copies up to 120 parameters.
+    /// Copies parameters out of a flat buffer, each cast to the dtype of its own buffer. This is
+    /// the inverse of [`pack`](Self::pack), with the same conditions on order and starts. One
+    /// launch copies up to 120 parameters.
     ///
     /// # Errors
     /// The errors of [`pack`](Self::pack).
@@ -87,7 +91,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let places = parameters.iter().map(|it| (it.start, it.parameter.len()));
         check_places("unpack", flat.len(), places)?;
-        let kernel = Kernel::Unpack(wire(flat.dtype()));
+        let kernel = CudaKernel::Unpack(wire(flat.dtype()));
         for part in parameters.chunks_mut(MOST_PARAMS) {
             let begin = part.first().map_or(0, |it| it.start);
             let end = part.last().map_or(0, |it| it.start + it.parameter.len());
@@ -100,7 +104,8 @@ impl Stream {
                 .argument(&to);
             let mut writes: SmallVec<[&mut DeviceBuffer; 16]> =
                 part.iter_mut().map(|it| &mut *it.parameter).collect();
-            // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its parameter.
+            // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its
+            // parameter.
             unsafe { launch.issue(self, (&[flat], &mut writes)) }?;
         }
         Ok(())
@@ -113,7 +118,7 @@ impl Stream {
         flat: &DeviceBuffer,
     ) -> Result<(), CudaError> {
         let (address, begin, end) = (flat.address(0), 0_u64, range.len() as u64);
-        let launch = Launch::over(Kernel::Unpack(wire(flat.dtype())), range.len());
+        let launch = Launch::over(CudaKernel::Unpack(wire(flat.dtype())), range.len());
         let table = table([(DeviceSlice::new(to, range), 0)].into_iter());
         let launch = launch.argument(&table).argument(&address).argument(&begin).argument(&end);
         // SAFETY: CU-5, the range lies in its buffer, and `flat` is not shorter.
@@ -121,8 +126,10 @@ impl Stream {
     }
 }
 
-fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Param, MOST_PARAMS> {
-    let entry = |(slice, start): (DeviceSlice<'_>, usize)| Param {
+fn table<'a>(
+    params: impl Iterator<Item = (DeviceSlice<'a>, usize)>,
+) -> Table<TableParam, MOST_PARAMS> {
+    let entry = |(slice, start): (DeviceSlice<'_>, usize)| TableParam {
         address: slice.buffer().address(slice.range().start),
         start: start as u64,
         len: slice.len() as u64,
@@ -132,8 +139,8 @@ fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Pa
     Table::of(params.map(entry))
 }
 
-/// Cuts entries into launches. The elements of a launch begin at its first entry (at 0 for the first launch) and end at the first
-/// entry of the next launch.
+/// Cuts entries into launches. The elements of a launch begin at its first entry (at 0 for the
+/// first launch) and end at the first entry of the next launch.
 fn runs<T>(
     entries: &[T],
     len: usize,
@@ -174,17 +181,20 @@ fn check_places(
 }
 
 impl Stream {
-    /// Sums the contributions of members, in their order and in f32, and takes the sum into a target: `target = sum / post` or
-    /// `target += sum / post`.
+    /// Sums the contributions of members, in their order and in f32, and takes the sum into a
+    /// target: `target = sum / post` or `target += sum / post`.
     ///
-    /// `wires` has one buffer per member, all of one dtype; the elements `range` of each are summed. `range` starts at a multiple of 4.
-    /// `target` is `[range.len()]`, f32. With `notes`, the kernel notes the least index of the target whose element is not finite.
+    /// `wires` has one buffer per member, all of one dtype; the elements `range` of each are
+    /// summed. `range` starts at a multiple of 4. `target` is `[range.len()]`, f32. With `notes`,
+    /// the kernel notes the least index of the target whose element is not finite.
     ///
-    /// The call makes one launch. The bits are those of [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing.
+    /// The call makes one launch. The bits are those of
+    /// [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if there are no members or more than 480, a buffer has the wrong dtype or length or is of another device,
-    /// or `range` starts at an index that is not a multiple of 4; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if there are no members or more than 480, a buffer has the wrong
+    /// dtype or length or is of another device, or `range` starts at an index that is not a
+    /// multiple of 4; [`CudaError::Driver`] if a call of the driver fails.
     pub fn sum(
         &self,
         target: &mut DeviceBuffer,
@@ -198,8 +208,8 @@ impl Stream {
         let members = Table::<u64, MOST_MEMBERS>::of(addresses);
         let (address, len) = (target.address(0), range.len() as u64);
         let note = argument(notes.as_ref(), Of::Sum);
-        let (scale, fold) = (Scale::from(post), u32::from(fold == Fold::Add));
-        let kernel = Kernel::Sum(wire(wires[0].dtype()));
+        let (scale, fold) = (ScaleArgument::from(post), u32::from(fold == Fold::Add));
+        let kernel = CudaKernel::Sum(wire(wires[0].dtype()));
         let launch = Launch::over(kernel, range.len())
             .argument(&members)
             .argument(&address)
@@ -213,13 +223,14 @@ impl Stream {
         unsafe { launch.issue(self, (wires, &mut writes)) }
     }
 
-    /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and rounded once.
+    /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and
+    /// rounded once.
     ///
     /// The call makes one launch. The bits are those of [`pack`](crate::pack).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the buffers differ in length, the source is not f32, or a buffer is of another device;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the buffers differ in length, the source is not f32, or a buffer
+    /// is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn narrow(
         &self,
         target: &mut DeviceBuffer,
@@ -227,9 +238,9 @@ impl Stream {
         pre: Divisor,
     ) -> Result<(), CudaError> {
         source.check("narrow", DType::F32, target.len())?;
-        let kernel = Kernel::Narrow(wire(target.dtype()));
+        let kernel = CudaKernel::Narrow(wire(target.dtype()));
         let (to, from, len) = (target.address(0), source.address(0), target.len() as u64);
-        let scale = Scale::from(pre);
+        let scale = ScaleArgument::from(pre);
         let launch = Launch::over(kernel, target.len())
             .argument(&to)
             .argument(&from)
@@ -264,8 +275,8 @@ fn check_members(wires: &[&DeviceBuffer], range: &Range<usize>) -> Result<(), Cu
     Ok(())
 }
 
-/// The largest number of blocks, and the number of threads, of `inspect.cu`. They are the same on all devices, so that sums have one
-/// order.
+/// The largest number of blocks, and the number of threads, of `inspect.cu`. They are the same on
+/// all devices, so that sums have one order.
 const BLOCKS: u32 = 512;
 const THREADS: u32 = 256;
 
@@ -285,14 +296,16 @@ pub struct Seen {
 }
 
 impl Stream {
-    /// Computes the squared norm of each of these f32 buffers and finds its first element that is not finite, in one pass over each.
-    /// Makes two launches per buffer, and waits for the results for at most `patience`. The order of additions is the same on all
-    /// devices, and differs from that of [`squared_norm`](crate::squared_norm).
+    /// Computes the squared norm of each of these f32 buffers and finds its first element that is
+    /// not finite, in one pass over each. Makes two launches per buffer, and waits for the results
+    /// for at most `patience`. The order of additions is the same on all devices, and differs from
+    /// that of [`squared_norm`](crate::squared_norm).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device; [`CudaError::Late`] if the results are not there after
-    /// `patience`; [`CudaError::OutOfMemory`] if the device has no memory for them; [`CudaError::Driver`] if a call of the driver fails,
-    /// or an operation before has failed.
+    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device; [`CudaError::Late`]
+    /// if the results are not there after `patience`; [`CudaError::OutOfMemory`] if the device has
+    /// no memory for them; [`CudaError::Driver`] if a call of the driver fails, or an operation
+    /// before has failed.
     pub fn inspect(
         &self,
         all: &[&DeviceBuffer],
@@ -321,14 +334,15 @@ impl Stream {
         let of = (MatrixDType::F32, values, 0..values.len());
         let count = self.inspect_parts(of, &mut blocks)?;
         let (from, to) = (blocks.address(0), seen.address(2 * at));
-        let launch = Launch::fixed(Kernel::InspectBlocks, (1, BLOCKS));
+        let launch = Launch::fixed(CudaKernel::InspectBlocks, (1, BLOCKS));
         let launch = launch.argument(&from).argument(&count).argument(&to);
         // SAFETY: CU-5, one `Seen` a block is read, and one written.
         unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }
     }
 
-    /// Computes the squared norm of a range of an f32 buffer, whose elements are rounded to `dtype` first. The result is a `Seen` at the beginning
-    /// of `squares`, which has [`PARTIAL`] f32. Makes two launches.
+    /// Computes the squared norm of a range of an f32 buffer, whose elements are rounded to `dtype`
+    /// first. The result is a `Seen` at the beginning of `squares`, which has [`PARTIAL`] f32.
+    /// Makes two launches.
     pub(super) fn squares(
         &self,
         of: (MatrixDType, &DeviceBuffer, Range<usize>),
@@ -336,7 +350,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let count = self.inspect_parts(of, squares)?;
         let address = squares.address(0);
-        let launch = Launch::fixed(Kernel::InspectBlocks, (1, BLOCKS));
+        let launch = Launch::fixed(CudaKernel::InspectBlocks, (1, BLOCKS));
         let launch = launch.argument(&address).argument(&count).argument(&address);
         // SAFETY: CU-5, one `Seen` a block is read, and one written after that.
         unsafe { launch.issue(self, (&[], &mut [squares])) }
@@ -351,7 +365,7 @@ impl Stream {
         let (from, to) = (values.address(range.start), blocks.address(0));
         let (len, wanted) = (range.len() as u64, range.len().div_ceil(WIDTH * THREADS as usize));
         let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
-        let launch = Launch::fixed(Kernel::Inspect(dtype), (count, THREADS));
+        let launch = Launch::fixed(CudaKernel::Inspect(dtype), (count, THREADS));
         let launch = launch.argument(&from).argument(&len).argument(&to);
         // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
         unsafe { launch.issue(self, (&[values], &mut [blocks])) }?;

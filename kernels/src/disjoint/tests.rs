@@ -1,5 +1,5 @@
-//! K-1: `threads_fill_one_vector` and `claimed_blocks_cover_a_buffer` write concurrently. The other tests cover the
-//! checks one by one.
+//! K-1: `threads_fill_one_vector` and `claimed_blocks_cover_a_buffer` write concurrently. The other
+//! tests cover the checks one by one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

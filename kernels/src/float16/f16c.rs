@@ -1,7 +1,8 @@
 //! Conversions of f16 by the instructions of x86.
 //!
-//! An instruction converts eight elements. The remaining elements at the end go through the same functions as on other
-//! machines. The instructions round to nearest with ties to even, whatever the thread's rounding mode.
+//! An instruction converts eight elements. The remaining elements at the end go through the same
+//! functions as on other machines. The instructions round to nearest with ties to even, whatever
+//! the thread's rounding mode.
 
 use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm256_cvtph_ps, _mm256_cvtps_ph};
 

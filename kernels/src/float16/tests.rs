@@ -1,13 +1,13 @@
-//! Conversions of slices equal those of single elements, on every kind of machine. `round::tests` compares the latter
-//! with `half`.
+//! Conversions of slices equal those of single elements, on every kind of machine. `round::tests`
+//! compares the latter with `half`.
 
 use half::{bf16, f16};
 
 use super::{narrow_bf16, narrow_f16, round_to_f16, widen_bf16, widen_f16};
 use crate::simd::tests::on_both;
 
-/// Values from the whole range of f32, with tails of every length. Infinities, NaN, subnormals, overflows and ties are
-/// among them.
+/// Values from the whole range of f32, with tails of every length. Infinities, NaN, subnormals,
+/// overflows and ties are among them.
 fn sources() -> impl Iterator<Item = Vec<f32>> {
     let special = [f32::NAN, -f32::NAN, f32::INFINITY, 65_519.9, 65_520.0, 5.96e-8, 2.9e-8, -0.0];
     let signalling = f32::from_bits(0x7f80_0001);

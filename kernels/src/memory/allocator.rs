@@ -1,27 +1,28 @@
-//! The counting allocator. It allocates from another, with a header in front of each block that holds the block's
-//! rank and category.
+//! The counting allocator. It allocates from another, with a header in front of each block that
+//! holds the block's rank and category.
 //!
 //! ```text
 //!   base                        block = base + offset
 //!   |                           |
 //!   v                           v
-//!   [ ...unused... ][ Tag: 4 B ][ the requested bytes ]
+//!   [ ...unused... ][ BlockTag: 4 B ][ the requested bytes ]
 //! ```
 //!
-//! `offset` is 16, or the alignment if that is greater. So a block has the requested alignment, and vectors are aligned
-//! as well as by the allocator below. `offset` follows from the layout alone, which Rust passes with each block.
+//! `offset` is 16, or the alignment if that is greater. So a block has the requested alignment, and
+//! vectors are aligned as well as by the allocator below. `offset` follows from the layout alone,
+//! which Rust passes with each block.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::{hint, ptr};
 
 use super::scope;
-use super::tally::{self, Tag};
+use super::tally::{self, BlockTag};
 
-/// A global allocator that counts the allocations made in a [`scope`](super::scope). All memory comes from the allocator below it, by
-/// default that of the system.
+/// A global allocator that counts the allocations made in a [`scope`](super::scope). All memory
+/// comes from the allocator below it, by default that of the system.
 ///
-/// It costs 16 bytes and two thread-local reads for each allocation. Zeroed memory stays as cheap as that of the allocator below, and
-/// large blocks grow in place where its blocks do.
+/// It costs 16 bytes and two thread-local reads for each allocation. Zeroed memory stays as cheap
+/// as that of the allocator below, and large blocks grow in place where its blocks do.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator<A = System> {
     below: A,
@@ -46,8 +47,8 @@ impl<A> CountingAllocator<A> {
 /// The least distance from the start of an allocation to the block in it.
 const HEADER: usize = 16;
 
-// SAFETY: K-3 and K-4: a block is a fresh part of one allocation from below, aligned and large enough; blocks are
-// freed and grown with the layout of their allocation; nothing here unwinds.
+// SAFETY: K-3 and K-4: a block is a fresh part of one allocation from below, aligned and large
+// enough; blocks are freed and grown with the layout of their allocation; nothing here unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
@@ -89,7 +90,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         if new_size > layout.size() && tag.refuses(new_size - layout.size()) {
             return ptr::null_mut();
         }
-        // SAFETY: K-3, this is the allocation and its layout; the new size is not zero and does not overflow.
+        // SAFETY: K-3, this is the allocation and its layout; the new size is not zero and does not
+        // overflow.
         let base = unsafe { self.below.realloc(base, padded.layout, grown.layout.size()) };
         if base.is_null() {
             return base;
@@ -100,13 +102,15 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         } else {
             tag.refund(layout.size() - new_size);
         }
-        // SAFETY: K-3, the offset is within the new allocation, which begins with a copy of the header.
+        // SAFETY: K-3, the offset is within the new allocation, which begins with a copy of the
+        // header.
         unsafe { base.add(grown.offset) }
     }
 }
 
-/// The same block, of which the compiler no longer knows that it is new memory. Where it sees both the allocation and this use, it takes the header,
-/// which lies before the block, for memory that nothing has written.
+/// The same block, of which the compiler no longer knows that it is new memory. Where it sees both
+/// the allocation and this use, it takes the header, which lies before the block, for memory that
+/// nothing has written.
 #[inline(always)]
 fn with_header(block: *mut u8) -> *mut u8 {
     hint::black_box(block)
@@ -122,15 +126,16 @@ struct Padded {
 impl Padded {
     /// `None` if the size would overflow, which the caller reports as being out of memory.
     fn of(layout: Layout) -> Option<Self> {
-        let align = layout.align().max(align_of::<Tag>());
+        let align = layout.align().max(align_of::<BlockTag>());
         let offset = align.max(HEADER);
         let size = layout.size().checked_add(offset)?;
         let layout = Layout::from_size_align(size, align).ok()?;
         Some(Self { layout, offset })
     }
 
-    /// The padded layout, and the tag of the counters; also `None` if their budget has no room for the block.
-    fn within_budget(layout: Layout) -> Option<(Self, Tag)> {
+    /// The padded layout, and the tag of the counters; also `None` if their budget has no room for
+    /// the block.
+    fn within_budget(layout: Layout) -> Option<(Self, BlockTag)> {
         let tag = scope::current();
         if tag.refuses(layout.size()) {
             return None;
@@ -149,8 +154,9 @@ impl Padded {
     ///
     /// # Safety
     ///
-    /// K-4: `base` is null, or an allocation of this layout that has no other user; `size` is that of the block.
-    unsafe fn admit(self, base: *mut u8, tag: Tag, size: usize) -> *mut u8 {
+    /// K-4: `base` is null, or an allocation of this layout that has no other user; `size` is that
+    /// of the block.
+    unsafe fn admit(self, base: *mut u8, tag: BlockTag, size: usize) -> *mut u8 {
         if base.is_null() {
             return base;
         }
@@ -179,10 +185,11 @@ impl Padded {
     /// # Safety
     ///
     /// K-4: `base` is the start of a live allocation of this layout.
-    unsafe fn tag(self, base: *mut u8) -> Tag {
+    unsafe fn tag(self, base: *mut u8) -> BlockTag {
         // SAFETY: K-3, the header is within the allocation.
         let header = unsafe { self.header(base) };
-        // SAFETY: K-4, it was written when the block was given out; the block's user never reaches it.
+        // SAFETY: K-4, it was written when the block was given out; the block's user never reaches
+        // it.
         unsafe { header.read() }
     }
 
@@ -191,8 +198,9 @@ impl Padded {
     /// # Safety
     ///
     /// K-3: `base` is the start of an allocation of this layout.
-    unsafe fn header(self, base: *mut u8) -> *mut Tag {
-        // SAFETY: K-3, the offset is at least the size of a tag, and a multiple of its alignment, as `base` is.
-        unsafe { base.add(self.offset - size_of::<Tag>()) }.cast()
+    unsafe fn header(self, base: *mut u8) -> *mut BlockTag {
+        // SAFETY: K-3, the offset is at least the size of a tag, and a multiple of its alignment,
+        // as `base` is.
+        unsafe { base.add(self.offset - size_of::<BlockTag>()) }.cast()
     }
 }

@@ -6,43 +6,47 @@ use std::marker::PhantomData;
 
 use hsdp_sharding::Rank;
 
-use super::tally::{Category, DeviceCharge, Tag};
+use super::tally::{BlockTag, Category, DeviceCharge};
 
-// The initial values are constant and nothing is dropped: the allocator reads these, so they must never allocate, and
-// must work before a thread's first line and after its last.
+// The initial values are constant and nothing is dropped: the allocator reads these, so they must
+// never allocate, and must work before a thread's first line and after its last.
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
-    static TAG: Cell<Tag> = const { Cell::new(Tag::NONE) };
+    static TAG: Cell<BlockTag> = const { Cell::new(BlockTag::NONE) };
     static PROBED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A guard: while it lives, the allocations of this thread belong to a category. It cannot be sent to another thread.
+/// A guard: while it lives, the allocations of this thread belong to a category. It cannot be sent
+/// to another thread.
 #[must_use = "a scope counts allocations only while it lives"]
 #[derive(Debug)]
 pub struct Scope {
-    outer: Tag,
+    outer: BlockTag,
     stays_on_its_thread: PhantomData<*const ()>,
 }
 
-/// Counts the allocations of this thread in `category`, until the returned scope is dropped. Scopes nest.
+/// Counts the allocations of this thread in `category`, until the returned scope is dropped. Scopes
+/// nest.
 ///
 /// The rank is the one that this thread last passed to [`set_rank`] before this call.
 pub fn scope(category: Category) -> Scope {
-    enter(Tag::new(RANK.get(), category))
+    enter(BlockTag::new(RANK.get(), category))
 }
 
-/// Sets the rank for which this thread's scopes count from now on. Scopes that are open keep their rank. A new thread
-/// has rank 0. The memory of ranks from [`MAX_RANKS`](super::MAX_RANKS) on is not counted.
+/// Sets the rank for which this thread's scopes count from now on. Scopes that are open keep their
+/// rank. A new thread has rank 0. The memory of ranks from [`MAX_RANKS`](super::MAX_RANKS) on is
+/// not counted.
 pub fn set_rank(rank: Rank) {
     RANK.set(rank.index());
 }
 
 /// Whether [`CountingAllocator`](super::CountingAllocator) is this program's global allocator.
 ///
-/// The function makes an allocation and checks whether the allocator sees it. The allocation is not counted for a rank.
+/// The function makes an allocation and checks whether the allocator sees it. The allocation is not
+/// counted for a rank.
 pub fn is_installed() -> bool {
     PROBED.set(false);
-    let probe = enter(Tag::PROBE);
+    let probe = enter(BlockTag::PROBE);
     drop(black_box(Box::new(0_u8)));
     drop(probe);
     PROBED.get()
@@ -54,15 +58,15 @@ pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
 }
 
 /// The tag of this thread's next allocation.
-pub(super) fn current() -> Tag {
+pub(super) fn current() -> BlockTag {
     let tag = TAG.get();
-    if tag == Tag::PROBE {
+    if tag == BlockTag::PROBE {
         PROBED.set(true);
     }
     tag
 }
 
-fn enter(tag: Tag) -> Scope {
+fn enter(tag: BlockTag) -> Scope {
     Scope { outer: TAG.replace(tag), stays_on_its_thread: PhantomData }
 }
 

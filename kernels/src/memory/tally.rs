@@ -14,7 +14,8 @@ pub const MAX_RANKS: usize = 1024;
 pub enum Category {
     /// A rank's own parameters: the f32 master copy.
     Shard,
-    /// A rank's own parameters in the compute dtype, which gathers read, where that is not the master copy itself.
+    /// A rank's own parameters in the compute dtype, which gathers read, where that is not the
+    /// master copy itself.
     GatherInput,
     /// Gathered parameters, in the compute dtype.
     Full,
@@ -80,17 +81,18 @@ impl fmt::Display for Category {
     }
 }
 
-/// The host memory that `rank` holds in `category`. Always zero for [`Category::Other`], for ranks from [`MAX_RANKS`] on, and
-/// where the [allocator](super::CountingAllocator) is not installed.
+/// The host memory that `rank` holds in `category`. Always zero for [`Category::Other`], for ranks
+/// from [`MAX_RANKS`] on, and where the [allocator](super::CountingAllocator) is not installed.
 ///
-/// The numbers are exact for allocations that happened before this call, in the sense of the memory model. While other
-/// threads allocate, the two numbers may be from different moments.
+/// The numbers are exact for allocations that happened before this call, in the sense of the memory
+/// model. While other threads allocate, the two numbers may be from different moments.
 pub fn usage(rank: Rank, category: Category) -> Usage {
     usage_in(&TALLIES, rank, category)
 }
 
-/// The device memory that `rank` holds in `category`, over all devices. The bytes of buffers' elements are counted, without the
-/// spare bytes of their blocks. Always zero for [`Category::Other`], and for ranks from [`MAX_RANKS`] on.
+/// The device memory that `rank` holds in `category`, over all devices. The bytes of buffers'
+/// elements are counted, without the spare bytes of their blocks. Always zero for
+/// [`Category::Other`], and for ranks from [`MAX_RANKS`] on.
 pub fn usage_on_device(rank: Rank, category: Category) -> Usage {
     usage_in(&ON_DEVICE, rank, category)
 }
@@ -124,8 +126,9 @@ impl Allocations {
     }
 }
 
-/// The allocations of this process so far; zero where the [allocator](super::CountingAllocator) is not installed. The numbers
-/// are exact for allocations that happened before this call, in the sense of the memory model.
+/// The allocations of this process so far; zero where the [allocator](super::CountingAllocator) is
+/// not installed. The numbers are exact for allocations that happened before this call, in the
+/// sense of the memory model.
 pub fn allocations() -> Allocations {
     Allocations { count: COUNT.load(Relaxed), bytes: ByteCount(BYTES.load(Relaxed)) }
 }
@@ -139,8 +142,8 @@ pub(super) fn count_allocation(size: usize) {
     BYTES.fetch_add(size as u64, Relaxed);
 }
 
-/// Sets every peak, of all ranks and categories, to the bytes that are held now. If another thread allocates during the call,
-/// its peak may be lost.
+/// Sets every peak, of all ranks and categories, to the bytes that are held now. If another thread
+/// allocates during the call, its peak may be lost.
 pub fn reset_peaks() {
     lower_peaks(&TALLIES);
     lower_peaks(&ON_DEVICE);
@@ -152,12 +155,12 @@ fn lower_peaks(table: &[Row; MAX_RANKS]) {
     }
 }
 
-/// Limits the host memory that `rank` may hold in `category` to `bytes`; `None` removes the limit. Beyond it the [allocator]
-/// returns null, as it does on a machine without free memory. The call has no effect for [`Category::Other`], and for ranks
-/// from [`MAX_RANKS`] on.
+/// Limits the host memory that `rank` may hold in `category` to `bytes`; `None` removes the limit.
+/// Beyond it the [allocator] returns null, as it does on a machine without free memory. The call
+/// has no effect for [`Category::Other`], and for ranks from [`MAX_RANKS`] on.
 ///
-/// Code that cannot handle a failed allocation aborts the process. The runtime's allocations of gathered parameters,
-/// partials and gradients return an error instead.
+/// Code that cannot handle a failed allocation aborts the process. The runtime's allocations of
+/// gathered parameters, partials and gradients return an error instead.
 ///
 /// [allocator]: super::CountingAllocator
 pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
@@ -169,9 +172,9 @@ pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
 
 /// The counters to which an allocation belongs. The header of the allocation holds this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tag(u32);
+pub(super) struct BlockTag(u32);
 
-impl Tag {
+impl BlockTag {
     /// Not counted.
     pub(super) const NONE: Self = Self(0);
     /// Not counted, but seen by the allocator: [`is_installed`](super::is_installed) uses it.
@@ -187,7 +190,8 @@ impl Tag {
         }
     }
 
-    /// Whether the budget has no room for `size` more bytes. Concurrent allocations may together exceed the budget.
+    /// Whether the budget has no room for `size` more bytes. Concurrent allocations may together
+    /// exceed the budget.
     pub(super) fn refuses(self, size: usize) -> bool {
         let Some(tally) = self.tally() else { return false };
         let live = tally.live.load(Relaxed);
@@ -220,10 +224,10 @@ impl Tag {
 
 /// The counters of a buffer on a device.
 #[derive(Debug)]
-pub(crate) struct DeviceCharge(Tag);
+pub(crate) struct DeviceCharge(BlockTag);
 
 impl DeviceCharge {
-    pub(super) fn new(tag: Tag, bytes: usize) -> Self {
+    pub(super) fn new(tag: BlockTag, bytes: usize) -> Self {
         if let Some(tally) = tag.tally_in(&ON_DEVICE) {
             tally.charge(bytes);
         }
@@ -232,7 +236,7 @@ impl DeviceCharge {
 
     /// The charge of another library's memory, which is not counted.
     pub(crate) const fn nowhere() -> Self {
-        Self(Tag::NONE)
+        Self(BlockTag::NONE)
     }
 
     /// Counts that `bytes` were freed.
@@ -249,7 +253,8 @@ const COUNTED: usize = Category::COUNTED.len();
 struct Tally {
     live: AtomicU64,
     peak: AtomicU64,
-    /// The complement of the bytes that may be live: with 0 for no limit, the table is all zeros, and takes no room in a program's file.
+    /// The complement of the bytes that may be live: with 0 for no limit, the table is all zeros,
+    /// and takes no room in a program's file.
     budget_complement: AtomicU64,
 }
 
@@ -260,7 +265,8 @@ impl Tally {
     }
 
     fn charge(&self, size: usize) {
-        // Each addition returns the sum that it makes, so the greatest sum is the peak, whatever the order of threads.
+        // Each addition returns the sum that it makes, so the greatest sum is the peak, whatever
+        // the order of threads.
         let live = self.live.fetch_add(size as u64, Relaxed) + size as u64;
         self.peak.fetch_max(live, Relaxed);
     }

@@ -110,8 +110,6 @@ struct AdamW<'a> {
 }
 
 impl Kernel for AdamW<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let moments = self.first_moment.iter_mut().zip(self.second_moment);

@@ -147,8 +147,6 @@ struct Encode<'a> {
 }
 
 impl Kernel for Encode<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let blocks = self.values.chunks(EIGHT_BIT_BLOCK).zip(self.target.scales);
@@ -200,8 +198,6 @@ impl AdamW8Bit<'_> {
 }
 
 impl Kernel for AdamW8Bit<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(mut self) {
         for start in (0..self.parameter.len()).step_by(EIGHT_BIT_BLOCK) {

@@ -88,8 +88,6 @@ struct Lion<'a> {
 }
 
 impl Kernel for Lion<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.momentum);

@@ -98,8 +98,6 @@ struct Direct<'a> {
 }
 
 impl Kernel for Direct<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (factors, ahead) = (self.factors, self.kind == MomentumKind::Nesterov);
@@ -120,8 +118,6 @@ struct Move<'a> {
 }
 
 impl Kernel for Move<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let factors = self.factors;

@@ -96,8 +96,6 @@ struct Plain<'a> {
 }
 
 impl Kernel for Plain<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (parameter, &gradient) in self.parameter.iter_mut().zip(self.gradient) {
@@ -139,8 +137,6 @@ struct WithVelocity<'a, D> {
 }
 
 impl<D: Direction> Kernel for WithVelocity<'_, D> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let SgdFactors { momentum, rate, .. } = self.factors;

@@ -18,7 +18,8 @@ fn reduce<T: Element>(op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
     })
 }
 
-/// The sources of members: small whole numbers, so that every order and every dtype gives the same result.
+/// The sources of members: small whole numbers, so that every order and every dtype gives the same
+/// result.
 fn sources<T>(members: usize, len: usize, from: impl Fn(i8) -> T) -> Vec<Vec<T>> {
     let number = |member: usize, index: usize| [1, 2, 3, 4, 5, 6, 7][(member * 5 + index * 3) % 7];
     let source = |member| (0..len).map(|index| from(number(member, index))).collect();
@@ -78,7 +79,8 @@ fn sums_are_in_the_order_of_the_sources() {
     assert_eq!(reduce(ReduceOp::Sum, &sources), [0.0; 9]);
 }
 
-/// The results equal a fold from the left, bit for bit, for any number of sources that are read side by side.
+/// The results equal a fold from the left, bit for bit, for any number of sources that are read
+/// side by side.
 #[test]
 fn any_number_of_sources_is_joined_from_the_left() {
     let value = |source: usize, index: usize| 1.0 + (source * 131 + index * 17) as f32 / 7.0;

@@ -5,8 +5,8 @@ fn values() -> Vec<f32> {
     (0..=u32::MAX).step_by(1_999_993).map(f32::from_bits).filter(|x| !x.is_nan()).collect()
 }
 
-/// Divisors of all sizes and signs, with and without exact reciprocals, and some whose reciprocal is subnormal or
-/// infinite.
+/// Divisors of all sizes and signs, with and without exact reciprocals, and some whose reciprocal
+/// is subnormal or infinite.
 const DIVISORS: [f64; 13] = [
     1.0,
     3.0,

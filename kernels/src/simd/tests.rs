@@ -12,7 +12,8 @@ pub(super) fn narrow() -> bool {
     NARROW.get()
 }
 
-/// Runs `body` with the vectors of this machine and with those of every machine, and checks that the results agree.
+/// Runs `body` with the vectors of this machine and with those of every machine, and checks that
+/// the results agree.
 ///
 /// Results are compared as `PartialEq` compares them: return bits where NaN may occur.
 pub(crate) fn on_both<R: PartialEq + std::fmt::Debug>(body: impl Fn() -> R) -> R {

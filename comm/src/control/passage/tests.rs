@@ -6,7 +6,7 @@ use crate::remote::Pool;
 
 fn message(bytes: usize) -> Arc<Message> {
     let pool = Arc::<Pool>::default();
-    let mut message = Message::write(&pool, (Kind::Data, 0), b"header", bytes).expect("memory");
+    let mut message = Message::write(&pool, Kind::Data, 0, b"header", bytes).expect("memory");
     message.body_mut().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = at.to_le_bytes()[0]);
     Arc::new(message)
 }

@@ -77,7 +77,7 @@ fn opened(transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
 fn opened_by(rank: usize, transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
     let core = Core::new(3, WorldOptions::default());
     let asked = Asked { size: 3, processes: 3 };
-    let endpoint = Endpoint::new(&core.state, (Rank::new(rank), asked), Box::new(transport));
+    let endpoint = Endpoint::new(&core.state, Rank::new(rank), asked, Box::new(transport));
     core.open_endpoint(Arc::clone(&endpoint));
     (core, endpoint)
 }
@@ -297,7 +297,7 @@ fn no_rank_is_late_whose_message_comes_with_the_answer_of_the_process_that_forwa
             let asked = Asked { size: 2, processes: 2 };
             let options = WorldOptions { deadline, ..WorldOptions::default() };
             let wire = wires.next().expect("two");
-            World::by(2, (Rank::new(rank), asked), options, transport(wire))
+            World::by(2, Rank::new(rank), asked, options, transport(wire))
         };
     let stopped = |other| -> Box<dyn Transport> {
         Box::new(Stopped { other, came: VecDeque::new(), has_answered: false })

@@ -20,7 +20,7 @@ fn contribution(size: usize, number: u64) -> Arc<Message> {
     });
     let header = DataHeader { descriptor, step: 0, form: Default::default() };
     let header = bytes(&header);
-    Arc::new(Message::write(&Arc::default(), (Kind::Data, 0), &header, 0).expect("memory"))
+    Arc::new(Message::write(&Arc::default(), Kind::Data, 0, &header, 0).expect("memory"))
 }
 
 /// A message of a rank below, with contributions of these ranks.
@@ -35,7 +35,7 @@ fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
 }
 
 fn last(kind: Kind, exchanged: u64) -> Message {
-    let message = Message::write(&Arc::default(), (kind, 0), &[], 0).expect("memory");
+    let message = Message::write(&Arc::default(), kind, 0, &[], 0).expect("memory");
     message.after(exchanged)
 }
 

@@ -1,5 +1,5 @@
-//! The calls of cuBLAS. Its functions are declared here: the bindings of the driver's crate would panic where one is missing, and take a status
-//! that they do not know for one that they know.
+//! The calls of cuBLAS. Its functions are declared here: the bindings of the driver's crate would
+//! panic where one is missing, and take a status that they do not know for one that they know.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -20,7 +20,8 @@ use crate::cuda::stream::Apart;
 /// The file names of cuBLAS.
 const NAMES: [&str; 3] = ["libcublas.so", "libcublas.so.13", "libcublas.so.12"];
 
-/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`, with the default otherwise: no TF32, and all sums of bf16 in f32.
+/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`, with the default otherwise: no TF32, and all
+/// sums of bf16 in f32.
 const MATH: c_int = 16;
 /// `CUBLAS_COMPUTE_32F`.
 const SUMS: c_int = 68;
@@ -54,7 +55,8 @@ macro_rules! functions {
                 let library = ManuallyDrop::new(library);
                 Ok(Self {
                     $(
-                        // SAFETY: CU-1, the type of the field is that of cuBLAS's function of this name.
+                        // SAFETY: CU-1, the type of the field is that of cuBLAS's function of this
+                        // name.
                         $field: *unsafe { library.get::<$of>($name) }?,
                     )*
                 })
@@ -72,8 +74,8 @@ functions! {
     status_name: unsafe extern "C" fn(c_int) -> *const c_char = b"cublasGetStatusName\0";
 }
 
-/// The handle; the transposition of each factor; m, n and k; alpha; each factor, its dtype and stride; beta; the target, its dtype and stride;
-/// the dtype of sums; the algorithm.
+/// The handle; the transposition of each factor; m, n and k; alpha; each factor, its dtype and
+/// stride; beta; the target, its dtype and stride; the dtype of sums; the algorithm.
 type GemmEx = unsafe extern "C" fn(
     Raw,
     c_int,
@@ -101,7 +103,8 @@ type GemmEx = unsafe extern "C" fn(
 pub(in super::super) struct Blas {
     functions: Functions,
     device: usize,
-    /// Locked for the whole of a product, because precision, stream and workspace are settings of the handle.
+    /// Locked for the whole of a product, because precision, stream and workspace are settings of
+    /// the handle.
     handle: Mutex<Handle<Raw>>,
 }
 
@@ -151,7 +154,8 @@ impl Blas {
     /// Issues a product on a stream; the context is current.
     ///
     /// # Safety
-    /// CU-5, CU-8: the matrices lie within buffers that the stream was told, and so does the workspace.
+    /// CU-5, CU-8: the matrices lie within buffers that the stream was told, and so does the
+    /// workspace.
     pub(in super::super) unsafe fn multiply(
         &self,
         stream: CUstream,
@@ -172,13 +176,15 @@ impl Blas {
     }
 
     /// # Safety
-    /// CU-8: as for [`multiply`](Self::multiply); the handle is locked, and has its stream and its workspace.
+    /// CU-8: as for [`multiply`](Self::multiply); the handle is locked, and has its stream and its
+    /// workspace.
     unsafe fn issue(&self, handle: Raw, gemm: &Gemm) -> c_int {
         let dtype = if gemm.dtype == DType::BF16 { BF16 } else { F32 };
         let [m, n, k] = gemm.sizes.map(wide);
         let [first, second] = gemm.factors;
         let [take, keep] = &gemm.scales;
-        // SAFETY: CU-8, sizes and strides are those of the matrices; the scales are read before the call returns.
+        // SAFETY: CU-8, sizes and strides are those of the matrices; the scales are read before the
+        // call returns.
         unsafe {
             (self.functions.gemm)(
                 handle,

@@ -1,5 +1,5 @@
-//! Checks that the libraries of the system can be loaded. The bindings panic where they are missing, so this is checked
-//! first.
+//! Checks that the libraries of the system can be loaded. The bindings panic where they are
+//! missing, so this is checked first.
 
 use std::error::Error as _;
 use std::mem::ManuallyDrop;
@@ -45,7 +45,8 @@ fn check(
     })
 }
 
-/// Loads the first library of these names that is there and that `take` takes. Its name and its purpose are for the error.
+/// Loads the first library of these names that is there and that `take` takes. Its name and its
+/// purpose are for the error.
 ///
 /// # Errors
 /// [`CudaError::MissingLibrary`] if there is none, with the reason for each.
@@ -65,7 +66,8 @@ pub(super) fn open<T>(
     Err(CudaError::MissingLibrary { library, purpose, tried })
 }
 
-/// The words of the system's loader, which names files and functions; the error itself says only which call failed.
+/// The words of the system's loader, which names files and functions; the error itself says only
+/// which call failed.
 fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -83,7 +85,8 @@ const SOURCE: &str = concat!(
 /// Compiles all kernels to PTX, for devices of `architecture` and newer ones.
 ///
 /// # Errors
-/// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] with its log if it reports an error.
+/// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] with its log if
+/// it reports an error.
 pub fn compile(architecture: Architecture) -> Result<String, CudaError> {
     check_compiler()?;
     let options = CompileOptions {

@@ -10,7 +10,8 @@ const RANKS: usize = 5;
 /// A wait: the operation, the ranks that are missing, and whether the only issuing thread waits.
 type Drawn = (u64, Vec<usize>, bool);
 
-/// A rank: its waits, the operations that it has issued beside those, its epoch, and whether it has left or gives its epoch up.
+/// A rank: its waits, the operations that it has issued beside those, its epoch, and whether it has
+/// left or gives its epoch up.
 fn rank() -> impl Strategy<Value = RankState> {
     let wait = (0..4_u64, vec(0..RANKS, 0..3), prop::bool::weighted(0.8));
     let odd = prop::bool::weighted(0.1);
@@ -44,7 +45,8 @@ fn waits(look: &Look) -> Vec<(Rank, &MemberWait)> {
     waits
 }
 
-/// Whether the waits can end in this order: each when the ranks that it misses have issued its operation, or can issue it.
+/// Whether the waits can end in this order: each when the ranks that it misses have issued its
+/// operation, or can issue it.
 fn end_in(look: &Look, order: &[(Rank, &MemberWait)]) -> bool {
     (0..order.len()).all(|at| {
         let (rank, wait) = order[at];

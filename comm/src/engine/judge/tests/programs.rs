@@ -1,4 +1,5 @@
-//! Ranks that run programs in a simulated order, while others look at them: a circle is found if and only if they never end.
+//! Ranks that run programs in a simulated order, while others look at them: a circle is found if
+//! and only if they never end.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -36,7 +37,8 @@ fn rank() -> impl Strategy<Value = Running> {
     })
 }
 
-/// Every rank issues the operations of all programs in its own order, so that some runs end and some do not.
+/// Every rank issues the operations of all programs in its own order, so that some runs end and
+/// some do not.
 fn ranks_of(programs: Vec<Running>) -> Vec<Running> {
     let count = |group| {
         let is_it = |step: &&Step| matches!(step, Step::Issue(it) if *it == group);
@@ -122,7 +124,8 @@ proptest! {
         schedule in vec((0..RANKS, any::<bool>(), any::<bool>()), 0..200),
     ) {
         let mut all = ranks_of(programs);
-        // States of a look are taken at any moments; a look begins when the one before it is complete.
+        // States of a look are taken at any moments; a look begins when the one before it is
+        // complete.
         let (mut before, mut current, mut found) = (Look::new(), Look::new(), false);
         for (rank, looks, delayed) in schedule {
             if looks {

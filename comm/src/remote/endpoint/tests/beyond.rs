@@ -4,7 +4,7 @@ use super::*;
 
 /// Sends a hello to others that none of them can read.
 fn send_garbled(wire: &mut dyn Transport, to: &[usize]) {
-    let message = Message::write(&Arc::default(), (Kind::Hello, 0), b"no hello", 0);
+    let message = Message::write(&Arc::default(), Kind::Hello, 0, b"no hello", 0);
     let message = Arc::new(message.expect("memory"));
     to.iter().for_each(|to| wire.send(&[Rank::new(*to)], &message).expect("a wire"));
 }
@@ -19,7 +19,7 @@ fn all_are_told_at_once_that_a_process_that_is_no_rank_sends_what_none_can_read(
     let ends: Vec<Error> = thread::scope(|scope| {
         let make = |(rank, wire)| {
             let options = options.clone();
-            scope.spawn(move || World::of_first(2, (rank, 4), options, wire).expect_err("no world"))
+            scope.spawn(move || World::of_first(2, rank, 4, options, wire).expect_err("no world"))
         };
         let making: Vec<_> = job.into_iter().map(make).collect();
         making.into_iter().map(|end| end.join().expect("no panic")).collect()
@@ -37,7 +37,7 @@ fn a_process_that_is_no_rank_is_told_that_a_rank_leaves() {
     let (mut beyond, _second) = (wires.pop().expect("three"), wires.pop().expect("three"));
     let asked = Asked { size: 2, processes: 3 };
     let first = wires.pop().expect("three");
-    drop(World::by(2, (Rank::new(0), asked), WorldOptions::default(), first));
+    drop(World::by(2, Rank::new(0), asked, WorldOptions::default(), first));
     let came = std::iter::from_fn(|| beyond.receive().expect("a wire"));
     let kind = |(_, buffer)| Message::read(buffer).expect("a message").kind();
     assert_eq!(came.map(kind).collect::<Vec<_>>(), [Kind::Left]);
