@@ -426,11 +426,11 @@ table!(CANDLE {
 });
 
 table!(GPT {
-    hsdp_models::gpt::ConfigError: Send Sync Unpin,
     hsdp_models::gpt::Draw: Send Sync Unpin,
     hsdp_models::gpt::Gpt: Send Sync Unpin,
     hsdp_models::gpt::GptConfig: Send Sync Unpin,
-    hsdp_models::gpt::Kept: Send Sync Unpin,
+    hsdp_models::gpt::GptConfigError: Send Sync Unpin,
+    hsdp_models::gpt::GptMemory: Send Sync Unpin,
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
