@@ -34,7 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let most = options.file_size.saturating_mul(1_000_000);
     let weights = if options.average { Weights::Average } else { Weights::Trained };
     let (step, exported) = options.which.read(|generation| {
-        let exported = export((generation, &Disk), &options.out, weights, most)?;
+        let exported = export(generation, &Disk, &options.out, weights, most)?;
         Ok((generation.manifest().step, exported))
     })?;
     let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());

@@ -51,7 +51,7 @@ fn copy(generation: &Generation, options: &Options) -> Result<Outcome, Box<dyn E
 /// Writes this writer's part of each tensor.
 fn write(
     generation: &Generation,
-    place: &hsdp_checkpoint::Place,
+    place: &hsdp_checkpoint::DraftPlace,
     writer: Writer,
 ) -> Result<(), Box<dyn Error>> {
     let mut parts = Vec::new();
