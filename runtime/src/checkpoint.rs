@@ -30,37 +30,26 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `settings` (the choices of a program), `results` (of saves and loads),
-//! `together` (operations of all ranks, and the exchange of their results), `optimizer` (the
-//! optimizers that a checkpoint can keep), `portions` (the parts of each tensor that a rank owns),
-//! `frozen` (a digest of the parameters that a checkpoint leaves out), `made` (a save that is called
-//! again), `snapshot`, `in_flight` (a save in the background), `access` (the rights of an opening),
-//! `checkpoints`; `saving`, `save`, `background` (saves while training goes on); `options` (those of
-//! optimizers, at a load), `stated` (the settings of a model), `differences` (between a checkpoint
-//! and a model), `fitting` (loads in spite of them), `later` (the checkpoints after the one that is
-//! loaded), `load`, `weights` (loads of parameters alone); `import` (folders that other programs
-//! wrote).
+//! In reading order: `settings` (the choices of a program, and the results of saves and loads),
+//! `together` (operations of all ranks, and the exchange of their results), `portions` (the parts
+//! of each tensor that a rank owns), `frozen` (a digest of the parameters that a checkpoint leaves
+//! out), `saving` (a save that is under way), `in_flight` (a save in the background), `checkpoints`
+//! (their opening and rights, the optimizers whose state they can keep, their removal), `save`;
+//! `options` (those of optimizers, at a load), `differences` (between a checkpoint and a model, and
+//! the part that fits), `load`, `weights` (loads of parameters alone); `import` (folders that other
+//! programs wrote).
 
-mod access;
-mod background;
 mod checkpoints;
 mod differences;
-mod fitting;
 mod frozen;
 mod import;
 mod in_flight;
-mod later;
 mod load;
-mod made;
-mod optimizer;
 mod options;
 mod portions;
-mod results;
 mod save;
 mod saving;
 mod settings;
-mod snapshot;
-mod stated;
 mod together;
 mod weights;
 
@@ -68,8 +57,7 @@ pub use checkpoints::Checkpoints;
 pub use hsdp_checkpoint as format;
 pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
 pub use import::{Import, Imported};
-pub use results::{Resumed, Saved};
-pub use settings::{CheckpointOptions, Content, OtherOptions, OtherParameters};
+pub use settings::{CheckpointOptions, Content, OtherOptions, OtherParameters, Resumed, Saved};
 
 pub use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 pub use crate::persist::problem::Problem;

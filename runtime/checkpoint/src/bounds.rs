@@ -61,12 +61,12 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    deserializer.deserialize_seq(Shape(PhantomData))
+    deserializer.deserialize_seq(ShapeVisitor(PhantomData))
 }
 
-struct Shape<T>(PhantomData<T>);
+struct ShapeVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Shape<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ShapeVisitor<T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,7 +91,7 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    deserializer.deserialize_map(Unique(PhantomData))
+    deserializer.deserialize_map(UniqueVisitor(PhantomData))
 }
 
 /// Reads settings, of at most [`MOST_USER_BYTES`], and refuses a name that is there twice.
@@ -104,9 +104,9 @@ pub(crate) fn settings<'de, D: Deserializer<'de>>(
     bounded(deserializer, MOST_USER_BYTES).map(|Settings(settings)| settings)
 }
 
-struct Unique<T>(PhantomData<T>);
+struct UniqueVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Unique<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueVisitor<T> {
     type Value = BTreeMap<String, T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

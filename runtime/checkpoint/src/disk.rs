@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::files::{Files, Sink, Source};
+use crate::files::{FileSource, Files, Sink};
 
 /// The file system of the machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,9 +51,9 @@ impl Files for Disk {
         Ok(entries)
     }
 
-    /// Refuses links in the calls that open the directory and the file, so that no link can replace one of them between a check
-    /// and the opening. Does not wait for the writer of a FIFO.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+    /// Refuses links in the calls that open the directory and the file, so that no link can replace
+    /// one of them between a check and the opening. Does not wait for the writer of a FIFO.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
         let name = path.file_name().ok_or_else(|| refused("it names no file"))?;
         let directory = path.parent().filter(|above| !above.as_os_str().is_empty());
         let directory = open_directory(directory.unwrap_or(Path::new(".")))?;
@@ -69,7 +69,8 @@ impl Files for Disk {
     }
 }
 
-/// The access to a directory that contains a file. Linux opens it without reading it, and so without the right to list it.
+/// The access to a directory that contains a file. Linux opens it without reading it, and so
+/// without the right to list it.
 #[cfg(target_os = "linux")]
 const ACCESS: OFlags = OFlags::PATH;
 #[cfg(not(target_os = "linux"))]
@@ -89,8 +90,8 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// The file system of the machine, following links when it opens files: for folders that a user names, such as a folder of
-/// models whose files are links.
+/// The file system of the machine, following links when it opens files: for folders that a user
+/// names, such as a folder of models whose files are links.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkedDisk;
 
@@ -123,7 +124,7 @@ impl Files for LinkedDisk {
         Disk.list(path)
     }
 
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
         Disk.open(&path.canonicalize()?)
     }
 }
@@ -138,7 +139,7 @@ impl Sink for File {
     }
 }
 
-impl Source for File {
+impl FileSource for File {
     fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }

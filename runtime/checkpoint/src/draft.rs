@@ -8,17 +8,17 @@ use std::sync::Arc;
 use safetensors::Dtype;
 
 use crate::error::Error;
-use crate::files::{Files, read_whole};
+use crate::files::{Files, read_whole, write_synced};
 use crate::lease::Lease;
 use crate::manifest::{Head, MOST_BYTES, Manifest};
 use crate::name::{MANIFEST, RESERVED, nonce, writing};
-use crate::part::{Part, PartOfTensor, Slice, Writer};
+use crate::part::{PartOfTensor, Slice, Writer, WriterPart};
 use crate::store::Store;
 use crate::tensors::{Chunk, FileEntry, TensorEntry};
 
 /// The directory in which writers write their parts of a generation.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DraftPlace {
     files: Arc<dyn Files>,
     path: PathBuf,
     step: u64,
@@ -30,7 +30,7 @@ pub struct Place {
 #[must_use = "a draft is committed or discarded"]
 pub struct Draft<'a> {
     lease: &'a Lease,
-    place: Place,
+    place: DraftPlace,
 }
 
 /// A generation that exists now.
@@ -43,15 +43,15 @@ pub struct Committed {
     pub left_undone: Vec<Error>,
 }
 
-type Tensors = BTreeMap<String, TensorEntry>;
+type TensorEntries = BTreeMap<String, TensorEntry>;
 
 impl Store {
     /// Returns the directory in which writers write a generation of `step`. Its name contains
     /// `nonce`. Does not access the file system.
     #[must_use]
-    pub fn place(&self, step: u64, nonce: u64) -> Place {
+    pub fn place(&self, step: u64, nonce: u64) -> DraftPlace {
         let path = self.root().join(writing(step, nonce));
-        Place { files: Arc::clone(self.files()), path, step, nonce }
+        DraftPlace { files: Arc::clone(self.files()), path, step, nonce }
     }
 }
 
@@ -72,14 +72,14 @@ impl Lease {
     ///
     /// # Errors
     /// The errors of [`begin`](Self::begin).
-    pub fn begin_at(&mut self, place: Place) -> Result<Draft<'_>, Error> {
+    pub fn begin_at(&mut self, place: DraftPlace) -> Result<Draft<'_>, Error> {
         self.make_room(place.step, &place.path)?;
         place.make()?;
         Ok(Draft { lease: self, place })
     }
 }
 
-impl Place {
+impl DraftPlace {
     /// Returns the number that makes its name unique. With the step, it tells other ranks which
     /// place is meant.
     #[must_use]
@@ -124,16 +124,16 @@ impl Place {
         if slices.iter().any(|slice| slice.tensor == RESERVED) {
             return Err(Error::tensor(RESERVED, "safetensors reserves this name"));
         }
-        Part::write((&*self.files, &self.path), writer, slices).map(drop)
+        WriterPart::write(&*self.files, &self.path, writer, slices)
     }
 
     /// Reads the notes of all writers (W6).
-    fn parts(&self, writers: usize) -> Result<Vec<Part>, Error> {
+    fn parts(&self, writers: usize) -> Result<Vec<WriterPart>, Error> {
         let part = |index| {
             let writer = Writer { index, of: writers };
             let path = self.path.join(writer.note());
             let bytes = read_whole(&*self.files, &path, MOST_BYTES);
-            Part::decode(&path, writer, &bytes.map_err(Error::io("read", &path))?)
+            WriterPart::decode(&path, writer, &bytes.map_err(Error::io("read", &path))?)
         };
         (0..writers).map(part).collect()
     }
@@ -142,7 +142,7 @@ impl Place {
 impl<'a> Draft<'a> {
     /// The directory in which writers write.
     #[must_use]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &DraftPlace {
         &self.place
     }
 
@@ -185,14 +185,14 @@ impl<'a> Draft<'a> {
         self.check_sizes(&parts)?;
         let path = place.join(MANIFEST);
         let manifest = Manifest::new(&path, head, merged(parts)?)?.encode(&path)?;
-        self.write_synced(&path, &manifest)?;
+        write_synced(files, &path, |write| write(&manifest))?;
         for index in 0..writers {
             let note = place.join(Writer { index, of: writers }.note());
             files.remove(&note).map_err(Error::io("remove", &note))?;
         }
         files.sync_dir(place).map_err(Error::io("sync", place))?;
-        let (root, published) =
-            (self.lease.store().root(), self.lease.store().generation_path(self.place.step));
+        let root = self.lease.store().root();
+        let published = self.lease.store().generation_path(self.place.step);
         files.rename(place, &published).map_err(Error::io("rename", place))?;
         if let Err(error) = files.sync_dir(root) {
             // The save fails, so the generation must not stay: a second save of the same step would
@@ -212,30 +212,23 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn check_sizes(&self, parts: &[Part]) -> Result<(), Error> {
-        for Part { file, .. } in parts {
+    fn check_sizes(&self, parts: &[WriterPart]) -> Result<(), Error> {
+        for WriterPart { file, .. } in parts {
             let path = self.place.path.join(&file.name);
             let source = self.files().open(&path).map_err(Error::io("open", &path))?;
-            let (got, want) =
-                (source.size().map_err(Error::io("get the size of", &path))?, file.bytes);
-            if got != want {
-                return Err(Error::Truncated { path, got, want });
+            let got = source.size().map_err(Error::io("get the size of", &path))?;
+            if got != file.bytes {
+                return Err(Error::Truncated { path, got, want: file.bytes });
             }
         }
         Ok(())
     }
-
-    fn write_synced(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
-        let mut sink = self.files().create(path).map_err(Error::io("create", path))?;
-        sink.write(bytes).map_err(Error::io("write", path))?;
-        sink.sync().map_err(Error::io("sync", path))
-    }
 }
 
 /// The files of all parts, and their tensors with the chunks in order.
-fn merged(parts: Vec<Part>) -> Result<(Vec<FileEntry>, Tensors), Error> {
-    let (mut files, mut tensors) = (Vec::new(), Tensors::new());
-    for (number, Part { file, tensors: parts }) in (0..).zip(parts) {
+fn merged(parts: Vec<WriterPart>) -> Result<(Vec<FileEntry>, TensorEntries), Error> {
+    let (mut files, mut tensors) = (Vec::new(), TensorEntries::new());
+    for (number, WriterPart { file, tensors: parts }) in (0..).zip(parts) {
         files.push(file);
         parts.into_iter().try_for_each(|part| add(&mut tensors, part, number))?;
     }
@@ -245,7 +238,7 @@ fn merged(parts: Vec<Part>) -> Result<(Vec<FileEntry>, Tensors), Error> {
     Ok((files, tensors))
 }
 
-fn add(tensors: &mut Tensors, part: PartOfTensor, file: u64) -> Result<(), Error> {
+fn add(tensors: &mut TensorEntries, part: PartOfTensor, file: u64) -> Result<(), Error> {
     let PartOfTensor { tensor, shape, chunks } = part;
     let new = || TensorEntry { shape: shape.clone(), dtype: Dtype::F32, chunks: Vec::new() };
     let entry = tensors.entry(tensor.clone()).or_insert_with(new);

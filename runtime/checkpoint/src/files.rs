@@ -1,11 +1,15 @@
-//! The operations that this crate needs of a file system. They are few, so that a test can make each of them fail.
+//! The operations that this crate needs of a file system. They are few, so that a test can make
+//! each of them fail.
 
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file system. [`Disk`](crate::Disk) is the real one; another implementation may count operations, or make them fail. The
-/// directory of a store and its lease are always on the real one.
+use crate::error::Error;
+
+/// A file system. [`Disk`](crate::Disk) is the real one; another implementation may count
+/// operations, or make them fail. The directory of a store and its lease are always on the real
+/// one.
 pub trait Files: Debug + Send + Sync {
     /// Makes a directory. Its parent must exist.
     ///
@@ -49,12 +53,14 @@ pub trait Files: Debug + Send + Sync {
     /// `NotFound`, or another error of the system.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 
-    /// Opens a regular file for reading. A link in the place of the file or of its directory is refused, except by
-    /// [`LinkedDisk`](crate::LinkedDisk). Does not wait, whatever is in that place.
+    /// Opens a regular file for reading. A link in the place of the file or of its directory is
+    /// refused, except by [`LinkedDisk`](crate::LinkedDisk). Does not wait, whatever is in that
+    /// place.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if a link, a FIFO, a device or a directory is there; another error of the system.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>>;
+    /// `NotFound`; `InvalidInput` if a link, a FIFO, a device or a directory is there; another
+    /// error of the system.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>>;
 }
 
 /// A file that is being written.
@@ -73,7 +79,7 @@ pub trait Sink: Send {
 }
 
 /// A file that is being read.
-pub trait Source: Send + Sync {
+pub trait FileSource: Send + Sync {
     /// The size of the file in bytes.
     ///
     /// # Errors
@@ -98,4 +104,15 @@ pub(crate) fn read_whole(files: &dyn Files, path: &Path, most: u64) -> io::Resul
     let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
     source.read_at(0, &mut bytes)?;
     Ok(bytes)
+}
+
+/// Writes a file with the bytes that `act` provides, and syncs it.
+pub(crate) fn write_synced(
+    files: &dyn Files,
+    path: &Path,
+    act: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut sink = files.create(path).map_err(Error::io("create", path))?;
+    act(&mut |bytes| sink.write(bytes).map_err(Error::io("write", path)))?;
+    sink.sync().map_err(Error::io("sync", path))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use safetensors::Dtype;
 
 use crate::error::Error;
-use crate::files::{Files, Source, read_whole};
+use crate::files::{FileSource, Files, read_whole};
 use crate::hash::Hash;
 use crate::manifest::{MOST_BYTES, Manifest};
 use crate::name::MANIFEST;
@@ -61,7 +61,7 @@ impl Generation {
 
     /// Opens a file for one use. Many ranks of a process may read a generation of many files, so no
     /// file stays open.
-    fn source(&self, file: usize) -> Result<Box<dyn Source>, Error> {
+    fn source(&self, file: usize) -> Result<Box<dyn FileSource>, Error> {
         let FileEntry { name, bytes: want, .. } = &self.manifest.files[file];
         let path = self.path.join(name);
         let source = self.files.open(&path).map_err(Error::io("open", &path))?;

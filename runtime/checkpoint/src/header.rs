@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::bounds;
 use crate::error::Error;
-use crate::files::Source;
+use crate::files::FileSource;
 use crate::name::RESERVED;
 
 /// The bytes at the beginning of a file that hold the length of its header.
@@ -45,7 +45,7 @@ pub(crate) fn encode(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, Erro
 /// # Errors
 /// [`Error::Io`]; [`Error::Manifest`] if the header is invalid; [`Error::Truncated`] if the file has another size than the header
 /// says.
-pub(crate) fn decode(path: &Path, source: &dyn Source) -> Result<(u64, Metadata), Error> {
+pub(crate) fn decode(path: &Path, source: &dyn FileSource) -> Result<(u64, Metadata), Error> {
     let size = source.size().map_err(Error::io("get the size of", path))?;
     let mut length = [0; LENGTH_BYTES];
     source.read_at(0, &mut length).map_err(Error::io("read", path))?;
@@ -67,7 +67,7 @@ pub(crate) fn decode(path: &Path, source: &dyn Source) -> Result<(u64, Metadata)
 
 /// The tensors of a header, in the order of their data. The `safetensors` crate checks that they cover the data exactly.
 fn parsed(json: &[u8]) -> serde_json::Result<Metadata> {
-    let Tensors(tensors) = serde_json::from_slice(json)?;
+    let HeaderTensors(tensors) = serde_json::from_slice(json)?;
     let mut tensors: Vec<(String, TensorInfo)> = tensors.into_iter().collect();
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     Metadata::new(None, tensors).map_err(serde_json::Error::custom)
@@ -75,9 +75,9 @@ fn parsed(json: &[u8]) -> serde_json::Result<Metadata> {
 
 /// The tensors of a header, by name. The parser of the `safetensors` crate holds every value of the text in memory at first, which
 /// may take 30 times the bytes of the text.
-struct Tensors(BTreeMap<String, TensorInfo>);
+struct HeaderTensors(BTreeMap<String, TensorInfo>);
 
-impl<'de> Deserialize<'de> for Tensors {
+impl<'de> Deserialize<'de> for HeaderTensors {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(TensorsVisitor)
     }
@@ -86,13 +86,13 @@ impl<'de> Deserialize<'de> for Tensors {
 struct TensorsVisitor;
 
 impl<'de> Visitor<'de> for TensorsVisitor {
-    type Value = Tensors;
+    type Value = HeaderTensors;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Tensors, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<HeaderTensors, A::Error> {
         let (mut tensors, mut has_metadata) = (BTreeMap::new(), false);
         while let Some(name) = entries.next_key::<String>()? {
             if name != RESERVED {
@@ -105,7 +105,7 @@ impl<'de> Visitor<'de> for TensorsVisitor {
                 entries.next_value::<Option<Texts>>()?;
             }
         }
-        Ok(Tensors(tensors))
+        Ok(HeaderTensors(tensors))
     }
 }
 

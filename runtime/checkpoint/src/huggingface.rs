@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::bounds;
 use crate::error::{Error, listed};
-use crate::files::{Files, Source, read_whole};
+use crate::files::{FileSource, Files, read_whole, write_synced};
 use crate::generation::Generation;
 use crate::hash::Hash;
 use crate::header;
@@ -83,7 +83,8 @@ pub enum Weights {
 /// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs;
 /// [`Error::Manifest`] if averages are wanted and the generation has none.
 pub fn export(
-    (generation, files): (&Generation, &dyn Files),
+    generation: &Generation,
+    files: &dyn Files,
     folder: &Path,
     weights: Weights,
     most: u64,
@@ -98,7 +99,7 @@ pub fn export(
     }
     let parts = split(generation, weights, most)?;
     files.create_dir(&writing).map_err(Error::io("make", &writing))?;
-    let written = write(generation, (files, &writing), &parts);
+    let written = write(generation, files, &writing, &parts);
     let published = written.and_then(|exported| {
         files.rename(&writing, folder).map_err(Error::io("rename", &writing))?;
         Ok(exported)
@@ -108,8 +109,9 @@ pub fn export(
 
 fn write(
     generation: &Generation,
-    (files, folder): (&dyn Files, &Path),
-    parts: &[Vec<Tensor<'_>>],
+    files: &dyn Files,
+    folder: &Path,
+    parts: &[Vec<ExportedTensor<'_>>],
 ) -> Result<Exported, Error> {
     let count = parts.len();
     let mut index = Index { metadata: BTreeMap::new(), weight_map: BTreeMap::new() };
@@ -119,7 +121,7 @@ fn write(
             1 => SINGLE.to_owned(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
         };
-        bytes += write_file(generation, (files, &folder.join(&name)), tensors)?;
+        bytes += write_file(generation, files, &folder.join(&name), tensors)?;
         let named = tensors.iter().map(|tensor| (tensor.name.to_owned(), name.clone()));
         index.weight_map.extend(named);
     }
@@ -127,13 +129,13 @@ fn write(
     index.metadata.insert("total_size".to_owned(), bytes.into());
     let path = folder.join(INDEX);
     let text = serde_json::to_vec_pretty(&index).map_err(|error| Error::manifest(&path, error))?;
-    write_synced((files, &path), |write| write(&text))?;
+    write_synced(files, &path, |write| write(&text))?;
     files.sync_dir(folder).map_err(Error::io("sync", folder))?;
     Ok(Exported { files: count, tensors, bytes })
 }
 
 /// A tensor of a folder.
-struct Tensor<'a> {
+struct ExportedTensor<'a> {
     name: &'a str,
     /// The name of the tensor with its values in the generation.
     source: &'a str,
@@ -141,7 +143,7 @@ struct Tensor<'a> {
 }
 
 /// The tensors of each file, in order of name. There is at least one file.
-type Parts<'a> = Vec<Vec<Tensor<'a>>>;
+type Parts<'a> = Vec<Vec<ExportedTensor<'a>>>;
 
 /// Puts tensors into files.
 fn split(generation: &Generation, weights: Weights, most: u64) -> Result<Parts<'_>, Error> {
@@ -160,14 +162,17 @@ fn split(generation: &Generation, weights: Weights, most: u64) -> Result<Parts<'
 }
 
 /// All tensors of a folder, in order of name.
-fn tensors_of<'g>(generation: &'g Generation, weights: Weights) -> Result<Vec<Tensor<'g>>, Error> {
+fn tensors_of<'g>(
+    generation: &'g Generation,
+    weights: Weights,
+) -> Result<Vec<ExportedTensor<'g>>, Error> {
     let tensors = &generation.manifest().tensors;
     let params = tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
     let average = |name| tensors.get_key_value(&state_tensor("ema", name));
     let source = |name| if weights == Weights::Average { average(name) } else { None };
     let tensor = |(name, own): (&'g String, &'g TensorEntry)| {
         let (source, entry) = source(name).unwrap_or((name, own));
-        Tensor { name, source, entry }
+        ExportedTensor { name, source, entry }
     };
     let all: Vec<_> = params.map(tensor).collect();
     if weights == Weights::Average && all.iter().all(|tensor| tensor.name == tensor.source) {
@@ -187,12 +192,13 @@ fn bytes_of(name: &str, tensor: &TensorEntry) -> Result<u64, Error> {
 /// Writes a file. Returns the bytes of its tensors.
 fn write_file(
     generation: &Generation,
-    (files, path): (&dyn Files, &Path),
-    tensors: &[Tensor<'_>],
+    files: &dyn Files,
+    path: &Path,
+    tensors: &[ExportedTensor<'_>],
 ) -> Result<u64, Error> {
     let mut at = 0;
     let mut infos = Vec::new();
-    for Tensor { name, entry, .. } in tensors {
+    for ExportedTensor { name, entry, .. } in tensors {
         let size =
             |size: &u64| usize::try_from(*size).map_err(|_| Error::tensor(name, "it is too large"));
         let shape = entry.shape.iter().map(size).collect::<Result<_, _>>()?;
@@ -202,21 +208,11 @@ fn write_file(
         at = end;
     }
     let beginning = header::encode(infos)?;
-    write_synced((files, path), |write| {
+    write_synced(files, path, |write| {
         write(&beginning)?;
         tensors.iter().try_for_each(|it| generation.for_each_chunk(it.source, &mut *write))
     })?;
     Ok(at as u64)
-}
-
-/// Writes a file with the bytes that `act` provides, and syncs it.
-fn write_synced(
-    (files, path): (&dyn Files, &Path),
-    act: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut sink = files.create(path).map_err(Error::io("create", path))?;
-    act(&mut |bytes| sink.write(bytes).map_err(Error::io("write", path)))?;
-    sink.sync().map_err(Error::io("sync", path))
 }
 
 /// A folder with a Hugging Face model. Its headers have been read.
@@ -224,14 +220,14 @@ fn write_synced(
 pub struct Folder {
     files: Arc<dyn Files>,
     /// By name.
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, TensorPlace>,
     /// Contradictions that change no tensor, in words.
     oddities: Vec<String>,
 }
 
 /// The position of a tensor in a file.
 #[derive(Clone, Debug)]
-struct Place {
+struct TensorPlace {
     path: Arc<Path>,
     dtype: Dtype,
     shape: Vec<u64>,
@@ -241,9 +237,9 @@ struct Place {
 /// Bytes of each part of a sample.
 const SAMPLE: usize = 1024;
 
-impl Place {
+impl TensorPlace {
     /// Returns the hash of the first, the middle and the last bytes of the tensor.
-    fn sample(&self, source: &dyn Source) -> Result<Hash, Error> {
+    fn sample(&self, source: &dyn FileSource) -> Result<Hash, Error> {
         let bytes = self.shape.iter().product::<u64>() * self.dtype.bitsize() as u64 / 8;
         let part = bytes.min(SAMPLE as u64);
         let mut hasher = blake3::Hasher::new();
@@ -272,7 +268,7 @@ impl Folder {
         let paths = files.list(folder).map_err(Error::io("list", folder))?;
         let names: BTreeSet<&str> =
             paths.iter().filter_map(|path| path.file_name().and_then(OsStr::to_str)).collect();
-        let mut found = Found::default();
+        let mut found = FolderScan::default();
         match Layout::of(&names).map_err(|problem| Error::manifest(folder, problem))? {
             Layout::Single { unread } => {
                 found.add_file(&*files, &folder.join(SINGLE))?;
@@ -310,7 +306,7 @@ impl Folder {
     /// # Errors
     /// [`Error::Io`].
     pub fn contents(&self) -> Result<Vec<String>, Error> {
-        let mut places: Vec<(&String, &Place)> = self.tensors.iter().collect();
+        let mut places: Vec<(&String, &TensorPlace)> = self.tensors.iter().collect();
         places.sort_by(|(_, one), (_, other)| {
             (&one.path, one.begin).cmp(&(&other.path, other.begin))
         });
@@ -320,7 +316,7 @@ impl Folder {
             let source = self.files.open(path).map_err(Error::io("open", path))?;
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             for (name, place) in of_file {
-                let Place { dtype, shape, begin, .. } = place;
+                let TensorPlace { dtype, shape, begin, .. } = place;
                 let sample = place.sample(&*source)?;
                 let (name, file) = (name.escape_debug(), file.escape_debug());
                 lines.push(format!(
@@ -343,7 +339,7 @@ impl Folder {
         let place = self.tensors.get(tensor);
         let place =
             place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
-        let Place { path, dtype, shape, begin } = place;
+        let TensorPlace { path, dtype, shape, begin } = place;
         let convert = converter(*dtype).ok_or_else(|| {
             Error::tensor(tensor, format!("its elements are {dtype}, not floats"))
         })?;
@@ -475,15 +471,15 @@ fn unread_files(unread: &[&str]) -> Option<String> {
 
 /// The files of a folder that have been read so far.
 #[derive(Default)]
-struct Found {
-    tensors: BTreeMap<String, Place>,
+struct FolderScan {
+    tensors: BTreeMap<String, TensorPlace>,
     header_bytes: u64,
     /// The bytes of all tensors.
     bytes: u64,
     oddities: Vec<String>,
 }
 
-impl Found {
+impl FolderScan {
     /// Adds the files that the index names, of the files `names` that the folder has.
     fn add_indexed(
         &mut self,
@@ -563,7 +559,7 @@ impl Found {
             let begin = data + info.data_offsets.0 as u64;
             self.bytes += (info.data_offsets.1 - info.data_offsets.0) as u64;
             let shape = info.shape.iter().map(|size| *size as u64).collect();
-            let place = Place { path: Arc::clone(&path), dtype: info.dtype, shape, begin };
+            let place = TensorPlace { path: Arc::clone(&path), dtype: info.dtype, shape, begin };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
                 let (name, other) = (name.escape_debug(), other.path.display());
                 return Err(Error::manifest(&path, format!("`{name}` is also in {other}")));

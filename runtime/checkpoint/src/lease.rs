@@ -1,4 +1,4 @@
-//! The right to write to a store.
+//! The right to write to a store, and the generations that it keeps.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -124,6 +124,30 @@ impl Lease {
         self.broken.contains(&step)
     }
 
+    /// Removes generations that are older than those to be kept (W10; CHECKPOINT.md, "Retention").
+    /// The newest one is that of `newest`, which has just been written. Returns the failures.
+    pub(crate) fn remove_old(&self, newest: u64) -> Vec<Error> {
+        let steps = match self.store.steps() {
+            Ok(steps) => steps,
+            Err(error) => return vec![error],
+        };
+        let (mut readable, mut left_undone) = (1, Vec::new());
+        for step in steps.into_iter().rev().filter(|step| *step < newest) {
+            match self.store.open(step) {
+                Err(Error::Version { .. }) => {}
+                // A person has removed it.
+                Err(error) if error.is_absence() => {}
+                Err(error) if !error.is_loss() => left_undone.push(error),
+                _ if readable == self.store.kept() => {
+                    left_undone.extend(self.store.delete(step).err());
+                }
+                Ok(_) if !self.has_noted(step) => readable += 1,
+                _ => {}
+            }
+        }
+        left_undone
+    }
+
     /// Reads a generation from its beginning to its end, and removes it if it is broken.
     fn remove_broken(&self, step: u64) -> Result<(), Error> {
         let path = self.store.generation_path(step);
@@ -166,8 +190,8 @@ impl Lease {
     }
 }
 
-/// Gives the lock back at once: a process that is being started has a copy of the open file until it
-/// runs its own program.
+/// Gives the lock back at once: a process that is being started has a copy of the open file until
+/// it runs its own program.
 impl Drop for Lease {
     fn drop(&mut self) {
         // Where this fails, the lock ends when the last copy is closed.

@@ -1,8 +1,10 @@
-//! Checkpoints of sharded models: the format and its files, independent of training. `CHECKPOINT.md`, beside this crate's
-//! sources, defines the files, the order in which they are written, and the guarantees that a reader has.
+//! Checkpoints of sharded models: the format and its files, independent of training.
+//! `CHECKPOINT.md`, beside this crate's sources, defines the files, the order in which they are
+//! written, and the guarantees that a reader has.
 //!
-//! A checkpoint is a directory that exists completely or not at all. It holds safetensors files, and a manifest with the
-//! hashes of all of them. Any number of writers write it. Any number of readers read any ranges of its tensors.
+//! A checkpoint is a directory that exists completely or not at all. It holds safetensors files,
+//! and a manifest with the hashes of all of them. Any number of writers write it. Any number of
+//! readers read any ranges of its tensors.
 //!
 //! | concept | PyTorch's DCP | here |
 //! |---|---|---|
@@ -37,11 +39,11 @@
 //!
 //! # Modules
 //!
-//! All modules are private, and the crate root re-exports their items. A module imports only modules
-//! before it. In reading order: `hash`, `error`; `files`, `disk` (the operations of a file system);
-//! `name`; `bounds` (of untrusted JSON); `tensors` (with their chunks, and the check that they are
-//! complete), `manifest` (the contents of a generation); `generation` (reading), `store`; `lease`,
-//! `retention`; `header` (headers of safetensors files), `part` (the data of one writer), `draft` (a
+//! All modules are private, and the crate root re-exports their items. A module imports only
+//! modules before it. In reading order: `hash`, `error`; `files`, `disk` (the operations of a file
+//! system); `name`; `bounds` (of untrusted JSON); `tensors` (with their chunks, and the check that
+//! they are complete), `manifest` (the contents of a generation); `generation` (reading), `store`,
+//! `lease`; `header` (headers of safetensors files), `part` (the data of one writer), `draft` (a
 //! generation that is being written); `huggingface` (folders of Hugging Face models).
 
 mod bounds;
@@ -57,20 +59,19 @@ mod lease;
 mod manifest;
 mod name;
 mod part;
-mod retention;
 mod store;
 mod tensors;
 
 pub use self::bounds::MOST_USER_BYTES;
 pub use self::disk::{Disk, LinkedDisk};
-pub use self::draft::{Committed, Draft, Place};
+pub use self::draft::{Committed, Draft, DraftPlace};
 pub use self::error::{Error, listed};
-pub use self::files::{Files, Sink, Source};
+pub use self::files::{FileSource, Files, Sink};
 pub use self::generation::Generation;
 pub use self::hash::Hash;
 pub use self::huggingface::{Exported, Folder, Weights, export};
 pub use self::lease::Lease;
-pub use self::manifest::{Head, LossScaleHead, Manifest, MeshShape, OptimizerHead, Training};
+pub use self::manifest::{Head, LossScaleHead, Manifest, MeshShape, OptimizerHead, TrainingHead};
 pub use self::name::{RESERVED, STATE, nonce, state_tensor};
 pub use self::part::{Elements, Slice, Writer};
 pub use self::store::{Fallback, Store};

@@ -44,7 +44,7 @@ pub struct Head {
     /// The mesh of the ranks that wrote it. No reader needs it.
     pub mesh: MeshShape,
     /// The values that one step passes on to the next, besides parameters.
-    pub training: Training,
+    pub training: TrainingHead,
     /// The optimizer, if its state is saved.
     pub optimizer: Option<OptimizerHead>,
     /// The program's own values, which it needs to go on: a data cursor, seeds. At most
@@ -64,7 +64,7 @@ impl Head {
         Self {
             step,
             mesh: MeshShape { replicate: 1, shard: 1 },
-            training: Training { loss_scale: None, weight_hint: 0, applied_steps: None },
+            training: TrainingHead { loss_scale: None, weight_hint: 0, applied_steps: None },
             optimizer: None,
             user: serde_json::Value::Null,
             frozen_digest: None,
@@ -86,7 +86,7 @@ pub struct MeshShape {
 /// The values that one step passes on to the next, besides parameters and optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Training {
+pub struct TrainingHead {
     /// The loss scale, if it is dynamic.
     pub loss_scale: Option<LossScaleHead>,
     /// The largest weight of a microbatch in the last step, on any rank.
@@ -146,7 +146,7 @@ pub struct Manifest {
     /// The mesh of the ranks that wrote it.
     pub mesh: MeshShape,
     /// The values that one step passes on to the next, besides parameters.
-    pub training: Training,
+    pub training: TrainingHead,
     /// The optimizer, if its state is saved.
     #[serde(deserialize_with = "bounds::optimizer")]
     pub optimizer: Option<OptimizerHead>,
@@ -175,7 +175,7 @@ pub struct Manifest {
 /// The content of a manifest's or a note's file: the exact bytes of the value, and their hash.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed<'a> {
+struct SealedJson<'a> {
     hash: Hash,
     #[serde(borrow)]
     checkpoint: &'a RawValue,
@@ -191,12 +191,12 @@ struct Versioned {
 pub(crate) fn seal(value: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let value = serde_json::value::to_raw_value(value)?;
     let hash = Hash::of(value.get().as_bytes());
-    serde_json::to_vec(&Sealed { hash, checkpoint: &value })
+    serde_json::to_vec(&SealedJson { hash, checkpoint: &value })
 }
 
 /// The text of a sealed value, once its bytes have the recorded hash.
 pub(crate) fn unseal<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Error> {
-    let sealed: Sealed<'_> =
+    let sealed: SealedJson<'_> =
         serde_json::from_slice(bytes).map_err(|error| Error::manifest(path, error))?;
     let (text, found) = (sealed.checkpoint.get(), Hash::of(sealed.checkpoint.get().as_bytes()));
     if found != sealed.hash {

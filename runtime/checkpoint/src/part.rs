@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds;
 use crate::error::Error;
-use crate::files::{Files, Sink};
+use crate::files::{Files, Sink, write_synced};
 use crate::hash::Hash;
 use crate::header;
 use crate::manifest::{seal, unseal};
@@ -104,7 +104,7 @@ impl<'a> From<&'a [f32]> for Elements<'a> {
 /// A writer's note: its file, and the tensors in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Part {
+pub(crate) struct WriterPart {
     /// Its file.
     pub(crate) file: FileEntry,
     /// The parts of tensors in the file.
@@ -120,20 +120,22 @@ pub(crate) struct PartOfTensor {
     /// Its global shape.
     #[serde(deserialize_with = "bounds::shape")]
     pub(crate) shape: Vec<u64>,
-    /// Its chunks in this file. Their `file` is 0 here, since the number of the file is not known yet.
+    /// Its chunks in this file. Their `file` is 0 here, since the number of the file is not known
+    /// yet.
     pub(crate) chunks: Vec<Chunk>,
 }
 
-impl Part {
+impl WriterPart {
     /// Writes a file and its note, and syncs both.
     ///
     /// # Errors
     /// [`Error::Tensor`] if two slices are of one tensor; [`Error::Io`].
     pub(crate) fn write(
-        (files, directory): (&dyn Files, &Path),
+        files: &dyn Files,
+        directory: &Path,
         writer: Writer,
         slices: &[Slice<'_>],
-    ) -> Result<Self, Error> {
+    ) -> Result<(), Error> {
         let name = writer.file();
         let path = directory.join(&name);
         let beginning = beginning(slices)?;
@@ -143,16 +145,10 @@ impl Part {
             slices.iter().map(|slice| hashed.write_slice(slice)).collect::<Result<_, _>>();
         let (bytes, hash) = (hashed.bytes, Hash::finish(&hashed.hasher));
         let part = Self { file: FileEntry { name, bytes, hash }, tensors: tensors? };
-        hashed.sync()?;
-        part.write_note(files, &directory.join(writer.note()))?;
-        Ok(part)
-    }
-
-    fn write_note(&self, files: &dyn Files, path: &Path) -> Result<(), Error> {
-        let note = seal(self).map_err(|error| Error::manifest(path, error))?;
-        let mut hashed = Hashed::create(files, path)?;
-        hashed.write(&note)?;
-        hashed.sync()
+        hashed.sink.sync().map_err(Error::io("sync", hashed.path))?;
+        let path = directory.join(writer.note());
+        let note = seal(&part).map_err(|error| Error::manifest(&path, error))?;
+        write_synced(files, &path, |write| write(&note))
     }
 
     /// Reads a note.
@@ -232,9 +228,5 @@ impl<'a> Hashed<'a> {
         }
         let (tensor, shape) = (slice.tensor.to_owned(), slice.shape.to_vec());
         Ok(PartOfTensor { tensor, shape, chunks })
-    }
-
-    fn sync(&mut self) -> Result<(), Error> {
-        self.sink.sync().map_err(Error::io("sync", self.path))
     }
 }

@@ -72,7 +72,7 @@ fn parameters_are_exported_and_read_again_whatever_the_files() {
     for (most, count) in [(1, 4), (200, 2), (1 << 30, 1)] {
         let folder = root.path().join(format!("by-{most}"));
         let exported =
-            export((&generation, &Disk), &folder, Weights::Trained, most).expect("exported");
+            export(&generation, &Disk, &folder, Weights::Trained, most).expect("exported");
         assert_eq!(exported, Exported { files: count, tensors: 4, bytes: 4 * 72 });
         assert_eq!(files(&folder).len(), count + 1, "{:?}", files(&folder));
         let read = Folder::open(Arc::new(Disk), &folder).expect("a folder");
@@ -91,7 +91,7 @@ fn parameters_are_exported_and_read_again_whatever_the_files() {
             SafeTensors::deserialize(&bytes).expect("any reader opens it");
         }
         let again =
-            export((&generation, &Disk), &folder, Weights::Trained, most).expect_err("it is there");
+            export(&generation, &Disk, &folder, Weights::Trained, most).expect_err("it is there");
         assert!(again.to_string().starts_with("cannot make "), "{again}");
     }
 }
@@ -102,7 +102,7 @@ fn averages_are_exported_in_place_of_the_parameters_that_have_them() {
     let (averaged, mut expected) = generation(&root.path().join("store"), &["ema", "exp_avg"]);
     expected.insert("a".to_owned(), vec![0.25; 6]);
     let folder = root.path().join("model");
-    let exported = export((&averaged, &Disk), &folder, Weights::Average, 1).expect("exported");
+    let exported = export(&averaged, &Disk, &folder, Weights::Average, 1).expect("exported");
     assert_eq!(exported, Exported { files: 4, tensors: 4, bytes: 4 * 72 });
     let read = Folder::open(Arc::new(Disk), &folder).expect("a folder");
     for (name, values) in &expected {
@@ -110,7 +110,7 @@ fn averages_are_exported_in_place_of_the_parameters_that_have_them() {
     }
     let (without, _) = generation(&root.path().join("other"), &["exp_avg"]);
     let folder = root.path().join("none");
-    let refused = export((&without, &Disk), &folder, Weights::Average, 1).expect_err("no averages");
+    let refused = export(&without, &Disk, &folder, Weights::Average, 1).expect_err("no averages");
     assert!(refused.to_string().contains("the checkpoint has no averages"), "{refused}");
     assert_eq!(files(root.path()), ["model", "other", "store"]);
 }
@@ -121,11 +121,10 @@ fn an_export_that_was_killed_keeps_no_later_one_from_its_name() {
     let (generation, _) = generation(&root.path().join("store"), &["exp_avg"]);
     let folder = root.path().join("model");
     // The sink fails where the process would die: nothing is removed.
-    let killed =
-        export((&generation, &mortal()), &folder, Weights::Trained, 1).expect_err("killed");
+    let killed = export(&generation, &mortal(), &folder, Weights::Trained, 1).expect_err("killed");
     assert!(killed.to_string().contains("killed"), "{killed}");
     assert_eq!(files(root.path()).len(), 2, "{:?}", files(root.path()));
-    export((&generation, &Disk), &folder, Weights::Trained, 1).expect("exported");
+    export(&generation, &Disk, &folder, Weights::Trained, 1).expect("exported");
 }
 
 /// The disk of a process that dies when it makes its first file: the directory that it made stays.

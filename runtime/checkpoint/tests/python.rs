@@ -39,8 +39,7 @@ fn write(root: &Path, values: &[f32]) {
     }
     draft.commit(Head::of_step(1), 3).expect("whole");
     let generation = store.open(1).expect("intact");
-    export((&generation, &Disk), &root.join("model"), Weights::Trained, u64::MAX)
-        .expect("exported");
+    export(&generation, &Disk, &root.join("model"), Weights::Trained, u64::MAX).expect("exported");
 }
 
 #[test]

@@ -176,7 +176,7 @@ pub(crate) fn export_weights(options: &ExportArgs) -> Result<Outcome, Box<dyn Er
     let most = options.file_size.saturating_mul(1_000_000);
     let weights = if options.average { Weights::Average } else { Weights::Trained };
     let (step, exported) = options.which.read(|generation| {
-        let exported = export((generation, &Disk), &options.out, weights, most)?;
+        let exported = export(generation, &Disk, &options.out, weights, most)?;
         Ok((generation.manifest().step, exported))
     })?;
     let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());
@@ -226,7 +226,7 @@ fn copy(generation: &Generation, options: &ReshardArgs) -> Result<Outcome, Box<d
 /// Writes this writer's part of each tensor.
 fn write_part(
     generation: &Generation,
-    place: &hsdp_checkpoint::Place,
+    place: &hsdp_checkpoint::DraftPlace,
     writer: Writer,
 ) -> Result<(), Box<dyn Error>> {
     let mut parts = Vec::new();

@@ -84,7 +84,7 @@ pub enum DataError {
 
 /// Sequences of equal length: tokens, and for each the token that follows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sequences {
+pub struct TokenSequences {
     /// Tokens of all sequences, one after the other.
     pub tokens: Vec<u32>,
     /// Next tokens, or [`IGNORED`](crate::nn::IGNORED) where one does not count.
@@ -93,7 +93,7 @@ pub struct Sequences {
     pub length: usize,
 }
 
-impl Sequences {
+impl TokenSequences {
     /// Returns the number of sequences.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -153,8 +153,8 @@ pub struct Windows {
 /// ```
 #[derive(Debug)]
 pub struct Data {
-    training: Training,
-    held_out: Sequences,
+    training: TrainingData,
+    held_out: TokenSequences,
     /// Number of sequences in a microbatch.
     batch: usize,
     /// Number of tokens in a sequence of a microbatch.
@@ -165,9 +165,9 @@ pub struct Data {
 }
 
 #[derive(Debug)]
-enum Training {
+enum TrainingData {
     /// Sequences by step.
-    Batches { sequences: Sequences, of_step: usize, microbatches: usize },
+    Batches { sequences: TokenSequences, of_step: usize, microbatches: usize },
     /// A text.
     Text { tokens: Vec<u32>, seed: u64 },
 }
@@ -191,8 +191,8 @@ impl Data {
         }
         let last = ids.split_off(count - count / PARTS);
         let starts = (0..last.len() - context).step_by(context).take(MOST_HELD_OUT);
-        let held_out = Sequences::of(windows(&last, starts, context), context);
-        let training = Training::Text { tokens: ids, seed };
+        let held_out = TokenSequences::of(windows(&last, starts, context), context);
+        let training = TrainingData::Text { tokens: ids, seed };
         Ok(Self { training, held_out, batch, length: context, item, digest, warnings })
     }
 
@@ -204,15 +204,15 @@ impl Data {
     /// If the file has no such step, or the place is beyond the ranks or microbatches for which the
     /// file was read.
     #[must_use]
-    pub fn microbatch(&self, place: Place) -> Sequences {
+    pub fn microbatch(&self, place: Place) -> TokenSequences {
         let Place { step, microbatch, rank } = place;
         match &self.training {
-            Training::Text { tokens, seed } => {
+            TrainingData::Text { tokens, seed } => {
                 let key = [step, microbatch as u64, rank.index() as u64];
                 let windows = random_windows(tokens, self.batch, self.length, *seed, key);
-                Sequences::of(windows, self.length)
+                TokenSequences::of(windows, self.length)
             }
-            Training::Batches { sequences, of_step, microbatches } => {
+            TrainingData::Batches { sequences, of_step, microbatches } => {
                 let step = usize::try_from(step).expect("the file has no such step");
                 let ranks = of_step / (microbatches * self.batch);
                 assert!(
@@ -229,7 +229,7 @@ impl Data {
 
     /// Returns the sequences that are held out; none if a file has none.
     #[must_use]
-    pub fn held_out(&self) -> &Sequences {
+    pub fn held_out(&self) -> &TokenSequences {
         &self.held_out
     }
 
@@ -267,8 +267,8 @@ impl Data {
     #[must_use]
     pub fn steps(&self) -> Option<usize> {
         match &self.training {
-            Training::Text { .. } => None,
-            Training::Batches { sequences, of_step, .. } => Some(sequences.count() / of_step),
+            TrainingData::Text { .. } => None,
+            TrainingData::Batches { sequences, of_step, .. } => Some(sequences.count() / of_step),
         }
     }
 

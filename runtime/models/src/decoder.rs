@@ -2,8 +2,8 @@
 //! `VarBuilder`. The names of parameters and the sizes are those of Hugging Face, so folders of
 //! `transformers` can be trained as they are.
 //!
-//! `model_type` of `config.json` chooses the family. A family is a file in `families`, which reads
-//! its keys and chooses the parts of the model. The modules read these parts alone.
+//! `model_type` of `config.json` chooses the family. A family is a static in `families`, which
+//! reads its keys and chooses the parts of the model. The modules read these parts alone.
 //!
 //! | family (`model_type`) | parts beside those of Llama |
 //! |---|---|
@@ -26,9 +26,10 @@
 //! | `model.layers.N` | block *N* |
 //! | `root` | `model.norm`, and `lm_head` if it has a weight of its own |
 //!
-//! In reading order: `model` (the units), `block`, `attention`, `mlp`, `norm`, `linear` (with the
-//! adapters of LoRA), `rotary`, `config`, `config::keys` (the effect of each key of `config.json`),
-//! `families`, `pretrained` (reads a folder of transformers), `export` (writes one after training).
+//! In reading order: `model` (the units), `block` (with its MLP), `attention`, `layers` (linear
+//! ones with the adapters of LoRA, norms, rotary embeddings), `config`, `config::keys` (the effect
+//! of each key of `config.json`), `families`, `pretrained` (reads a folder of transformers),
+//! `export` (writes one after training).
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -64,24 +65,19 @@ mod config;
 #[cfg(feature = "data")]
 mod export;
 mod families;
-mod linear;
-mod mlp;
+mod layers;
 mod model;
-mod norm;
 mod pretrained;
-mod rotary;
 
 pub use self::attention::Attention;
-pub use self::block::{Block, Embedding, Head};
+pub use self::block::{Block, Embedding, LmHead, Mlp};
 pub use self::config::rope::{Rope, RopeScaling};
 pub use self::config::{
-    Activation, Biases, BlockNorms, ConfigError, DecoderConfig, Layer, NormScale, Packing, QkNorm,
+    Activation, Biases, BlockNorms, DecoderConfig, DecoderConfigError, Layer, NormScale, Packing,
+    QkNorm,
 };
 #[cfg(feature = "data")]
 pub use self::export::{Export, ExportError};
-pub use self::linear::{Linear, Lora};
-pub use self::mlp::Mlp;
+pub use self::layers::{Linear, Lora, RmsNorm, Rotary};
 pub use self::model::{Decoder, Recomputation};
-pub use self::norm::RmsNorm;
 pub use self::pretrained::{Pretrained, PretrainedError};
-pub use self::rotary::Rotary;

@@ -37,33 +37,24 @@
 //! **Errors.** A layer refuses unsupported shapes and dtypes with an error that names the layer.
 //! The functions are not collective.
 
+mod activations;
 mod attention;
 pub mod composed;
 mod cross_entropy;
 mod element;
 mod embedding;
-mod exp;
-mod gated;
-mod gelu;
-mod lanes;
-mod layer_norm;
 mod linear;
-mod parts;
-mod rms_norm;
+mod norms;
 mod rope;
 mod rows;
 mod scores;
-mod soft_cap;
 
+pub use activations::{gelu, gelu_mul, silu_mul, soft_cap};
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
 pub use embedding::{embedding, padded_embedding};
-pub use gated::{gelu_mul, silu_mul};
-pub use gelu::gelu;
-pub use layer_norm::layer_norm;
 pub use linear::linear;
-pub use rms_norm::rms_norm;
+pub use norms::{layer_norm, rms_norm};
 pub use rope::{rope, rope_interleaved};
 pub use scores::{Mask, Scores, softmax, softmax_of_scores};
-pub use soft_cap::soft_cap;

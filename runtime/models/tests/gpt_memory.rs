@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{DType, Precision, Rank};
 use hsdp_candle::Plain;
-use hsdp_models::gpt::{Gpt, GptConfig, Kept, init};
+use hsdp_models::gpt::{Gpt, GptConfig, GptMemory, init};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -46,7 +46,8 @@ fn a_microbatch_holds_what_its_sizes_say() {
     ] {
         let gpt = Gpt::new(config).expect("sizes that fit");
         for dtype in [DType::F32, DType::BF16] {
-            let Kept { activations, logits, gradients } = alone.install(|| gpt.kept(batch, dtype));
+            let GptMemory { activations, logits, gradients } =
+                alone.install(|| gpt.kept(batch, dtype));
             let (forward, backward) = alone.install(|| held(&gpt, batch, dtype));
             let expected = activations + logits;
             let most = expected + expected / 10;
@@ -68,7 +69,7 @@ fn sizes_that_no_machine_has_do_not_wrap_around() {
     let layers = GptConfig::MAX_LAYERS;
     let config = GptConfig { vocab: most, context: most, width: most, heads: most, layers };
     let gpt = Gpt::new(config).expect("the largest sizes");
-    let Kept { activations, logits, .. } = gpt.kept(most, DType::F32);
+    let GptMemory { activations, logits, .. } = gpt.kept(most, DType::F32);
     assert_eq!([activations, logits], [u64::MAX; 2]);
     let error = Gpt::new(GptConfig { width: most + 1, ..config }).expect_err("too wide");
     assert_eq!(error.to_string(), "width is 16777217: the most is 16777216");

@@ -1,23 +1,23 @@
-//! The checkpoints of a model, and their opening.
+//! The checkpoints of a model: their opening, the rights of it, the optimizers whose state they can
+//! keep, and the checkpoints after the one that was loaded.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Lease, RESERVED, STATE, Store};
-use hsdp_sharding::{ParamId, Role};
+use hsdp_checkpoint::{Error as StoreError, Lease, OptimizerHead, RESERVED, STATE, Store};
+use hsdp_sharding::{Param, ParamId, Role};
 use parking_lot::Mutex;
 
-use super::access::{self, Access};
 use super::frozen;
-use super::in_flight::InFlight;
-use super::made::Made;
-use super::results::Saved;
-use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters};
-use super::snapshot::Snapshot;
+use super::in_flight::{InFlight, Snapshot};
+use super::saving::MadeGeneration;
+use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters, Resumed, Saved};
 use super::together::Together;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::persist::checkpointed::{AND, Checkpointed, ONE_OF_EACH_KIND};
+use crate::persist::problem::Problem;
 use crate::state::context::ModelId;
 use crate::state::control;
 
@@ -40,7 +40,7 @@ pub struct Checkpoints {
     /// A save in the background.
     pub(super) in_flight: Option<InFlight>,
     /// The generation of a save that failed after it was made. `Some` on rank 0 only.
-    pub(super) made: Option<Made>,
+    pub(super) made: Option<MadeGeneration>,
     /// The earlier saves in the background that have succeeded, oldest first, until the caller
     /// takes them.
     pub(super) saved: VecDeque<Saved>,
@@ -52,7 +52,7 @@ pub struct Checkpoints {
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads,
     /// which nothing else changes.
     pub(super) frozen: Option<(ModelId, u64, u64)>,
-    pub(super) access: Access,
+    pub(super) access: StoreAccess,
 }
 
 impl Checkpoints {
@@ -74,7 +74,7 @@ impl Checkpoints {
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        Self::opened(model, directory, options, Access::of_writer(model))
+        Self::opened(model, directory, options, StoreAccess::of_writer(model))
     }
 
     /// Opens a directory for loading alone: from a folder that cannot be written, or beside the job
@@ -95,25 +95,25 @@ impl Checkpoints {
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        Self::opened(model, directory, options, Access::Read)
+        Self::opened(model, directory, options, StoreAccess::Read)
     }
 
     fn opened(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
-        access: Access,
+        access: StoreAccess,
     ) -> Result<Self, Error> {
         let context = &model.engine.context;
         check_names(model)?;
         let together = Together::new(context, "opening checkpoints", model.committed_steps());
-        let number = access::agree(together, &access, &options, model.engine.state().opened)?;
+        let number = agree(together, &access, &options, model.engine.state().opened)?;
         let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
             options;
         let store = Store::new(directory, files).keeping(keep);
         let takes_lease = access.is_writer() && together.is_first();
         let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
-        let lease = together.run(|| lease().map_err(access::refused))?;
+        let lease = together.run(|| lease().map_err(refused))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
         model.engine.state().opened = number.saturating_add(1);
         Ok(Self {
@@ -185,6 +185,93 @@ impl Checkpoints {
     }
 }
 
+impl Checkpoints {
+    /// Removes the checkpoints of all later steps than `step`, and returns their steps: a run that
+    /// has gone back to an earlier checkpoint cannot save before the last of these otherwise. The
+    /// checkpoint of `step` must be there. If the program ends meanwhile, the checkpoints that are
+    /// left are whole, and the same call removes the rest. The call waits for a save in the
+    /// background that is under way.
+    ///
+    /// ```
+    /// use hsdp::checkpoint::Checkpoints;
+    /// use hsdp::prelude::*;
+    ///
+    /// /// Goes back to an earlier checkpoint, and gives the later ones up.
+    /// fn go_back(
+    ///     checkpoints: &mut Checkpoints,
+    ///     model: &mut ShardedModel,
+    ///     adamw: &mut AdamW,
+    ///     step: u64,
+    /// ) -> Result<(), hsdp::Error> {
+    ///     let resumed = checkpoints.load(model, adamw, step)?;
+    ///     if !resumed.later.is_empty() {
+    ///         checkpoints.discard_after(model, step)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// Collective over the model's world. `step` is the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] on all ranks if there is no checkpoint of `step` that can be opened,
+    /// or ranks have given different steps: then nothing is removed; and if rank 0 cannot remove
+    /// one. [`Error::Misuse`] if the checkpoints were opened by [`read_only`](Self::read_only). The
+    /// errors of an earlier save and of the communication, as for [`save`](Self::save).
+    pub fn discard_after(&mut self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
+        let operation = "discarding checkpoints";
+        self.check_writer(model, operation)?;
+        self.settle(model)?;
+        let context = &model.engine.context;
+        let together =
+            Together::new(context, operation, model.committed_steps()).about(self.number);
+        together.compare_word(step, |here, there, other| {
+            format!("those after step {here} here, and after step {there} on rank {other}")
+        })?;
+        let lease = &self.lease;
+        let discard = || lease.as_ref().map(|lease| lease.lock().discard_after(step)).transpose();
+        // Also if it fails: some of the later ones may be gone by then.
+        self.made = self.made.take().filter(|made| made.identity.step <= step);
+        let discarded = together.run(|| Ok(discard()?))?.unwrap_or_default();
+        together.list_of_first(&discarded)
+    }
+
+    /// Returns the steps of checkpoints that are later than `step`, as rank 0 sees them.
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if ranks have given different steps, or rank 0 cannot read the folder;
+    /// [`Error::Comm`].
+    pub(super) fn later_than(&self, model: &ShardedModel, step: u64) -> Result<Vec<u64>, Error> {
+        // The step that is loaded is in the tags of what follows, so that it cannot differ there.
+        self.loading(model, model.committed_steps()).compare_word(step, |here, there, other| {
+            format!("the checkpoint of step {here} here, and of step {there} on rank {other}")
+        })?;
+        let together = self.loading(model, step);
+        let steps = together.run(|| {
+            let steps = if together.is_first() { self.store.steps()? } else { Vec::new() };
+            Ok(steps.into_iter().filter(|it| *it > step).collect::<Vec<_>>())
+        })?;
+        together.list_of_first(&steps)
+    }
+
+    /// Warns on rank 0 that later checkpoints keep this job from saving.
+    pub(super) fn told_of_later(&self, model: &ShardedModel, loaded: Resumed) -> Resumed {
+        if let (true, 0, Some(last)) =
+            (self.access.is_writer(), model.rank().index(), loaded.later.last())
+        {
+            hsdp_warnings::warn!(
+                later = ?loaded.later,
+                "there are later checkpoints than that of step {}, which was loaded: no save \
+                 succeeds up to step {last}, unless \
+                 `Checkpoints::discard_after` removes them",
+                loaded.step
+            );
+        }
+        loaded
+    }
+}
+
 /// # Errors
 /// [`Error::Options`] if a parameter has a name that checkpoints reserve.
 fn check_names(model: &ShardedModel) -> Result<(), Error> {
@@ -199,4 +286,155 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
             Err(Error::Options { what })
         }
     }
+}
+
+/// Rights of an opening of checkpoints.
+#[derive(Debug)]
+pub(super) enum StoreAccess {
+    /// Load, save and remove. The model knows by the handle that its checkpoints are saved.
+    Write(#[expect(dead_code, reason = "it is counted")] Arc<()>),
+    /// Load.
+    Read,
+}
+
+impl StoreAccess {
+    fn of_writer(model: &ShardedModel) -> Self {
+        Self::Write(Arc::clone(&model.engine.context.checkpoint_writers))
+    }
+
+    pub(super) fn is_writer(&self) -> bool {
+        matches!(self, Self::Write(_))
+    }
+}
+
+/// Compares how ranks open checkpoints, and returns the number of these: the largest that is free
+/// on all ranks, after `opened` on this one. A rank alone may have failed to open earlier ones.
+///
+/// # Errors
+/// [`Error::Checkpoint`] if only some ranks may write, or ranks have other options;
+/// [`Error::Comm`].
+fn agree(
+    together: Together<'_>,
+    access: &StoreAccess,
+    options: &CheckpointOptions,
+    opened: u32,
+) -> Result<u32, Error> {
+    let CheckpointOptions { content, other_options, other_parameters, .. } = options;
+    let (access, opened) = (u64::from(access.is_writer()), u64::from(opened));
+    let words = [*content as u64, *other_options as u64, *other_parameters as u64];
+    let [content, other_options, other_parameters] = words;
+    let said = together.tell([access, content, other_options, other_parameters, opened])?;
+    let said = |word: usize| said.iter().map(|words| words[word]).collect::<Vec<_>>();
+    together.check_same(&said(0), |here, there, other| {
+        let [here, there] = [here, there].map(|is_writer| match is_writer {
+            0 => "for reading alone",
+            _ => "to save",
+        });
+        format!("the checkpoints are opened {here}, and on rank {other} {there}")
+    })?;
+    for (word, name) in [
+        (1, "the content of its checkpoints"),
+        (2, "its choice of other options"),
+        (3, "its choice of other parameters"),
+    ] {
+        let text = |_, _, other| format!("{name} is another than on rank {other}");
+        together.check_same(&said(word), text)?;
+    }
+    let number = said(4).into_iter().max().unwrap_or(0);
+    Ok(u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+/// Returns the problem of a lease that was refused, with another way to load.
+fn refused(error: StoreError) -> Problem {
+    let is_for_readers = match &error {
+        StoreError::Leased { .. } => true,
+        StoreError::Io { source, .. } => matches!(
+            source.kind(),
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+        ),
+        _ => false,
+    };
+    let problem = Problem::from(error);
+    match is_for_readers {
+        true => Problem::lasting(format!(
+            "{}; `Checkpoints::read_only` loads without the right to write",
+            problem.what
+        )),
+        false => problem,
+    }
+}
+
+/// Refuses a call that does not fit the model's state. The other ranks get the reason.
+///
+/// # Errors
+/// [`Error::Misuse`] within a step, while its gradients exist, inside
+/// [`ShardedModel::with_shards`], or if the optimizer was made for another model, or consists of
+/// two of one kind.
+pub(super) fn check_optimizer<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    control::between_steps(model.world(), model.committed_steps(), || {
+        model.check_between_steps(operation)?;
+        check_state(model, optimizer, operation)
+    })
+}
+
+/// Checks that a checkpoint can tell the tensors of optimizers apart, and has the state of all
+/// trainable parameters.
+///
+/// # Errors
+/// [`Error::Misuse`].
+fn check_state<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    let problem = if optimizer.is_of(model.id()) {
+        let all = [twice(model, optimizer), unclear(optimizer), partial(model, optimizer)];
+        all.into_iter().flatten().next()
+    } else {
+        Some("the optimizer was made for another model".to_owned())
+    };
+    let refuse = |what| Err(model.engine.context.misuse(operation, model.committed_steps(), what));
+    problem.map_or(Ok(()), refuse)
+}
+
+fn twice<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
+    let kind = optimizer.head(model.plan().spec()).kind;
+    let mut kinds = BTreeSet::new();
+    let twice = kind.split(AND).find(|kind| !kinds.insert(*kind))?;
+    Some(format!("two optimizers are {twice}: {ONE_OF_EACH_KIND}"))
+}
+
+fn unclear<O: Checkpointed>(optimizer: &O) -> Option<String> {
+    let is_name = |kind: &str| kind.chars().all(|it| it.is_ascii_alphanumeric() || it == '_');
+    let mut kinds = BTreeSet::new();
+    let mut all = optimizer.kinds().into_iter();
+    let unclear = all.find(|kind| !is_name(kind) || !kinds.insert(*kind))?;
+    Some(format!(
+        "state of kind `{}`: a checkpoint needs a name of letters, digits and `_` that no other \
+         optimizer of the update has",
+        unclear.escape_debug()
+    ))
+}
+
+/// One optimizer has updated all trainable parameters, or has no state. Several may each have
+/// updated some. A parameter that is updated need not have state.
+fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<String> {
+    let spec = model.plan().spec();
+    let OptimizerHead { kind, updates, .. } = optimizer.head(spec);
+    let state: BTreeSet<ParamId> = optimizer.tensors().iter().map(|it| it.parameter).collect();
+    let is_known = |id, param: &Param| state.contains(&id) || updates.contains_key(&param.name);
+    let all = || spec.params().filter(|(_, param)| param.role == Role::Trainable);
+    let (trainable, updated) =
+        (all().count(), all().filter(|(id, param)| is_known(*id, param)).count());
+    if kind.contains(AND) || state.is_empty() || updated == trainable {
+        return None;
+    }
+    Some(format!(
+        "{kind} has updated {updated} of {trainable} trainable parameters: a checkpoint needs all \
+         optimizers of the update, as a pair"
+    ))
 }

@@ -1,16 +1,21 @@
-//! The differences between a checkpoint and a model with its optimizer.
+//! The differences between a checkpoint and a model with its optimizer, and the part of a
+//! checkpoint that fits in spite of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp_checkpoint::{Manifest, OptimizerHead, STATE, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
+use hsdp_warnings::cut;
 
+use super::options;
 use super::settings::{Content, OtherOptions, OtherParameters};
-use super::{options, stated};
 use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::{FittingParts, SavedOptions, SavedState};
+use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Stateful, Unmatched};
 use crate::state::context::Context;
+
+/// Maximum number of characters of a setting's name or value in an error.
+const MOST_SHOWN: usize = 100;
 
 /// The parameters that a checkpoint has.
 pub(super) fn content_of(manifest: &Manifest) -> Content {
@@ -22,7 +27,7 @@ pub(super) fn content_of(manifest: &Manifest) -> Content {
 
 /// Content that a load wants of a checkpoint, and its rules for differences.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct LoadWanted {
     pub(super) content: Content,
     pub(super) other_options: OtherOptions,
     pub(super) other_parameters: OtherParameters,
@@ -33,9 +38,9 @@ pub(super) struct Wanted {
 pub(super) fn check<'a, O: Checkpointed>(
     saved: SavedState<'a>,
     optimizer: &O,
-    wanted: Wanted,
+    wanted: LoadWanted,
 ) -> Result<(SavedOptions<'a>, Option<FittingParts>), Problem> {
-    let Wanted { content, other_options, other_parameters } = wanted;
+    let LoadWanted { content, other_options, other_parameters } = wanted;
     let SavedState { context, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
     let refused = |what: String| Err(Problem::lasting(what));
@@ -45,7 +50,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     let fits = other_parameters == OtherParameters::TakeFitting;
     let (mut wrong, mut fitting) = (Vec::new(), None);
     if !fits {
-        wrong.push(stated::other_settings(context, manifest));
+        wrong.push(other_settings(context, manifest));
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
@@ -80,7 +85,7 @@ pub(super) fn check_weights(
         return Ok(Some(fitting));
     }
     let names = saved.generation.manifest().tensors.keys();
-    let mut wrong = vec![stated::other_settings(saved.context, saved.generation.manifest())];
+    let mut wrong = vec![other_settings(saved.context, saved.generation.manifest())];
     wrong.extend(wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE))));
     let wrong = listed_by_kind(&wrong);
     if !wrong.is_empty() {
@@ -203,4 +208,107 @@ fn missing_counts(saved: &SavedState<'_>, counted: &[ParamId]) -> Vec<String> {
     let names = counted.iter().map(|id| &saved.context.plan.spec()[*id].name);
     let missing = names.filter(|name| !updates.contains_key(*name));
     missing.map(|name| format!("the number of updates of `{name}` is missing")).collect()
+}
+
+/// Compares the settings that a checkpoint states with those of the model. Returns a text for all
+/// that differ, with both values of each. An older checkpoint states none, and a setting that only
+/// the model states may be new in the program, so these alone make no other model.
+fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
+    let own: BTreeMap<&str, &str> = context.plan.spec().settings().collect();
+    let saved: BTreeMap<&str, &str> =
+        manifest.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
+    if saved.iter().all(|(name, value)| own.get(name) == Some(value)) {
+        return Vec::new();
+    }
+    let names: BTreeSet<&str> = saved.keys().chain(own.keys()).copied().collect();
+    let shown = |value: Option<&&str>| cut(value.unwrap_or(&"missing"), MOST_SHOWN);
+    let others = names.into_iter().filter(|name| saved.get(name) != own.get(name)).map(|name| {
+        let [there, here] = [&saved, &own].map(|settings| shown(settings.get(name)));
+        format!("{} is {there} there, and {here} here", cut(name, MOST_SHOWN))
+    });
+    vec![format!("its settings are others: {}", others.collect::<Vec<_>>().join(", "))]
+}
+
+impl FittingParts {
+    /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
+    pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
+        let (spec, manifest) = (saved.context.plan.spec(), saved.generation.manifest());
+        let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
+        for tensor in &expected.tensors {
+            of_parameter.entry(tensor.parameter).or_default().push(tensor);
+        }
+        let stateful = Stateful::of(manifest);
+        let (mut fitting, mut used) = (Self::default(), BTreeSet::new());
+        for (id, param) in spec.params() {
+            let has_value = has_value(manifest, param);
+            if has_value {
+                used.insert(param.name.clone());
+            } else {
+                fitting.lacking.insert(id);
+                // The digest of the frozen parameters stands for those that the files leave out.
+                let is_base = param.role == Role::Frozen
+                    && manifest.frozen_digest.is_some()
+                    && !manifest.tensors.contains_key(&param.name);
+                if !is_base {
+                    fitting.lists.new_parameters.push(param.name.clone());
+                }
+            }
+            if param.role == Role::Frozen {
+                continue;
+            }
+            let states = of_parameter.get(&id).into_iter().flatten();
+            let states: Vec<(String, Vec<u64>)> = states
+                .map(|it| (state_tensor(it.kind, &param.name), it.spread.shape(param)))
+                .collect();
+            let is_there = |(name, shape): &(String, Vec<u64>)| {
+                manifest.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
+            };
+            let is_counted = || stateful.counted.contains(&*param.name);
+            let is_whole = has_value
+                && states.iter().all(is_there)
+                && (!expected.counted.contains(&id) || is_counted());
+            if is_whole {
+                fitting.states.insert(id);
+                used.extend(states.into_iter().map(|(name, _)| name));
+            }
+            if !is_whole && stateful.any() || stateful.lacks(&param.name) {
+                fitting.lists.new_states.push(param.name.clone());
+            }
+        }
+        let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
+        fitting.lists.left_over = left_over.cloned().collect();
+        fitting.lists.other_settings = other_settings(saved.context, manifest);
+        fitting
+    }
+}
+
+/// Returns whether a checkpoint has values of a parameter, with its shape.
+fn has_value(manifest: &Manifest, param: &Param) -> bool {
+    let shape = param.shape.iter().map(|size| *size as u64);
+    manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
+}
+
+impl Unmatched {
+    /// Returns a text for a warning, if something does not fit. It names the first few tensors of
+    /// each list.
+    pub(super) fn text(&self) -> Option<String> {
+        let Self { new_parameters, new_states, left_over, other_settings } = self;
+        let lists = [
+            ("parameters that keep the values of the model", new_parameters),
+            ("parameters whose optimizer state begins anew", new_states),
+            ("tensors of the checkpoint that are left over", left_over),
+        ];
+        let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
+        let text = |(what, names): (&str, &Vec<String>)| {
+            let names: Vec<String> = names.iter().map(|it| it.escape_debug().to_string()).collect();
+            format!("{what}: {}", listed(&names, ", "))
+        };
+        let texts: Vec<String> = other_settings.iter().cloned().chain(lists.map(text)).collect();
+        (!texts.is_empty()).then(|| {
+            format!(
+                "the checkpoint is of another model, of which this one takes what fits; {}",
+                texts.join("; ")
+            )
+        })
+    }
 }

@@ -13,7 +13,7 @@ use hsdp_sharding::{ModelSpec, Param, UnitId};
 use super::differences;
 use super::load::shards_of;
 use super::portions::Portion;
-use super::together::{Opened, Together};
+use super::together::{OpenedLines, Together};
 use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
@@ -49,9 +49,9 @@ impl<'a> Import<'a> {
     }
 
     /// Allows the folder to lack tensors, of parameters that are added to a model, for example.
-    /// `init` returns the values of such a parameter, as that of [`ShardedModel::new`] does: in f32,
-    /// row-major, `numel` elements, the same on all ranks. It is called once for each, in the order
-    /// of the spec.
+    /// `init` returns the values of such a parameter, as that of [`ShardedModel::new`] does: in
+    /// f32, row-major, `numel` elements, the same on all ranks. It is called once for each, in the
+    /// order of the spec.
     #[must_use]
     pub fn or_init(self, init: impl Fn(&Param) -> Vec<f32> + Send + Sync + 'a) -> Self {
         Self { init: Some(Box::new(init)), ..self }
@@ -122,7 +122,7 @@ impl ShardedModel {
             })?;
             Ok((shards, values.into_inner()))
         })?;
-        let Found { left_over, missing } = found;
+        let ImportFound { left_over, missing } = found;
         let params = context.plan.spec().params().map(|(_, param)| &param.name);
         let initialised: Vec<String> =
             params.filter(|name| missing.contains(*name)).cloned().collect();
@@ -134,19 +134,19 @@ impl ShardedModel {
 fn opened(
     context: &Context,
     folder: &Folder,
-    found: &Found,
+    found: &ImportFound,
     import: &Import<'_>,
-) -> Result<Opened, Problem> {
+) -> Result<OpenedLines, Problem> {
     let mut lines = folder.contents()?;
     lines.extend(context.plan.spec().params().map(|(_, param)| match &param.name {
         name if found.missing.contains(name) => format!("no tensor for `{name}`"),
         name => format!("tensor `{}` for `{name}`", (import.names)(name).escape_debug()),
     }));
-    Ok(Opened { path: import.folder.display().to_string(), lines })
+    Ok(OpenedLines { path: import.folder.display().to_string(), lines })
 }
 
 /// The differences between a folder and a model.
-struct Found {
+struct ImportFound {
     /// The folder's tensors that are not parameters of the model.
     left_over: Vec<String>,
     /// The parameters that have no tensor.
@@ -168,7 +168,7 @@ fn init(
     context: &Context,
     unit: UnitId,
     import: &Import<'_>,
-    found: &Found,
+    found: &ImportFound,
     portions: &[&Portion],
     parameters: &mut [f32],
     values: &mut InitialValues,
@@ -203,7 +203,11 @@ fn read(
 
 /// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing
 /// without a value in its place.
-fn compare(context: &Context, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
+fn compare(
+    context: &Context,
+    folder: &Folder,
+    import: &Import<'_>,
+) -> Result<ImportFound, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
     let (mut used, mut missing) = (BTreeSet::new(), BTreeSet::new());
     let (mut reshaped, mut required) = (Vec::new(), Vec::new());
@@ -225,7 +229,7 @@ fn compare(context: &Context, folder: &Folder, import: &Import<'_>) -> Result<Fo
     let left_over = tensors.into_keys().filter(|name| !used.contains(*name));
     let left_over: Vec<String> = left_over.map(str::to_owned).collect();
     if reshaped.is_empty() && required.is_empty() {
-        return Ok(Found { left_over, missing });
+        return Ok(ImportFound { left_over, missing });
     }
     let others = left_over.iter().map(|name| format!("`{name}` is not in the model")).collect();
     let folder = import.folder.display();

@@ -1,4 +1,5 @@
-//! A save in the background, on one rank.
+//! A save in the background, on one rank: the copy of the elements that it writes, and the thread
+//! that writes them while training goes on with the originals.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,29 +7,118 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use hsdp_checkpoint::{Head, Lease, Place, Writer};
-use hsdp_kernels::memory;
-use hsdp_sharding::Rank;
+use hsdp_checkpoint::{DraftPlace, Head, Lease, Slice, Writer};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{Rank, UnitId};
 use parking_lot::Mutex;
 
-use super::made;
-use super::snapshot::Snapshot;
+use super::portions::{self, WrittenFrom, WrittenPortion};
+use super::saving;
+use super::settings::Content;
 use super::together::Together;
+use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::problem::Problem;
+use crate::persist::checkpointed::{Checkpointed, StateTensor};
+use crate::persist::problem::{Problem, ProblemKind};
+use crate::state::context::ModelId;
+
+/// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    elements: Vec<f32>,
+    written: Vec<WrittenPortion>,
+    /// The model and the tensors of state to which `written` belongs.
+    of: Option<(ModelId, Vec<StateTensor>)>,
+}
+
+impl Snapshot {
+    /// Copies the elements that this rank writes of a model and its optimizer.
+    ///
+    /// # Errors
+    /// If there is no memory for it, or a device fails.
+    pub(super) fn copy<O: Checkpointed>(
+        &mut self,
+        model: &ShardedModel,
+        optimizer: &O,
+        content: Content,
+    ) -> Result<(), Problem> {
+        self.know(model, optimizer.tensors(), content);
+        self.make_room()?;
+        let mut room = &mut *self.elements;
+        for WrittenPortion { source, .. } in &self.written {
+            let (into, rest) = room.split_at_mut(source.len());
+            match source {
+                WrittenFrom::Shard { unit, range } => copy_shard(model, *unit, range.start, into)?,
+                WrittenFrom::State { kind, parameter, range } => {
+                    let of = (*kind, *parameter);
+                    let copied = optimizer.copy_state(model, of, (range.start, into))?;
+                    debug_assert!(copied, "an optimizer has the tensors that it names");
+                }
+            }
+            room = rest;
+        }
+        Ok(())
+    }
+
+    /// The copied elements, as slices for the files.
+    pub(super) fn slices(&self) -> Vec<Slice<'_>> {
+        let mut elements = &*self.elements;
+        let slices = self.written.iter().map(|written| {
+            let (own, rest) = elements.split_at(written.source.len());
+            elements = rest;
+            written.slice(own.into())
+        });
+        slices.collect()
+    }
+
+    /// Notes the names and places of the elements, which are the same for each snapshot of the
+    /// checkpoints of a model.
+    fn know(&mut self, model: &ShardedModel, states: Vec<StateTensor>, content: Content) {
+        if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == states) {
+            return;
+        }
+        self.written = portions::to_write(&model.engine.context, &states, content);
+        self.of = Some((model.id().clone(), states));
+    }
+
+    fn make_room(&mut self) -> Result<(), Problem> {
+        let len = self.written.iter().map(|written| written.source.len()).sum();
+        let _snapshot = memory::scope(Category::Snapshot);
+        if self.elements.len() != len {
+            self.elements = Vec::new();
+            self.elements = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
+                let bytes = len * size_of::<f32>();
+                let what =
+                    format!("out of memory: the copy of the saved state needs {bytes} bytes");
+                Problem { kind: ProblemKind::Lasting, what }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn copy_shard(
+    model: &ShardedModel,
+    unit: UnitId,
+    from: usize,
+    into: &mut [f32],
+) -> Result<(), Error> {
+    let engine = &model.engine;
+    engine.state().shards[unit.index()].copy_to(&engine.context, from, into)
+}
 
 /// How a rank has ended a stage. In the last stage rank 0 has the path of the generation.
-pub(super) type End = Result<Option<PathBuf>, Problem>;
+pub(super) type PartEnd = Result<Option<PathBuf>, Problem>;
 
 /// The instruction for rank 0 when all ranks have written, or one has failed.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum SaveVerdict {
     Commit(Box<Head>),
     Discard,
 }
 
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum SaveStage {
     /// All ranks write their parts.
     Writing(Box<Head>),
     /// Rank 0 makes a generation of the parts.
@@ -41,33 +131,16 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) step: u64,
-    pub(super) stage: Stage,
+    pub(super) stage: SaveStage,
     pub(super) thread: Option<JoinHandle<Snapshot>>,
-    ends: Option<Receiver<End>>,
+    ends: Option<Receiver<PartEnd>>,
     /// To the thread of rank 0, which discards all parts when this sender is dropped.
-    verdicts: Option<Sender<Verdict>>,
+    verdicts: Option<Sender<SaveVerdict>>,
     /// How the stage has ended on this rank.
-    pub(super) end: Option<End>,
+    pub(super) end: Option<PartEnd>,
 }
 
-/// The thread that writes, the receiver of its results, and the sender of the verdict for which it
-/// waits.
-pub(super) type Begun = (JoinHandle<Snapshot>, Receiver<End>, Option<Sender<Verdict>>);
-
 impl InFlight {
-    pub(super) fn new(step: u64, head: Head, begun: Result<Begun, Problem>) -> Self {
-        let stage = Stage::Writing(Box::new(head));
-        match begun {
-            Ok((thread, ends, verdicts)) => {
-                Self { step, stage, thread: Some(thread), ends: Some(ends), verdicts, end: None }
-            }
-            Err(problem) => {
-                let end = Some(Err(problem));
-                Self { step, stage, thread: None, ends: None, verdicts: None, end }
-            }
-        }
-    }
-
     pub(super) fn together<'a>(&self, model: &'a ShardedModel, checkpoints: u32) -> Together<'a> {
         Together::new(&model.engine.context, "saving", self.step).about(checkpoints)
     }
@@ -89,10 +162,12 @@ impl InFlight {
     pub(super) fn unreported(&self) -> Option<String> {
         let end = self.end.clone().or_else(|| self.ends.as_ref()?.try_recv().ok());
         match (&self.stage, end) {
-            (Stage::Discarding, _) => None,
+            (SaveStage::Discarding, _) => None,
             (_, Some(Err(Problem { what, .. }))) => Some(format!("it has failed: {what}")),
-            (Stage::Writing(_), _) => Some("it is given up: no call has waited for it".to_owned()),
-            (Stage::Ending, _) => Some("no call has waited for its result".to_owned()),
+            (SaveStage::Writing(_), _) => {
+                Some("it is given up: no call has waited for it".to_owned())
+            }
+            (SaveStage::Ending, _) => Some("no call has waited for its result".to_owned()),
         }
     }
 
@@ -106,22 +181,23 @@ impl InFlight {
     }
 
     /// Begins the next stage, which has ended already on all ranks but rank 0.
-    pub(super) fn tell(&mut self, verdict: Verdict) {
+    pub(super) fn tell(&mut self, verdict: SaveVerdict) {
         let is_told = self.verdicts.take().is_some_and(|verdicts| verdicts.send(verdict).is_ok());
         self.end = (!is_told).then_some(Ok(None));
     }
 }
 
 /// The part of a checkpoint that a rank writes.
-pub(super) struct Part {
+pub(super) struct BackgroundPart {
     pub(super) rank: Rank,
     pub(super) writer: Writer,
-    pub(super) place: Place,
+    pub(super) place: DraftPlace,
     pub(super) snapshot: Snapshot,
 }
 
-impl Part {
-    pub(super) fn begin(self, lease: Option<Arc<Mutex<Lease>>>) -> Result<Begun, Problem> {
+impl BackgroundPart {
+    /// Begins to write the part on a thread of its own.
+    pub(super) fn begin(self, step: u64, head: Head, lease: Option<Arc<Mutex<Lease>>>) -> InFlight {
         let (says, ends) = channel::unbounded();
         let (verdicts, told) = channel::unbounded();
         let verdicts = lease.is_some().then_some(verdicts);
@@ -135,24 +211,32 @@ impl Part {
             }
             self.snapshot
         };
-        let thread = thread::Builder::new().name(name).spawn(run);
-        let thread = thread.map_err(|error| Problem::no_thread(&error))?;
-        Ok((thread, ends, verdicts))
+        let stage = SaveStage::Writing(Box::new(head));
+        match thread::Builder::new().name(name).spawn(run) {
+            Ok(thread) => {
+                let thread = Some(thread);
+                InFlight { step, stage, thread, ends: Some(ends), verdicts, end: None }
+            }
+            Err(error) => {
+                let end = Some(Err(Problem::no_thread(&error)));
+                InFlight { step, stage, thread: None, ends: None, verdicts: None, end }
+            }
+        }
     }
 
-    fn make_and_write(&self) -> End {
+    fn make_and_write(&self) -> PartEnd {
         self.place.make()?;
         self.write()
     }
 
-    fn write(&self) -> End {
+    fn write(&self) -> PartEnd {
         self.place.write(self.writer, &self.snapshot.slices())?;
         Ok(None)
     }
 
     /// Does the work of rank 0: begins the generation, writes its part as every rank does, and in
     /// the end commits or discards, as all ranks have agreed.
-    fn lead(&self, lease: &Mutex<Lease>, says: &Sender<End>, told: &Receiver<Verdict>) {
+    fn lead(&self, lease: &Mutex<Lease>, says: &Sender<PartEnd>, told: &Receiver<SaveVerdict>) {
         let mut lease = lease.lock();
         let written = lease.begin_at(self.place.clone()).map_err(Problem::from);
         let written = written.and_then(|draft| self.write().map(|_| draft));
@@ -167,9 +251,9 @@ impl Part {
             }
         };
         match (told.recv(), draft) {
-            (Ok(Verdict::Commit(head)), Some(draft)) => {
+            (Ok(SaveVerdict::Commit(head)), Some(draft)) => {
                 let committed = draft.commit(*head, self.writer.of);
-                say(says, committed.map(made::told).map(Some).map_err(Problem::from));
+                say(says, committed.map(saving::told).map(Some).map_err(Problem::from));
             }
             _ => {
                 self.place.clone().discard();
@@ -189,7 +273,7 @@ fn give_way() {
 }
 
 /// Sends how a stage has ended. If the receiver is gone, the save was given up.
-fn say(says: &Sender<End>, end: End) {
+fn say(says: &Sender<PartEnd>, end: PartEnd) {
     let _ = says.send(end);
 }
 
@@ -198,14 +282,15 @@ mod tests {
     use super::*;
     use crate::persist::problem::ProblemKind;
 
-    fn in_flight(begun: Result<Begun, Problem>) -> InFlight {
-        InFlight::new(3, Head::of_step(3), begun)
+    fn in_flight(ends: Option<Receiver<PartEnd>>, end: Option<PartEnd>) -> InFlight {
+        let stage = SaveStage::Writing(Box::new(Head::of_step(3)));
+        InFlight { step: 3, stage, thread: None, ends, verdicts: None, end }
     }
 
-    fn begun(end: Option<End>) -> (InFlight, Sender<End>) {
+    fn begun(end: Option<PartEnd>) -> (InFlight, Sender<PartEnd>) {
         let (says, ends) = channel::unbounded();
         end.into_iter().for_each(|end| say(&says, end));
-        (in_flight(Ok((thread::spawn(Snapshot::default), ends, None))), says)
+        (in_flight(Some(ends), None), says)
     }
 
     fn failed() -> Problem {
@@ -215,7 +300,7 @@ mod tests {
     #[test]
     fn a_failure_that_no_call_has_returned_is_told_when_it_is_dropped() {
         let told = Some("it has failed: the disk is full".to_owned());
-        assert_eq!(in_flight(Err(failed())).unreported(), told);
+        assert_eq!(in_flight(None, Some(Err(failed()))).unreported(), told);
         assert_eq!(begun(Some(Err(failed()))).0.unreported(), told);
     }
 
@@ -224,8 +309,8 @@ mod tests {
         for (end, stage, expected) in [
             (None, None, Some("it is given up: no call has waited for it")),
             (Some(Ok(None)), None, Some("it is given up: no call has waited for it")),
-            (None, Some(Stage::Ending), Some("no call has waited for its result")),
-            (None, Some(Stage::Discarding), None),
+            (None, Some(SaveStage::Ending), Some("no call has waited for its result")),
+            (None, Some(SaveStage::Discarding), None),
         ] {
             let (mut in_flight, _says) = begun(end);
             in_flight.stage = stage.unwrap_or(in_flight.stage);

@@ -1,17 +1,15 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
-use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, Training};
+use hsdp_checkpoint::{Generation, OptimizerHead, TrainingHead};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ParamId, Rank, Role, UnitId};
-use serde_json::Value;
 
-use super::checkpoints::Checkpoints;
-use super::differences::Wanted;
+use super::checkpoints::{Checkpoints, check_optimizer};
+use super::differences::LoadWanted;
 use super::portions::{self, Portion};
-use super::results::Resumed;
-use super::settings::Content;
-use super::together::{Failed, Opened, Together};
-use super::{differences, frozen, optimizer, options};
+use super::settings::{Content, Resumed};
+use super::together::{Failed, OpenedLines, Together, Undone};
+use super::{differences, frozen, options};
 use crate::agree::comparison::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -58,29 +56,28 @@ impl Checkpoints {
     pub(super) fn load_newest(
         &mut self,
         model: &mut ShardedModel,
-        mut load_step: impl FnMut(
-            &mut Self,
-            &mut ShardedModel,
-            u64,
-        ) -> Result<Result<Resumed, Failed>, Error>,
+        mut load_step: impl FnMut(&mut Self, &mut ShardedModel, u64) -> Result<Resumed, Undone>,
     ) -> Result<Option<Resumed>, Error> {
         let mut broken: Vec<Failed> = Vec::new();
-        let (mut before, mut looks) = (NONE, 1);
+        let mut before = NONE;
+        let mut looks = 1;
         while let Some(step) = self.newest_before(model, before)? {
-            match load_step(self, model, step)? {
+            before = match load_step(self, model, step) {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
-                Err(failed) if failed.problem.kind == ProblemKind::Damage => broken.push(failed),
+                Err(Undone::Failed(failed)) if failed.problem.kind == ProblemKind::Damage => {
+                    broken.push(failed);
+                    step
+                }
                 // The job that writes there has newer ones by now.
-                Err(failed)
+                Err(Undone::Failed(failed))
                     if failed.problem.kind == ProblemKind::Removed && looks < MOST_LOOKS =>
                 {
-                    (before, looks) = (NONE, looks + 1);
+                    looks += 1;
                     broken.clear();
-                    continue;
+                    NONE
                 }
-                Err(failed) => return Err(self.loading(model, step).error(failed)),
-            }
-            before = step;
+                Err(undone) => return Err(self.loading(model, step).error(undone)),
+            };
         }
         match broken.first() {
             None => Ok(None),
@@ -109,8 +106,8 @@ impl Checkpoints {
     ) -> Result<Resumed, Error> {
         self.begin_load(model, optimizer)?;
         let later = self.later_than(model, step)?;
-        let loaded = self.load_step(model, optimizer, step)?;
-        let loaded = loaded.map_err(|failed| self.loading(model, step).error(failed))?;
+        let loaded = self.load_step(model, optimizer, step);
+        let loaded = loaded.map_err(|undone| self.loading(model, step).error(undone))?;
         Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
@@ -121,13 +118,15 @@ impl Checkpoints {
         model: &ShardedModel,
         optimizer: &O,
     ) -> Result<(), Error> {
-        optimizer::check(model, optimizer, "loading")?;
+        check_optimizer(model, optimizer, "loading")?;
         self.settle(model)
     }
 
     /// Keeps a broken generation from taking the place of a readable one in the next save.
-    pub(super) fn note_broken(&self, step: u64, failed: &Failed) {
-        if let (Some(lease), ProblemKind::Damage) = (&self.lease, failed.problem.kind) {
+    fn note_broken(&self, step: u64, undone: &Undone) {
+        if let (Some(lease), Undone::Failed(failed)) = (&self.lease, undone)
+            && failed.problem.kind == ProblemKind::Damage
+        {
             lease.lock().note_broken(step);
         }
     }
@@ -164,79 +163,84 @@ impl Checkpoints {
                 before => format!("{found} before step {before}"),
             };
             let path = self.store.root().display().to_string();
-            match together.compare(&Opened { path, lines: vec![line] })? {
+            match together.compare(&OpenedLines { path, lines: vec![line] })? {
                 Ok(()) => return Ok(Some(latest)),
                 Err(_) if looks < MOST_LOOKS => looks += 1,
-                Err(differ) => return Err(together.error(differ.into())),
+                Err(differ) => return Err(together.error(differ)),
             }
         }
     }
 
     /// Opens the generation of a step on all ranks, which compare what they have found.
-    pub(super) fn open_step(
-        &self,
-        model: &ShardedModel,
-        step: u64,
-    ) -> Result<Result<Generation, Failed>, Error> {
+    fn open_step(&self, model: &ShardedModel, step: u64) -> Result<Generation, Undone> {
         let together = self.loading(model, step);
-        let opened = together.attempt(|| Ok(self.store.open(step)?))?;
-        let generation = match opened.inspect_err(|failed| self.note_broken(step, failed)) {
-            Ok(generation) => generation,
-            Err(failed) => return Ok(Err(failed)),
-        };
+        let opened = together.attempt(|| Ok(self.store.open(step)?));
+        let generation = opened.inspect_err(|undone| self.note_broken(step, undone))?;
         let path = generation.path().join("manifest.json").display().to_string();
         let lines = vec![format!("the hash {}", generation.hash())];
-        let compared = together.compare(&Opened { path, lines })?;
-        Ok(compared.map(|()| generation).map_err(Failed::from))
+        together.compare(&OpenedLines { path, lines })??;
+        Ok(generation)
     }
 
-    /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was
-    /// read.
+    /// Opens the checkpoint of a step, and calls `read`, on all ranks. If all succeed, the model
+    /// takes the parameters that were read. Returns what `read` has read beside them, too.
+    pub(super) fn load_one<T: Send>(
+        &mut self,
+        model: &ShardedModel,
+        step: u64,
+        read: impl FnOnce(SavedState<'_>) -> Result<(LoadedState, T), Problem> + Send,
+    ) -> Result<(Resumed, T), Undone> {
+        let generation = self.open_step(model, step)?;
+        let saved = SavedState {
+            context: &model.engine.context,
+            generation: &generation,
+            whose: Whose::One,
+            options: SavedOptions::Own,
+            fitting: None,
+        };
+        let read = self.loading(model, step).attempt(|| read(saved));
+        let (loaded, beside) = read.inspect_err(|undone| self.note_broken(step, undone))?;
+        let LoadedState { parameters, fitting, notes } = loaded;
+        let frozen_digest = generation.manifest().frozen_digest;
+        self.compare_left_out(model, step, frozen_digest, fitting.as_ref())?;
+        for note in notes.iter().filter(|_| model.rank().index() == 0) {
+            hsdp_warnings::warn!(step, "{note}");
+        }
+        take_parameters(model, parameters);
+        let Unmatched { new_parameters, new_states, left_over, .. } =
+            fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        let user = generation.manifest().user.clone();
+        let (broken, later) = (Vec::new(), Vec::new());
+        let resumed = Resumed { step, user, broken, later, new_parameters, new_states, left_over };
+        Ok((resumed, beside))
+    }
+
+    /// Loads the model and the optimizer.
     fn load_step<O: Checkpointed>(
         &mut self,
         model: &mut ShardedModel,
         optimizer: &mut O,
         step: u64,
-    ) -> Result<Result<Resumed, Failed>, Error> {
-        let generation = match self.open_step(model, step)? {
-            Ok(generation) => generation,
-            Err(failed) => return Ok(Err(failed)),
+    ) -> Result<Resumed, Undone> {
+        let wanted = LoadWanted {
+            content: self.content,
+            other_options: self.other_options,
+            other_parameters: self.other_parameters,
         };
-        let read = self.loading(model, step).attempt(|| {
-            let context = &model.engine.context;
-            let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
-            let saved = SavedState { context, generation: &generation, whose, options, fitting };
-            let wanted = Wanted {
-                content: self.content,
-                other_options: self.other_options,
-                other_parameters: self.other_parameters,
-            };
+        let (resumed, (restored, counts, training)) = self.load_one(model, step, |saved| {
             let (options, fitting) = differences::check(saved, optimizer, wanted)?;
             let saved = SavedState { options, fitting: fitting.as_ref(), ..saved };
-            let notes = notes(&saved, &optimizer.head(context.plan.spec()));
-            let read = read(&saved, model)?;
+            let manifest = saved.generation.manifest();
+            let counts = StepCounts { step, applied: manifest.applied_steps() };
+            let training = manifest.training;
+            let notes = notes(&saved, &optimizer.head(saved.context.plan.spec()));
+            let parameters = parameters_of(model, saved.generation, saved.fitting, str::to_owned)?;
             let restored = optimizer.restored(model, &saved)?;
-            Ok((Read { notes, fitting, ..read }, restored))
-        });
-        let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
-            Ok(read) => read,
-            Err(failed) => return Ok(Err(failed)),
-        };
-        let (read, restored) = read;
-        let Read { parameters, frozen_digest, applied, training, user, notes, fitting } = read;
-        let compared = self.compare_left_out(model, step, frozen_digest, fitting.as_ref());
-        if let Err(failed) = compared? {
-            return Ok(Err(failed));
-        }
-        for note in notes.iter().filter(|_| model.rank().index() == 0) {
-            hsdp_warnings::warn!(step, "{note}");
-        }
+            Ok((LoadedState { parameters, fitting, notes }, (restored, counts, training)))
+        })?;
         *optimizer = restored;
-        take(model, parameters, Counts { step, applied }, training);
-        let Unmatched { new_parameters, new_states, left_over, .. } =
-            fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
-        let (broken, later) = (Vec::new(), Vec::new());
-        Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))
+        take(model, counts, training);
+        Ok(resumed)
     }
 
     /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if
@@ -246,13 +250,13 @@ impl Checkpoints {
         model: &ShardedModel,
         step: u64,
         saved: Option<u64>,
-    ) -> Result<Result<(), Failed>, Error> {
+    ) -> Result<(), Undone> {
         let together = self.loading(model, step);
         let Some(part) = self.frozen_part(model, together)? else {
             // The model has no frozen parameters if the checkpoint may lack them. Their digest is
             // 0.
             let compared = same_frozen(saved, [0]);
-            return Ok(compared.map_err(|problem| Failed { rank: Rank::new(0), problem }));
+            return Ok(compared.map_err(|problem| Failed { rank: Rank::new(0), problem })?);
         };
         let parts = together.tell([part])?.concat();
         let here = frozen::of_parts(&model.engine.context, &parts);
@@ -261,13 +265,13 @@ impl Checkpoints {
 
     /// Compares the parameters that a checkpoint leaves out, frozen ones or those that do not fit,
     /// with its digest of frozen ones. Collective if there may be any.
-    pub(super) fn compare_left_out(
+    fn compare_left_out(
         &mut self,
         model: &ShardedModel,
         step: u64,
         saved: Option<u64>,
         fitting: Option<&FittingParts>,
-    ) -> Result<Result<(), Failed>, Error> {
+    ) -> Result<(), Undone> {
         match fitting {
             None => self.compare_frozen(model, step, saved),
             Some(fitting) => compare_lacking(self.loading(model, step), model, saved, fitting),
@@ -303,7 +307,7 @@ fn compare_lacking(
     model: &ShardedModel,
     saved: Option<u64>,
     fitting: &FittingParts,
-) -> Result<Result<(), Failed>, Error> {
+) -> Result<(), Undone> {
     let context = &model.engine.context;
     let mut params = context.plan.spec().params();
     if params.any(|(id, param)| param.role == Role::Trainable && fitting.lacks(id)) {
@@ -367,26 +371,24 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
 }
 
 /// The numbers of steps of a checkpoint.
-struct Counts {
+struct StepCounts {
     step: u64,
     applied: u64,
 }
 
-fn take(model: &ShardedModel, parameters: Vec<Shard>, counts: Counts, training: Training) {
+fn take(model: &ShardedModel, counts: StepCounts, training: TrainingHead) {
     let mut state = model.engine.state();
-    let Training { loss_scale, weight_hint, .. } = training;
+    let TrainingHead { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
-    let Counts { step, applied } = counts;
+    let StepCounts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
     model.engine.context.unused.note_load(applied);
-    drop(state);
-    take_parameters(model, parameters);
 }
 
 /// Replaces the parameters of a model, and forgets its last update: all trained parameters are
 /// those of the checkpoint, or of an update that was compared.
-pub(super) fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
+fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
     let mut state = model.engine.state();
     // Each copy is freed once it is taken.
     for (shard, read) in state.shards.iter_mut().zip(parameters) {
@@ -398,27 +400,13 @@ pub(super) fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
     state.kept.forgive();
 }
 
-/// The state that was read.
-struct Read {
-    parameters: Vec<Shard>,
-    frozen_digest: Option<u64>,
-    applied: u64,
-    training: Training,
-    user: Value,
-    /// Texts for a warning.
-    notes: Vec<String>,
+/// The state of a model that was read.
+pub(super) struct LoadedState {
+    pub(super) parameters: Vec<Shard>,
     /// Parts that fit, if only these are taken.
-    fitting: Option<FittingParts>,
-}
-
-fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
-    let generation = saved.generation;
-    let Manifest { frozen_digest, training, user, .. } = generation.manifest();
-    let parameters = parameters_of(model, generation, saved.fitting, str::to_owned)?;
-    let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
-    let applied = generation.manifest().applied_steps();
-    let (notes, fitting) = (Vec::new(), None);
-    Ok(Read { parameters, frozen_digest, applied, training, user, notes, fitting })
+    pub(super) fitting: Option<FittingParts>,
+    /// Texts for a warning.
+    pub(super) notes: Vec<String>,
 }
 
 /// Reads the parameters of a checkpoint. With `fitting`, those that it lacks are the model's own.

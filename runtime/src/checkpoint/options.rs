@@ -9,7 +9,7 @@ use crate::persist::saved::{RATE, SavedOptions};
 
 /// The options that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Compared {
+enum ComparedOptions {
     All,
     /// All but learning rates: an old checkpoint does not say with which the optimizer was made.
     ButRates,
@@ -34,13 +34,13 @@ pub(super) fn agreed<'a>(
         return Ok(SavedOptions::Own);
     }
     let made_with = saved.as_ref().unwrap_or(now);
-    let compared = if saved.is_some() { Compared::All } else { Compared::ButRates };
+    let compared = if saved.is_some() { ComparedOptions::All } else { ComparedOptions::ButRates };
     let mut wrong = differences(own, made_with, compared);
     if parameters == OtherParameters::TakeFitting {
-        wrong.retain(|it| it.of != Of::Members);
+        wrong.retain(|it| it.of != DifferenceOf::Members);
     }
     let refused = match others {
-        OtherOptions::TakeSaved => wrong.iter().any(|it| it.of != Of::Option),
+        OtherOptions::TakeSaved => wrong.iter().any(|it| it.of != DifferenceOf::Option),
         _ => !wrong.is_empty(),
     };
     if refused {
@@ -83,21 +83,25 @@ fn rates(options: &Value) -> Vec<String> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Difference {
-    of: Of,
+struct OptionDifference {
+    of: DifferenceOf,
     text: String,
 }
 
 /// The kind of a difference: of an option, of the number of groups, or of the parameters of a
 /// group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum DifferenceOf {
     Option,
     Groups,
     Members,
 }
 
-fn differences(own: &OptimizerHead, saved: &Value, compared: Compared) -> Vec<Difference> {
+fn differences(
+    own: &OptimizerHead,
+    saved: &Value,
+    compared: ComparedOptions,
+) -> Vec<OptionDifference> {
     let kinds: Vec<&str> = own.kind.split(AND).collect();
     let ours = own.made_with.as_ref().unwrap_or(&own.options);
     if ours == saved {
@@ -108,7 +112,7 @@ fn differences(own: &OptimizerHead, saved: &Value, compared: Compared) -> Vec<Di
     if [ours.len(), saved.len()] != [kinds.len(); 2] {
         let (there, here, kind) = (saved.len(), ours.len(), &own.kind);
         let text = format!("{kind} has options of {there} optimizers there, and of {here} here");
-        return vec![Difference { of: Of::Groups, text }];
+        return vec![OptionDifference { of: DifferenceOf::Groups, text }];
     }
     for ((kind, ours), saved) in kinds.into_iter().zip(ours).zip(saved) {
         compare_optimizer(kind, [saved, ours], compared, &mut wrong);
@@ -127,14 +131,14 @@ fn parts(options: &Value) -> Vec<&Value> {
 fn compare_optimizer(
     kind: &str,
     [saved, ours]: [&Value; 2],
-    compared: Compared,
-    wrong: &mut Vec<Difference>,
+    compared: ComparedOptions,
+    wrong: &mut Vec<OptionDifference>,
 ) {
     compare_options(kind, [saved, ours], compared, wrong);
     let [saved, ours] = [saved, ours].map(|it| it["groups"].as_array().map_or(&[][..], |it| it));
     if saved.len() != ours.len() {
         let text = format!("{kind} has {} groups there, and {} here", saved.len(), ours.len());
-        wrong.push(Difference { of: Of::Groups, text });
+        wrong.push(OptionDifference { of: DifferenceOf::Groups, text });
         return;
     }
     for (index, (saved, ours)) in saved.iter().zip(ours).enumerate() {
@@ -144,10 +148,10 @@ fn compare_optimizer(
         if there != here {
             let text =
                 format!("{kind} group {index} has {there} parameters there, and {here} here");
-            wrong.push(Difference { of: Of::Members, text });
+            wrong.push(OptionDifference { of: DifferenceOf::Members, text });
         } else if !same_names {
             let text = format!("{kind} group {index} has other parameters there, also {there}");
-            wrong.push(Difference { of: Of::Members, text });
+            wrong.push(OptionDifference { of: DifferenceOf::Members, text });
         }
         let group = format!("{kind} group {index}");
         compare_options(&group, [&saved["options"], &ours["options"]], compared, wrong);
@@ -157,8 +161,8 @@ fn compare_optimizer(
 fn compare_options(
     of: &str,
     [saved, ours]: [&Value; 2],
-    compared: Compared,
-    wrong: &mut Vec<Difference>,
+    compared: ComparedOptions,
+    wrong: &mut Vec<OptionDifference>,
 ) {
     let names = |options: &Value| {
         options.as_object().map_or_else(Vec::new, |it| it.keys().cloned().collect())
@@ -166,7 +170,7 @@ fn compare_options(
     let mut all: Vec<String> = names(ours);
     all.extend(names(saved).into_iter().filter(|name| ours.get(name).is_none()));
     for name in all.iter().filter(|name| *name != "groups") {
-        if compared == Compared::ButRates && name == RATE {
+        if compared == ComparedOptions::ButRates && name == RATE {
             continue;
         }
         let [there, here] = [saved, ours].map(|it| it.get(name));
@@ -175,7 +179,7 @@ fn compare_options(
                 [there, here].map(|it| it.map_or("missing".to_owned(), ToString::to_string));
             let name = name.escape_debug();
             let text = format!("{of} {name} is {there} there, and {here} here");
-            wrong.push(Difference { of: Of::Option, text });
+            wrong.push(OptionDifference { of: DifferenceOf::Option, text });
         }
     }
 }
@@ -196,7 +200,7 @@ mod tests {
         }
     }
 
-    fn texts(own: Value, saved: Value, compared: Compared) -> Vec<String> {
+    fn texts(own: Value, saved: Value, compared: ComparedOptions) -> Vec<String> {
         let kind = if own.is_array() { "muon+adamw+ema" } else { "adamw" };
         let wrong = differences(&head(kind, own, None), &saved, compared);
         wrong.into_iter().map(|it| it.text).collect()
@@ -214,11 +218,14 @@ mod tests {
             "adamw group 0 has other parameters there, also 2",
             "adamw group 0 decay is 0.5 there, and 0.0 here",
         ];
-        assert_eq!(texts(own.clone(), saved.clone(), Compared::All), expected);
-        let but_rates = texts(own.clone(), saved, Compared::ButRates);
+        assert_eq!(texts(own.clone(), saved.clone(), ComparedOptions::All), expected);
+        let but_rates = texts(own.clone(), saved, ComparedOptions::ButRates);
         assert!(but_rates.len() == 4 && !but_rates.iter().any(|it| it.contains(RATE)));
         let without = json!({"learning_rate": 0.1, "eps": 1e-8});
-        assert_eq!(texts(own, without, Compared::All), ["adamw has 0 groups there, and 1 here"]);
+        assert_eq!(
+            texts(own, without, ComparedOptions::All),
+            ["adamw has 0 groups there, and 1 here"]
+        );
     }
 
     #[test]
@@ -227,11 +234,11 @@ mod tests {
         let saved = json!([[{"momentum": 0.9}, {"eps": 1e-6}], {"decay": 0.5}]);
         let expected =
             ["adamw eps is 1e-6 there, and 1e-8 here", "ema decay is 0.5 there, and 0.99 here"];
-        assert_eq!(texts(own.clone(), saved, Compared::All), expected);
-        let torn = texts(own, json!({"eps": 1e-8}), Compared::All);
+        assert_eq!(texts(own.clone(), saved, ComparedOptions::All), expected);
+        let torn = texts(own, json!({"eps": 1e-8}), ComparedOptions::All);
         assert_eq!(torn, ["muon+adamw+ema has options of 1 optimizers there, and of 3 here"]);
         let own = json!([{"momentum": 0.9}, [{"eps": 1e-8}, {"decay": 0.99}]]);
         let saved = json!([{"momentum": 0.9}, [{"eps": 1e-6}, {"decay": 0.5}]]);
-        assert_eq!(texts(own, saved, Compared::All), expected);
+        assert_eq!(texts(own, saved, ComparedOptions::All), expected);
     }
 }

@@ -44,25 +44,25 @@ pub(super) fn of_rank(context: &Context) -> Vec<Portion> {
 
 /// Some consecutive elements of a tensor that this rank writes.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct WrittenPortion {
     /// The tensor's name.
     name: String,
     shape: Vec<u64>,
     /// The first element, in the tensor.
     offset: u64,
-    pub(super) source: Source,
+    pub(super) source: WrittenFrom,
 }
 
 /// The place of elements that a rank writes.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(super) enum WrittenFrom {
     /// In this rank's shard of a unit.
     Shard { unit: UnitId, range: Range<usize> },
     /// In a tensor of an optimizer's state.
     State { kind: &'static str, parameter: ParamId, range: Range<usize> },
 }
 
-impl Source {
+impl WrittenFrom {
     /// The number of elements.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -71,10 +71,10 @@ impl Source {
     }
 }
 
-impl Written {
+impl WrittenPortion {
     fn of_parameter(portion: &Portion) -> Self {
         let Portion { unit, name, shape, offset, range, .. } = portion.clone();
-        Self { name, shape, offset, source: Source::Shard { unit, range } }
+        Self { name, shape, offset, source: WrittenFrom::Shard { unit, range } }
     }
 
     /// Returns the elements of a tensor of state that a rank writes because of a portion of the
@@ -105,7 +105,7 @@ impl Written {
         let param = &context.plan.spec()[parameter];
         let (name, shape) = (state_tensor(kind, &param.name), spread.shape(param));
         let offset = range.start as u64;
-        let source = Source::State { kind, parameter, range };
+        let source = WrittenFrom::State { kind, parameter, range };
         (source.len() > 0).then_some(Self { name, shape, offset, source })
     }
 
@@ -120,20 +120,22 @@ pub(super) fn to_write(
     context: &Context,
     states: &[StateTensor],
     content: Content,
-) -> Vec<Written> {
+) -> Vec<WrittenPortion> {
     let mut portions = of_pieces(context, context.plan.pieces_saved_by(context.rank()));
     portions.retain(|portion| content.has(portion.role));
-    let mut written: Vec<Written> = portions.iter().map(Written::of_parameter).collect();
+    let mut written: Vec<WrittenPortion> =
+        portions.iter().map(WrittenPortion::of_parameter).collect();
     let mut kinds = BTreeMap::<&str, BTreeMap<ParamId, StateTensor>>::new();
     for state in states {
         kinds.entry(state.kind).or_default().insert(state.parameter, *state);
     }
     for of_kind in kinds.into_values() {
         let of_portion = |portion: &Portion| {
-            Written::of_portion(context, portion, *of_kind.get(&portion.parameter())?)
+            WrittenPortion::of_portion(context, portion, *of_kind.get(&portion.parameter())?)
         };
         written.extend(portions.iter().filter_map(of_portion));
-        let owned = of_kind.values().filter_map(|tensor| Written::of_owner(context, *tensor));
+        let owned =
+            of_kind.values().filter_map(|tensor| WrittenPortion::of_owner(context, *tensor));
         written.extend(owned);
     }
     written

@@ -2,19 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hsdp_checkpoint::{
-    Draft, Elements, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead, Place, Slice, Store,
-    Training, Writer, nonce,
+    Committed, Draft, DraftPlace, Elements, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead,
+    Slice, Store, TrainingHead, Writer, nonce,
 };
 use hsdp_kernels::Values;
 use hsdp_sharding::{ModelSpec, Rank};
 use serde_json::Value;
 
 use super::frozen;
-use super::made::{Identity, Made, told};
-use super::portions::{self, Source, Written};
+use super::portions::{self, WrittenFrom, WrittenPortion};
 use super::settings::Content;
 use super::together::{Failed, Together};
 use crate::error::Error;
@@ -22,6 +21,7 @@ use crate::model::ShardedModel;
 use crate::options::digest;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::Problem;
+use crate::state::context::ModelId;
 use crate::state::shard::HostShard;
 
 /// The operation of all ranks.
@@ -38,7 +38,7 @@ pub(super) fn fresh() -> u64 {
 }
 
 /// A save that is under way.
-pub(super) struct Saving<'a, O> {
+pub(super) struct RankSave<'a, O> {
     store: &'a Store,
     /// Number of the checkpoints.
     number: u32,
@@ -53,7 +53,7 @@ pub(super) struct Saving<'a, O> {
     texts: [String; 3],
 }
 
-impl<'a, O: Checkpointed> Saving<'a, O> {
+impl<'a, O: Checkpointed> RankSave<'a, O> {
     pub(super) fn of(
         store: &'a Store,
         number: u32,
@@ -78,9 +78,9 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         saving(self.model).about(self.number)
     }
 
-    pub(super) fn identity(&self) -> Identity {
+    pub(super) fn identity(&self) -> SaveIdentity {
         let (model, loads) = (self.model.id().clone(), self.model.engine.state().loads);
-        Identity { model, loads, step: self.step, digests: self.digests() }
+        SaveIdentity { model, loads, step: self.step, digests: self.digests() }
     }
 
     fn digests(&self) -> [u64; 3] {
@@ -91,16 +91,16 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     pub(super) fn begin<'l>(
         &self,
         lease: Option<&'l mut Lease>,
-        place: &Place,
+        place: &DraftPlace,
     ) -> Result<Option<Draft<'l>>, Error> {
         let begin = |lease: &'l mut Lease| lease.begin_at(place.clone());
         self.together().run(|| Ok(lease.map(begin).transpose()?))
     }
 
     /// All ranks write their parts.
-    pub(super) fn write(&self, place: &Place) -> Result<(), Error> {
+    pub(super) fn write(&self, place: &DraftPlace) -> Result<(), Error> {
         self.together().run(|| {
-            let contents = Contents::of(self.model, self.optimizer, self.content())?;
+            let contents = SavedContents::of(self.model, self.optimizer, self.content())?;
             place.write(self.writer(), &contents.slices())?;
             Ok(())
         })
@@ -112,7 +112,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// # Errors
     /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks,
     /// [`Error::Disagreement`] if they differed in the last update; [`Error::Comm`].
-    pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
+    pub(super) fn agree(&self, nonce: u64) -> Result<(DraftPlace, Head), Error> {
         let (engine, [user, options, made_with]) = (&self.model.engine, self.digests());
         let hint = engine.state().last_weight;
         let frozen = self.frozen.unwrap_or(0);
@@ -159,7 +159,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         &self,
         draft: Option<Draft<'_>>,
         head: Head,
-        made: &mut Option<Made>,
+        made: &mut Option<MadeGeneration>,
     ) -> Result<Option<PathBuf>, Error> {
         let (writers, mut path) = (self.model.world().size(), None);
         let agreed = self.together().run(|| {
@@ -167,7 +167,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
             Ok(())
         });
         if agreed.is_err() {
-            *made = path.take().map(|path| Made { identity: self.identity(), path });
+            *made = path.take().map(|path| MadeGeneration { identity: self.identity(), path });
         }
         agreed.map(|()| path)
     }
@@ -179,7 +179,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Head {
             step: self.step,
             mesh: MeshShape { replicate, shard },
-            training: Training { loss_scale, weight_hint, applied_steps: Some(applied) },
+            training: TrainingHead { loss_scale, weight_hint, applied_steps: Some(applied) },
             optimizer: Some(self.of_optimizer.clone()),
             user: self.user.clone(),
             frozen_digest,
@@ -188,20 +188,55 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 }
 
+/// The identity of a save: the parameters after a number of steps and of loads, and digests of
+/// `user` and of the optimizer's options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SaveIdentity {
+    pub(super) model: ModelId,
+    pub(super) loads: u64,
+    pub(super) step: u64,
+    pub(super) digests: [u64; 3],
+}
+
+/// A generation whose save failed after rank 0 had made it: the other ranks have not learned of it.
+/// The next call of the same save returns it.
+#[derive(Debug)]
+pub(super) struct MadeGeneration {
+    pub(super) identity: SaveIdentity,
+    pub(super) path: PathBuf,
+}
+
+impl MadeGeneration {
+    /// Its directory, if it is of this save.
+    pub(super) fn path_of(&self, identity: &SaveIdentity) -> Option<&Path> {
+        (self.identity == *identity).then_some(&self.path)
+    }
+}
+
+/// Returns the checkpoint's directory. Work that failed after the commit is logged, and is not a
+/// failure of the save.
+pub(super) fn told(committed: Committed) -> PathBuf {
+    for error in committed.left_undone {
+        hsdp_warnings::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
+                                the next");
+    }
+    committed.path
+}
+
 fn settings_of(spec: &ModelSpec) -> BTreeMap<String, String> {
     spec.settings().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// The elements that this rank writes, in place where possible.
-struct Contents<'a> {
-    written: Vec<Written>,
+struct SavedContents<'a> {
+    written: Vec<WrittenPortion>,
     /// Shards, by unit.
     shards: Vec<HostShard>,
     /// Values of state, by `written`; empty for parameters.
     states: Vec<Cow<'a, [f32]>>,
 }
 
-impl<'a> Contents<'a> {
+impl<'a> SavedContents<'a> {
     fn of<O: Checkpointed>(
         model: &ShardedModel,
         optimizer: &'a O,
@@ -210,9 +245,9 @@ impl<'a> Contents<'a> {
         let context = &model.engine.context;
         let shards = model.engine.state().shards.clone();
         let written = portions::to_write(context, &optimizer.tensors(), content);
-        let state = |written: &Written| match &written.source {
-            Source::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
-            Source::State { kind, parameter, range } => {
+        let state = |written: &WrittenPortion| match &written.source {
+            WrittenFrom::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
+            WrittenFrom::State { kind, parameter, range } => {
                 let state = optimizer.state(model, (kind, *parameter), range.clone())?;
                 Ok(state.expect("an optimizer has the tensors that it names"))
             }
@@ -225,8 +260,10 @@ impl<'a> Contents<'a> {
     fn slices(&self) -> Vec<Slice<'_>> {
         let slices = self.written.iter().zip(&self.states).map(|(written, state)| {
             let values = match &written.source {
-                Source::Shard { unit, range } => self.shards[unit.index()].values(range.clone()),
-                Source::State { .. } => Values::F32(state),
+                WrittenFrom::Shard { unit, range } => {
+                    self.shards[unit.index()].values(range.clone())
+                }
+                WrittenFrom::State { .. } => Values::F32(state),
             };
             written.slice(elements(values))
         });

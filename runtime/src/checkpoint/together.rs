@@ -21,7 +21,7 @@ const SIGNS_OF_LIFE: u32 = 4;
 
 /// The content that a rank has found under a path of its own.
 #[derive(Clone, Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedLines {
     pub(super) path: String,
     /// The content in words, without the path.
     pub(super) lines: Vec<String>,
@@ -30,24 +30,24 @@ pub(super) struct Opened {
 /// The first difference between what two ranks have opened: the first rank that differs, and one
 /// with which it was compared.
 #[derive(Clone, Debug)]
-pub(super) struct Difference {
+pub(super) struct FolderDifference {
     pub(super) ranks: [Rank; 2],
     pub(super) paths: [String; 2],
     pub(super) lines: [String; 2],
 }
 
-impl From<Difference> for Failed {
-    fn from(Difference { ranks, paths, lines }: Difference) -> Self {
+impl From<FolderDifference> for Undone {
+    fn from(FolderDifference { ranks, paths, lines }: FolderDifference) -> Self {
         let ([rank, other], [here, there], [got, want]) = (ranks, paths, lines);
         let what = format!(
             "{here} has {got}, and on rank {other} {there} has {want}: all ranks must read the same"
         );
-        Self { rank, problem: Problem::lasting(what) }
+        Self::Failed(Failed { rank, problem: Problem::lasting(what) })
     }
 }
 
-impl From<Difference> for Error {
-    fn from(Difference { ranks, paths, lines }: Difference) -> Self {
+impl From<FolderDifference> for Error {
+    fn from(FolderDifference { ranks, paths, lines }: FolderDifference) -> Self {
         let [rank, other] = ranks;
         let [got, want] = [0, 1].map(|it| format!("{} in {}", lines[it], paths[it]));
         Self::Disagreement { what: "the content of a folder".into(), rank, got, other, want }
@@ -84,6 +84,27 @@ pub(super) struct Failed {
     pub(super) problem: Problem,
 }
 
+/// The reason why an operation was not done.
+#[derive(Debug)]
+pub(super) enum Undone {
+    /// A rank has failed at it. All ranks have the same problem.
+    Failed(Failed),
+    /// The communication has failed, or the call does not fit.
+    Fatal(Error),
+}
+
+impl From<Failed> for Undone {
+    fn from(failed: Failed) -> Self {
+        Self::Failed(failed)
+    }
+}
+
+impl From<Error> for Undone {
+    fn from(error: Error) -> Self {
+        Self::Fatal(error)
+    }
+}
+
 impl<'a> Together<'a> {
     pub(super) fn new(context: &'a Context, operation: &'static str, step: u64) -> Self {
         Self { context, operation, step, checkpoints: None }
@@ -109,20 +130,17 @@ impl<'a> Together<'a> {
         &self,
         part: impl FnOnce() -> Result<T, Problem> + Send,
     ) -> Result<T, Error> {
-        self.attempt(part)?.map_err(|failed| self.error(failed))
+        self.attempt(part).map_err(|undone| self.error(undone))
     }
 
-    /// Runs a part as [`run`](Self::run) does, but returns the failure as a value.
+    /// Runs a part as [`run`](Self::run) does, but tells the failure of a rank from other errors.
     ///
     /// A part may take any time: it runs on a thread of its own, while this thread tells the other
     /// ranks that it is alive.
-    ///
-    /// # Errors
-    /// [`Error::Comm`].
     pub(super) fn attempt<T: Send>(
         &self,
         part: impl FnOnce() -> Result<T, Problem> + Send,
-    ) -> Result<Result<T, Failed>, Error> {
+    ) -> Result<T, Undone> {
         let rank = self.context.rank();
         thread::scope(|scope| {
             let (ends, ended) = mpsc::channel::<()>();
@@ -183,18 +201,22 @@ impl<'a> Together<'a> {
     }
 
     /// Exchanges how all ranks' parts have ended. Collective over the world.
-    ///
-    /// # Errors
-    /// [`Error::Comm`].
-    pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
+    pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<T, Undone> {
+        let control = &self.context.control;
         let code = mine.as_ref().err().map_or(0, |problem| problem.kind.code());
-        let Some((rank, code)) = self.context.control.exchange(self.tag(), [code], worst)? else {
-            return Ok(mine.map_err(|_| unreachable!("this rank has said that it succeeded")));
+        let worst = control.exchange(self.tag(), [code], worst).map_err(Error::from)?;
+        let Some((rank, code)) = worst else {
+            return Ok(
+                mine.unwrap_or_else(|_| unreachable!("this rank has said that it succeeded"))
+            );
         };
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
-        let what = self.context.control.text_of(self.tag(), rank, &what)?;
-        Ok(Err(Failed { rank, problem: Problem { kind: ProblemKind::of_code(code), what } }))
+        let what = control.text_of(self.tag(), rank, &what).map_err(Error::from)?;
+        Err(Undone::Failed(Failed {
+            rank,
+            problem: Problem { kind: ProblemKind::of_code(code), what },
+        }))
     }
 
     /// Compares what ranks have opened, each for itself: their folders may hold different versions.
@@ -202,7 +224,10 @@ impl<'a> Together<'a> {
     ///
     /// # Errors
     /// [`Error::Comm`].
-    pub(super) fn compare(&self, opened: &Opened) -> Result<Result<(), Difference>, Error> {
+    pub(super) fn compare(
+        &self,
+        opened: &OpenedLines,
+    ) -> Result<Result<(), FolderDifference>, Error> {
         let said = self.tell([digest::of_lines(&opened.lines)])?.concat();
         let Some(places) = comparison::odd_one(&said) else { return Ok(Ok(())) };
         let ranks = places.map(Rank::new);
@@ -210,7 +235,7 @@ impl<'a> Together<'a> {
         let digests = || places.map(|place| format!("the digest {:#018x}", said[place]));
         let text_of = |rank| self.context.control.text_of(self.tag(), rank, &opened.path);
         let paths = [text_of(ranks[0])?, text_of(ranks[1])?];
-        Ok(Err(Difference { ranks, paths, lines: lines.unwrap_or_else(digests) }))
+        Ok(Err(FolderDifference { ranks, paths, lines: lines.unwrap_or_else(digests) }))
     }
 
     /// Exchanges `WORDS` words with all ranks. Returns them in rank order. Collective over the
@@ -270,15 +295,20 @@ impl<'a> Together<'a> {
     }
 
     /// The error that all ranks get.
-    pub(super) fn error(&self, Failed { rank, problem }: Failed) -> Error {
+    pub(super) fn error(&self, undone: impl Into<Undone>) -> Error {
         let Self { operation, step, .. } = *self;
-        Error::Checkpoint { operation, step, rank, problem: problem.what }
+        match undone.into() {
+            Undone::Failed(Failed { rank, problem }) => {
+                Error::Checkpoint { operation, step, rank, problem: problem.what }
+            }
+            Undone::Fatal(error) => error,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ProblemKind, worst};
+    use super::{Kind, worst};
 
     #[test]
     fn the_worst_kind_of_problem_is_reported_and_the_first_of_it() {

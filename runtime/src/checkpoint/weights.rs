@@ -6,13 +6,13 @@ use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
 use super::checkpoints::Checkpoints;
 use super::differences;
-use super::load::{parameters_of, take_parameters};
-use super::results::Resumed;
-use super::together::Failed;
+use super::load::{LoadedState, parameters_of};
+use super::settings::Resumed;
+use super::together::Undone;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::problem::Problem;
-use crate::persist::saved::{AVERAGE, SavedOptions, SavedState, Unmatched, Whose};
+use crate::persist::saved::AVERAGE;
 use crate::state::control;
 
 impl Checkpoints {
@@ -82,8 +82,8 @@ impl Checkpoints {
     ) -> Result<Resumed, Error> {
         self.begin_load_of_weights(model)?;
         let later = self.later_than(model, step)?;
-        let loaded = self.load_weights_of(model, weights, step)?;
-        let loaded = loaded.map_err(|failed| self.loading(model, step).error(failed))?;
+        let loaded = self.load_weights_of(model, weights, step);
+        let loaded = loaded.map_err(|undone| self.loading(model, step).error(undone))?;
         Ok(self.told_of_later(model, Resumed { later, ..loaded }))
     }
 
@@ -93,46 +93,22 @@ impl Checkpoints {
         self.settle(model)
     }
 
-    /// Reads on all ranks. If all succeed, the model takes the parameters.
     fn load_weights_of(
         &mut self,
-        model: &mut ShardedModel,
+        model: &ShardedModel,
         weights: Weights,
         step: u64,
-    ) -> Result<Result<Resumed, Failed>, Error> {
-        let generation = match self.open_step(model, step)? {
-            Ok(generation) => generation,
-            Err(failed) => return Ok(Err(failed)),
-        };
-        let read = self.loading(model, step).attempt(|| {
-            let context = &model.engine.context;
-            let (whose, options, fitting) = (Whose::One, SavedOptions::Own, None);
-            let saved = SavedState { context, generation: &generation, whose, options, fitting };
-            let fitting = differences::check_weights(saved, self.content, self.other_parameters)?;
-            let averages = averages(&generation, weights)?;
+    ) -> Result<Resumed, Undone> {
+        let (content, other_parameters) = (self.content, self.other_parameters);
+        let loaded = self.load_one(model, step, |saved| {
+            let fitting = differences::check_weights(saved, content, other_parameters)?;
+            let averages = averages(saved.generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
-            let parameters = parameters_of(model, &generation, fitting.as_ref(), source)?;
-            Ok((parameters, fitting))
+            let parameters = parameters_of(model, saved.generation, fitting.as_ref(), source)?;
+            let notes = fitting.iter().filter_map(|fitting| fitting.lists.text()).collect();
+            Ok((LoadedState { parameters, fitting, notes }, ()))
         });
-        let (parameters, fitting) = match read?.inspect_err(|failed| self.note_broken(step, failed))
-        {
-            Ok(read) => read,
-            Err(failed) => return Ok(Err(failed)),
-        };
-        let saved = generation.manifest().frozen_digest;
-        let compared = self.compare_left_out(model, step, saved, fitting.as_ref());
-        if let Err(failed) = compared? {
-            return Ok(Err(failed));
-        }
-        take_parameters(model, parameters);
-        let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
-        if let Some(note) = unmatched.text().filter(|_| model.rank().index() == 0) {
-            hsdp_warnings::warn!(step, "{note}");
-        }
-        let Unmatched { new_parameters, new_states, left_over, .. } = unmatched;
-        let (user, broken) = (generation.manifest().user.clone(), Vec::new());
-        let later = Vec::new();
-        Ok(Ok(Resumed { step, user, broken, later, new_parameters, new_states, left_over }))
+        loaded.map(|(resumed, ())| resumed)
     }
 }
 

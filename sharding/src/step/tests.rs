@@ -20,15 +20,27 @@ fn plain() -> (PlanOptions, Rules) {
 }
 
 fn dry_run(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option<usize>) -> DryRun {
+    dry_run_of(three_units(), mesh, options, microbatches)
+}
+
+fn dry_run_of(
+    spec: ModelSpec,
+    mesh: [usize; 2],
+    options: (PlanOptions, Rules),
+    microbatches: Option<usize>,
+) -> DryRun {
     let mesh = Mesh::new(mesh[0], mesh[1]).expect("a mesh");
-    let plan = Plan::new(three_units(), mesh, options.0).expect("a plan");
+    let plan = Plan::new(spec, mesh, options.0).expect("a plan");
     DryRun::of(&Arc::new(plan), options.1, microbatches, 2)
 }
 
 /// The gathers, hand-outs, reduce-scatters and all-reduces of a step, a line for each microbatch
 /// and its end.
 fn order(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option<usize>) -> String {
-    let step = dry_run(mesh, options, microbatches);
+    order_of(&dry_run(mesh, options, microbatches))
+}
+
+fn order_of(step: &DryRun) -> String {
     let words = |outputs: &Vec<Output>| -> Vec<String> {
         let words = outputs.iter().map(ToString::to_string);
         words.filter(|word| word.starts_with(['g', 'u', 'r', 'a'])).collect()
@@ -58,6 +70,32 @@ fn gathers_are_issued_when_they_or_those_before_them_are_needed() {
     assert_eq!(ahead(1), "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0");
     assert_eq!(ahead(2), "g0 g1 g2 u0 g2' u1 g1' u2 g0' u2' r2 u1' r1 u0' r0");
     assert_eq!(ahead(100), "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0");
+}
+
+#[test]
+fn nothing_is_gathered_ahead_across_microbatches() {
+    let (options, rules) = plain();
+    let ahead = (PlanOptions { prefetch: 100, ..options }, rules);
+    let line = "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0";
+    assert_eq!(order([1, 2], ahead, Some(2)), [line, line].join("\n"));
+    assert_eq!(order([1, 2], plain(), Some(3)), [PLAIN, PLAIN, PLAIN].join("\n"));
+}
+
+#[test]
+fn a_kept_unit_is_gathered_once_and_a_frozen_one_is_never_reduced() {
+    let with_second = |change: fn(Unit) -> Unit| {
+        let second = |unit: &Unit| match &*unit.name {
+            "b" => change(unit.clone()),
+            _ => unit.clone(),
+        };
+        let spec = three_units().units().iter().map(second).fold(ModelSpec::new(), ModelSpec::unit);
+        let (options, rules) = plain();
+        let ahead = (PlanOptions { prefetch: 1, ..options }, rules);
+        order_of(&dry_run_of(spec, [1, 2], ahead, Some(1)))
+    };
+    assert_eq!(with_second(Unit::keep), "g0 g1 u0 g2 u1 g2' u2 g0' u2' r2 r1 u0' r0");
+    let frozen = with_second(|_| Unit::new("b").param(Param::new("b.w", [6]).frozen()));
+    assert_eq!(frozen, "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' u0' r0");
 }
 
 #[test]
@@ -93,6 +131,7 @@ fn modes_differ_in_the_microbatches_that_reduce() {
     };
     let every = format!("{FORWARD} r2 g1' u1' r1 g0' u0' r0 a2 a1 a0");
     assert_eq!(mode(Accumulation::Every, Some(2)), format!("{every}\n{every}"));
+    assert_eq!(mode(Accumulation::Every, None), format!("{every}\n{every}"));
     let first = format!("{FORWARD} g1' u1' g0' u0'");
     let last = format!("{FORWARD} r2 a2 g1' u1' r1 a1 g0' u0' r0 a0");
     assert_eq!(mode(Accumulation::Local, Some(2)), format!("{first}\n{last}"));

@@ -1,8 +1,8 @@
 //! The formulas of traffic against a count, element by element, of the bytes that each rank would receive.
 
 use hsdp_sharding::{
-    Accumulation, AfterForward, Axis, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
-    PlanOptions, Rank, Region, Role, Traffic, Unit,
+    Accumulation, AfterForward, Axis, ByteCount, DType, Flow, FullCopies, Mesh, ModelSpec, Param,
+    Plan, PlanOptions, Rank, Region, Role, Traffic, Unit,
 };
 use proptest::prelude::*;
 
@@ -167,6 +167,24 @@ fn a_step_by_hand() {
     let all_reduce = Flow { calls: 2, bytes: ByteCount((128 + 64) * 4) };
     assert_eq!(traffic, Traffic { all_gather, reduce_scatter, all_reduce, update: Flow::NONE });
     assert_eq!(traffic.total().calls, 17);
+}
+
+/// Every unit is kept. The first one computes in f32, all else and the wire are bf16.
+#[test]
+fn a_step_of_two_dtypes_by_hand() {
+    let spec = ModelSpec::new()
+        .unit(Unit::new("a").param(Param::new("w", [256])).compute_in(DType::F32).keep())
+        .unit(Unit::new("b").param(Param::new("v", [128])).keep());
+    let narrow =
+        PlanOptions { param_dtype: DType::BF16, reduce_dtype: DType::BF16, ..Default::default() };
+    let plan = Plan::new(spec, Mesh::new(2, 4).unwrap(), narrow).expect("two small units");
+    // Shards of 64 and 32 elements: three more of each in a gather, of four bytes and of two.
+    let all_gather = Flow { calls: 2, bytes: ByteCount(3 * (64 * 4 + 32 * 2)) };
+    let reduce_scatter = Flow { calls: 2, bytes: ByteCount(3 * (64 + 32) * 2) };
+    // One half of a shard comes as contributions, the other one as sums in f32.
+    let all_reduce = Flow { calls: 2, bytes: ByteCount((32 + 16) * 2 + (32 + 16) * 4) };
+    let expected = Traffic { all_gather, reduce_scatter, all_reduce, update: Flow::NONE };
+    assert_eq!(plan.traffic(Rank::new(5), 1), expected);
 }
 
 #[test]

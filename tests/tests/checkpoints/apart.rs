@@ -246,7 +246,7 @@ fn exported(folder: &Path, steps: u64) -> PathBuf {
     let (store, model) = (folder.join(format!("store{steps}")), folder.join("model"));
     save(&store, (1, &[steps]), 7);
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &model, Weights::Trained, u64::MAX).expect("exported");
+    export(&generation, &Disk, &model, Weights::Trained, u64::MAX).expect("exported");
     model
 }
 

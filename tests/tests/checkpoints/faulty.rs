@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use hsdp_checkpoint::{Disk, Files, Sink, Source};
+use hsdp_checkpoint::{Disk, FileSource, Files, Sink};
 
 /// What happens at the chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ impl Files for Faulty {
         Disk.list(path)
     }
 
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
         self.count()?;
         Disk.open(path)
     }

@@ -23,7 +23,7 @@ fn exported(folder: &Path, most: u64) -> Vec<(String, Vec<f32>)> {
         training.model.full_parameters()
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &folder.join("model"), Weights::Trained, most).expect("exported");
+    export(&generation, &Disk, &folder.join("model"), Weights::Trained, most).expect("exported");
     common(parameters).into_iter().collect()
 }
 
@@ -223,7 +223,7 @@ fn replicas_whose_folders_differ_in_a_bit_are_named() {
         });
         let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
         let to = folder.path().join("model");
-        export((&generation, &Disk), &to, Weights::Trained, u64::MAX).expect("exported");
+        export(&generation, &Disk, &to, Weights::Trained, u64::MAX).expect("exported");
     }
     let file = folders[1].path().join("model").join("model.safetensors");
     let mut bytes = std::fs::read(&file).expect("a file");

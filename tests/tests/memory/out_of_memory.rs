@@ -157,7 +157,7 @@ fn there_is_no_memory_for_an_imported_model() {
         checkpoints.save(&model, &sgd, &Value::Null).map(drop)
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &from, Weights::Trained, u64::MAX).expect("exported");
+    export(&generation, &Disk, &from, Weights::Trained, u64::MAX).expect("exported");
     let told = on_ranks(4, |world| {
         let (rank, options) = (world.rank(), ModelOptions::on(mesh(2, 2)));
         let import = || {

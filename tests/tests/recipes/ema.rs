@@ -399,7 +399,7 @@ fn an_export_has_the_averages_and_the_frozen_parameters() {
     let store = Store::new(&saved, Arc::new(Disk));
     let generation = store.latest().expect("readable").expect("there is one");
     let out = folder.path().join("model");
-    export((&generation, &Disk), &out, Weights::Average, u64::MAX).expect("exported");
+    export(&generation, &Disk, &out, Weights::Average, u64::MAX).expect("exported");
     let exported = Folder::open(Arc::new(Disk), &out).expect("a folder");
     assert_eq!(exported.tensors().count(), expected.len());
     for (_, param) in partly_frozen().params() {

@@ -255,6 +255,7 @@ table!(CHECKPOINT {
     hsdp_checkpoint::Committed: Send Sync Unpin,
     hsdp_checkpoint::Disk: Send Sync Unpin,
     hsdp_checkpoint::Draft<'static>: Send Sync Unpin,
+    hsdp_checkpoint::DraftPlace: Send Sync Unpin,
     hsdp_checkpoint::Elements<'static>: Send Sync Unpin,
     hsdp_checkpoint::Error: Send Sync Unpin,
     hsdp_checkpoint::Exported: Send Sync Unpin,
@@ -270,11 +271,10 @@ table!(CHECKPOINT {
     hsdp_checkpoint::Manifest: Send Sync Unpin,
     hsdp_checkpoint::MeshShape: Send Sync Unpin,
     hsdp_checkpoint::OptimizerHead: Send Sync Unpin,
-    hsdp_checkpoint::Place: Send Sync Unpin,
     hsdp_checkpoint::Slice<'static>: Send Sync Unpin,
     hsdp_checkpoint::Store: Send Sync Unpin,
     hsdp_checkpoint::TensorEntry: Send Sync Unpin,
-    hsdp_checkpoint::Training: Send Sync Unpin,
+    hsdp_checkpoint::TrainingHead: Send Sync Unpin,
     hsdp_checkpoint::Weights: Send Sync Unpin,
     hsdp_checkpoint::Writer: Send Sync Unpin,
 });
@@ -426,11 +426,11 @@ table!(CANDLE {
 });
 
 table!(GPT {
-    hsdp_models::gpt::ConfigError: Send Sync Unpin,
     hsdp_models::gpt::Draw: Send Sync Unpin,
     hsdp_models::gpt::Gpt: Send Sync Unpin,
     hsdp_models::gpt::GptConfig: Send Sync Unpin,
-    hsdp_models::gpt::Kept: Send Sync Unpin,
+    hsdp_models::gpt::GptConfigError: Send Sync Unpin,
+    hsdp_models::gpt::GptMemory: Send Sync Unpin,
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
@@ -445,6 +445,7 @@ const TRAITS: [&str; 28] = [
     "Differentiable",
     "DistState",
     "Element",
+    "FileSource",
     "Files",
     "Forward",
     "Free",
@@ -461,7 +462,6 @@ const TRAITS: [&str; 28] = [
     "Reduces",
     "Sink",
     "Sliced",
-    "Source",
     "Units",
 ];
 
@@ -483,8 +483,8 @@ fn every_public_type_has_a_row() {
 
 #[test]
 fn exports_are_read_as_they_are_meant() {
-    let page = "pub use a::{One, two};\npub use self::b::THREE;\npub use four::Five;\nuse six::Seven;\npub use hsdp_a::Nine;\n";
-    assert_eq!(exports(page), ["One", "Five"]);
+    let page = "pub use a::{One, two};\npub use self::b::THREE;\npub use four::Five;\nuse six::Seven;\npub use hsdp_a::Nine;\npub struct Ten(u8);\n";
+    assert_eq!(exports(page), ["One", "Five", "Ten"]);
 }
 
 fn every_export_has_a_row(path: &str, rows: &[&str]) {
@@ -504,14 +504,19 @@ fn names(row: &str, export: &str) -> bool {
     plain.rsplit([':', ' ']).next() == Some(export)
 }
 
-/// The types and traits that a crate's front page exports of its own.
+/// The types and traits that a crate's front page exports of its own, and the types that it defines.
 fn exports(page: &str) -> Vec<String> {
     let statements = page.split(';').map(str::trim_start);
     let lines = statements.filter_map(|statement| statement.rsplit("\n\n").next());
     let own = lines.filter_map(|line| line.trim_start().strip_prefix("pub use "));
     let own = own.filter(|path| !path.starts_with("hsdp_"));
     let words = own.flat_map(|path| path.split(|c: char| !c.is_alphanumeric()));
-    words.filter(|word| is_type(word)).map(str::to_owned).collect()
+    let definition = |line: &'_ str| {
+        let rest = ["pub struct ", "pub enum "].iter().find_map(|it| line.strip_prefix(it))?;
+        rest.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned)
+    };
+    let defined = page.lines().filter_map(definition);
+    words.filter(|word| is_type(word)).map(str::to_owned).chain(defined).collect()
 }
 
 /// Types are in camel case: a capital first, and some letter that is none.

@@ -10,11 +10,14 @@
 //! | `r1` | its reduce-scatter is issued |
 //! | `a1` | its all-reduce is issued |
 
+use std::sync::Arc;
+
 use hsdp::{
     Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, ShardedModel,
-    StepOptions, UnitGradients, UnitOrder, World,
+    StepOptions, UnitGradients, UnitOrder,
 };
 use hsdp_comm::{Channel, Tag};
+use hsdp_sharding::step::{DryRun, Output, Rules};
 use hsdp_tests::support::events::word;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
@@ -22,103 +25,36 @@ use hsdp_tests::support::{slopes, springs};
 
 /// One microbatch with every unit resharded, nothing ahead, and no replicas.
 const PLAIN: &str = "g0 u0 g1 u1 g2 u2 g2' u2' r2 g1' u1' r1 g0' u0' r0";
-/// What every microbatch does before its first reduction.
-const FORWARD: &str = "g0 u0 g1 u1 g2 u2 g2' u2'";
 
+/// A rank gathers, hands out and reduces in the order of the machine, whose tests have it in words.
+/// Reduce-scatters complete at once where shards are whole, and all-reduces behind them begin at
+/// once, as in a dry run.
 #[test]
-fn without_prefetch_each_unit_is_gathered_when_it_is_asked_for() {
-    assert_eq!(order(&three_units(), &plain(mesh(1, 2)), once()), PLAIN);
-}
-
-#[test]
-fn one_ahead_gathers_the_next_unit_before_this_one_is_handed_out() {
-    let ahead = ModelOptions { prefetch: 1, ..plain(mesh(1, 2)) };
-    let expected = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
-    assert_eq!(order(&three_units(), &ahead, once()), expected);
-}
-
-#[test]
-fn nothing_is_gathered_ahead_while_the_order_is_found() {
+fn the_engine_gathers_hands_out_and_reduces_as_the_machine_says() {
     let follow = ModelOptions { prefetch: 1, ..ModelOptions::on(mesh(1, 2)) };
-    let first = "g0 u0 g1 u1 g2 u2 g2' g1' u2' r2 g0' u1' r1 u0' r0";
-    let second = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
-    let step = StepOptions::microbatches(2);
-    assert_eq!(order(&three_units(), &follow, step), [first, second].join("\n"));
-}
-
-#[test]
-fn two_ahead_gathers_the_next_two() {
-    let ahead = ModelOptions { prefetch: 2, ..plain(mesh(1, 2)) };
-    let expected = "g0 g1 g2 u0 g2' u1 g1' u2 g0' u2' r2 u1' r1 u0' r0";
-    assert_eq!(order(&three_units(), &ahead, once()), expected);
-}
-
-#[test]
-fn nothing_is_gathered_ahead_across_microbatches() {
-    let ahead = ModelOptions { prefetch: 100, ..plain(mesh(1, 2)) };
-    let line = "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0";
-    let step = StepOptions::microbatches(2);
-    assert_eq!(order(&three_units(), &ahead, step), [line, line].join("\n"));
-}
-
-#[test]
-fn a_unit_that_is_kept_is_gathered_once() {
-    let ahead = ModelOptions { prefetch: 1, ..plain(mesh(1, 2)) };
-    let expected = "g0 g1 u0 g2 u1 g2' u2 g0' u2' r2 r1 u0' r0";
-    assert_eq!(order(&keeping_the_second(), &ahead, once()), expected);
-}
-
-#[test]
-fn a_frozen_unit_is_gathered_and_never_reduced() {
-    let expected = "g0 u0 g1 u1 g2 u2 g2' u2' r2 g1' u1' g0' u0' r0";
-    assert_eq!(order(&partly_frozen(), &plain(mesh(1, 2)), once()), expected);
-}
-
-#[test]
-fn every_microbatch_gathers_and_reduce_scatters_anew() {
-    let step = StepOptions::microbatches(3);
-    assert_eq!(order(&three_units(), &plain(mesh(1, 2)), step), [PLAIN, PLAIN, PLAIN].join("\n"));
-}
-
-#[test]
-fn all_reduces_start_in_the_last_microbatch_where_it_is_known() {
-    let last = format!("{FORWARD} r2 a2 g1' u1' r1 a1 g0' u0' r0 a0");
-    let step = StepOptions::microbatches(2);
-    assert_eq!(order(&three_units(), &plain(mesh(2, 1)), step), format!("{PLAIN}\n{last}"));
-}
-
-#[test]
-fn all_reduces_wait_for_finish_where_the_last_microbatch_is_not_known() {
-    let step = StepOptions { microbatches: None, ..StepOptions::default() };
-    let expected = format!("{PLAIN}\n{PLAIN} a2 a1 a0");
-    assert_eq!(order(&three_units(), &plain(mesh(2, 1)), step), expected);
-    assert_eq!(order(&three_units(), &plain(mesh(2, 2)), step), expected);
-}
-
-#[test]
-fn mode_every_all_reduces_when_its_microbatch_has_reduce_scattered_everything() {
-    let every = ModelOptions { accumulation: Accumulation::Every, ..plain(mesh(2, 2)) };
-    let line = format!("{FORWARD} r2 g1' u1' r1 g0' u0' r0 a2 a1 a0");
-    let step = StepOptions::microbatches(2);
-    assert_eq!(order(&three_units(), &every, step), format!("{line}\n{line}"));
-}
-
-#[test]
-fn mode_local_reduces_nothing_before_the_last_microbatch() {
-    let local = ModelOptions { accumulation: Accumulation::Local, ..plain(mesh(2, 1)) };
-    let first = format!("{FORWARD} g1' u1' g0' u0'");
-    let last = format!("{FORWARD} r2 a2 g1' u1' r1 a1 g0' u0' r0 a0");
-    let step = StepOptions::microbatches(2);
-    assert_eq!(order(&three_units(), &local, step), format!("{first}\n{last}"));
-}
-
-#[test]
-fn mode_local_reduces_in_finish_where_the_last_microbatch_is_not_known() {
-    let local = ModelOptions { accumulation: Accumulation::Local, ..plain(mesh(2, 2)) };
-    let first = format!("{FORWARD} g1' u1' g0' u0'");
-    let step = StepOptions { microbatches: None, ..StepOptions::default() };
-    let expected = format!("{first}\n{first} r2 r1 r0 a2 a1 a0");
-    assert_eq!(order(&three_units(), &local, step), expected);
+    let ahead = |prefetch| ModelOptions { prefetch, ..plain(mesh(1, 2)) };
+    let mode = |accumulation, mesh| ModelOptions { accumulation, ..plain(mesh) };
+    let of = |count| StepOptions::microbatches(count);
+    let unknown = StepOptions { microbatches: None, ..StepOptions::default() };
+    for (spec, options, step) in [
+        (three_units(), ahead(0), of(1)),
+        (three_units(), ahead(0), of(3)),
+        (three_units(), ahead(1), of(1)),
+        (three_units(), ahead(2), of(1)),
+        (three_units(), ahead(100), of(2)),
+        (three_units(), follow, of(2)),
+        (keeping_the_second(), ahead(1), of(1)),
+        (partly_frozen(), ahead(0), of(1)),
+        (three_units(), plain(mesh(2, 1)), of(2)),
+        (three_units(), plain(mesh(2, 1)), unknown),
+        (three_units(), plain(mesh(2, 2)), unknown),
+        (three_units(), mode(Accumulation::Every, mesh(2, 2)), of(2)),
+        (three_units(), mode(Accumulation::Local, mesh(2, 1)), of(2)),
+        (three_units(), mode(Accumulation::Local, mesh(2, 2)), unknown),
+    ] {
+        let [machine, engine] = order(&spec, &options, step);
+        assert_eq!(engine, machine, "{options:?}, {step:?}");
+    }
 }
 
 #[test]
@@ -188,7 +124,8 @@ fn an_all_reduce_starts_while_the_backward_goes_on() {
     let options = plain(mesh(2, 2));
     let told = on_ranks(4, |world| {
         let here = world.world_group(Channel::User);
-        recorded(world, &three_units(), &options, |model| {
+        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        recorded(&mut model, |model| {
             let mut step = model.begin_step(once())?;
             let mut pass = step.microbatch()?;
             let _ = pass.loss(LossSum::new(0.0, 1))?;
@@ -216,8 +153,9 @@ fn once() -> StepOptions {
     StepOptions::microbatches(1)
 }
 
-/// The order of a step on every rank; of two microbatches where `step` does not say.
-fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> String {
+/// The order of a first step by the machine, and that on every rank; of two microbatches where
+/// `step` does not say.
+fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> [String; 2] {
     let run = |model: &mut ShardedModel| {
         let mut begun = model.begin_step(step)?;
         for _ in 0..step.microbatches.unwrap_or(2) {
@@ -225,7 +163,24 @@ fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> String 
         }
         begun.finish().map(drop)
     };
-    common(on_ranks(options.mesh.world_size(), |world| recorded(world, spec, options, run)))
+    let rules = Rules { order: options.order, ..Rules::default() };
+    common(on_ranks(options.mesh.world_size(), |world| {
+        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+        let plan = Arc::new(model.plan().clone());
+        let machine = words(&DryRun::of(&plan, rules, step.microbatches, 2));
+        Ok::<_, Error>([machine, recorded(&mut model, run)?])
+    }))
+}
+
+/// The gathers, hand-outs and reductions of a step in words, a line a microbatch. Those of its end
+/// belong to the last one.
+fn words(step: &DryRun) -> String {
+    let line = |outputs: &[Output]| -> String {
+        let words = outputs.iter().map(ToString::to_string);
+        words.filter(|it| it.starts_with(['g', 'u', 'r', 'a'])).collect::<Vec<_>>().join(" ")
+    };
+    let lines = step.microbatches.iter().map(|outputs| line(outputs)).collect::<Vec<_>>();
+    format!("{} {}", lines.join("\n"), line(&step.finish)).trim_end().to_owned()
 }
 
 /// The order of the second step on two ranks, each of which follows the script in its own way. The first step has found that the
@@ -234,7 +189,8 @@ fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -
     on_ranks(2, |world| {
         let rank = world.rank().index();
         let options = ModelOptions { order: UnitOrder::Follow, ..plain(mesh(1, 2)) };
-        recorded(world, &three_units(), &options, |model| {
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        recorded(&mut model, |model| {
             let mut step = model.begin_step(once())?;
             slopes::microbatch(&mut step, 1.0)?;
             let gradients = step.finish()?;
@@ -251,14 +207,11 @@ fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -
 }
 
 fn recorded(
-    world: World,
-    spec: &ModelSpec,
-    options: &ModelOptions,
+    model: &mut ShardedModel,
     run: impl FnOnce(&mut ShardedModel) -> Result<(), Error>,
 ) -> Result<String, Error> {
-    let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
     model.record_events();
-    run(&mut model)?;
+    run(model)?;
     Ok(told(&model.take_events()))
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Error, Files, Folder, Generation, Hash, Manifest, Sink, Source};
+use hsdp_checkpoint::{Error, FileSource, Files, Folder, Generation, Hash, Manifest, Sink};
 use safetensors::SafeTensors;
 
 /// The most elements of a tensor that a test reads.
@@ -99,7 +99,7 @@ struct Whole(Vec<u8>);
 /// A file of zeros, of this size.
 struct Zeros(u64);
 
-impl Source for Zeros {
+impl FileSource for Zeros {
     fn size(&self) -> io::Result<u64> {
         Ok(self.0)
     }
@@ -117,7 +117,7 @@ impl Source for Zeros {
 
 struct Bytes(Vec<u8>);
 
-impl Source for Bytes {
+impl FileSource for Bytes {
     fn size(&self) -> io::Result<u64> {
         Ok(self.0.len() as u64)
     }
@@ -162,7 +162,7 @@ macro_rules! read_only {
                 Ok(Vec::new())
             }
 
-            fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+            fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
                 let name = path.file_name().and_then(|name| name.to_str());
                 self.source(name.unwrap_or_default()).ok_or_else(|| io::ErrorKind::NotFound.into())
             }
@@ -174,7 +174,7 @@ read_only!(Hollow);
 read_only!(Whole);
 
 impl Hollow {
-    fn source(&self, name: &str) -> Option<Box<dyn Source>> {
+    fn source(&self, name: &str) -> Option<Box<dyn FileSource>> {
         if name == "manifest.json" {
             return Some(Box::new(Bytes(self.manifest.clone())));
         }
@@ -184,7 +184,8 @@ impl Hollow {
 }
 
 impl Whole {
-    fn source(&self, name: &str) -> Option<Box<dyn Source>> {
-        (name == "model.safetensors").then(|| Box::new(Bytes(self.0.clone())) as Box<dyn Source>)
+    fn source(&self, name: &str) -> Option<Box<dyn FileSource>> {
+        (name == "model.safetensors")
+            .then(|| Box::new(Bytes(self.0.clone())) as Box<dyn FileSource>)
     }
 }

@@ -2,7 +2,7 @@
 //! place.
 
 use hsdp_checkpoint::{
-    Elements, Error, Head, Lease, OptimizerHead, Slice, Store, Training, Writer,
+    Elements, Error, Head, Lease, OptimizerHead, Slice, Store, TrainingHead, Writer,
 };
 use serde_json::json;
 
@@ -99,7 +99,7 @@ fn save_applied(lease: &mut Lease, step: u64, applied_steps: u64) {
     let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
     draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
     let head = Head::of_step(step);
-    let training = Training { applied_steps: Some(applied_steps), ..head.training };
+    let training = TrainingHead { applied_steps: Some(applied_steps), ..head.training };
     let updates = [("w".to_owned(), 5), ("v".to_owned(), 7)].into();
     let optimizer = OptimizerHead {
         kind: "adamw".to_owned(),
@@ -153,7 +153,7 @@ fn save_stated(lease: &mut Lease, step: u64) {
     let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
     draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
     let head = Head::of_step(step);
-    let training = Training { applied_steps: Some(step), ..head.training };
+    let training = TrainingHead { applied_steps: Some(step), ..head.training };
     let settings = [("heads", "4"), ("eps", "1e-6")];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     draft.commit(Head { training, settings, ..head }, 1).expect("whole");

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Disk, Files, Sink, Source};
+use hsdp_checkpoint::{Disk, FileSource, Files, Sink};
 
 /// Gets the name of an operation and its path. An error takes the place of the operation.
 type Hook = dyn Fn(&str, &Path) -> io::Result<()> + Send + Sync;
@@ -60,7 +60,7 @@ impl Files for Hooked {
         self.asks("list", path)?.list(path)
     }
 
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
         self.asks("open", path)?.open(path)
     }
 }

@@ -34,7 +34,7 @@ fn every_reader_of_an_opened_generation_says_that_it_was_removed() {
         let verified = generation.verify();
         assert!(matches!(&verified[..], [one] if is_removed(one, &fixture, 2)), "{verified:?}");
         let to = fixture.folder.path().join("model");
-        told(export((&generation, &Disk), &to, Weights::Trained, 1 << 30).expect_err("gone"));
+        told(export(&generation, &Disk, &to, Weights::Trained, 1 << 30).expect_err("gone"));
         let left = fs::read_dir(fixture.folder.path()).expect("there");
         let left = left.map(|entry| entry.expect("an entry").file_name());
         assert!(left.into_iter().all(|name| !name.to_string_lossy().contains("model")));
@@ -158,9 +158,9 @@ fn an_export_may_have_the_longest_name_that_a_file_may_have() {
     let generation = fixture.store().open(1).expect("there");
     for length in [1, 14, 15, 229, 230, 255] {
         let to = fixture.folder.path().join("m".repeat(length));
-        export((&generation, &Disk), &to, Weights::Trained, 1 << 30).expect("exported");
+        export(&generation, &Disk, &to, Weights::Trained, 1 << 30).expect("exported");
         assert!(to.join("model.safetensors").exists());
     }
     let to = fixture.folder.path().join("m".repeat(256));
-    export((&generation, &Disk), &to, Weights::Trained, 1 << 30).expect_err("too long");
+    export(&generation, &Disk, &to, Weights::Trained, 1 << 30).expect_err("too long");
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use hsdp_train::{Digest, file};
 use safetensors::{Dtype, SafeTensors};
 
-use super::{Data, DataError, Sequences, Training};
+use super::{Data, DataError, TokenSequences, TrainingData};
 use crate::decoder::DecoderConfig;
 use crate::nn::IGNORED;
 
@@ -65,16 +65,16 @@ fn parse(
     }
     let held_out = held_out(&file, config)?;
     let batch = of_step / (ranks * microbatches);
-    let training = Training::Batches { sequences, of_step, microbatches };
+    let training = TrainingData::Batches { sequences, of_step, microbatches };
     let (digest, warnings) = (Digest::of(bytes), Vec::new());
     Ok(Data { training, held_out, batch, length, item: "token", digest, warnings })
 }
 
 /// Reads the held-out sequences; none if the file has none.
-fn held_out(file: &SafeTensors<'_>, config: &DecoderConfig) -> Result<Sequences, String> {
+fn held_out(file: &SafeTensors<'_>, config: &DecoderConfig) -> Result<TokenSequences, String> {
     const NAMES: [&str; 2] = ["eval_input_ids", "eval_labels"];
     if NAMES.iter().all(|name| file.tensor(name).is_err()) {
-        return Ok(Sequences::default());
+        return Ok(TokenSequences::default());
     }
     let (sequences, shape) = sequences(file, NAMES, config)?;
     match shape[..] {
@@ -89,7 +89,7 @@ fn sequences(
     file: &SafeTensors<'_>,
     [ids, labels]: [&str; 2],
     config: &DecoderConfig,
-) -> Result<(Sequences, Vec<usize>), String> {
+) -> Result<(TokenSequences, Vec<usize>), String> {
     let (tokens, shape) = elements(file, (ids, Dtype::U32), u32::from_le_bytes)?;
     let (of_labels, other) = elements(file, (labels, Dtype::I64), i64::from_le_bytes)?;
     if shape != other {
@@ -113,7 +113,7 @@ fn sequences(
             "{labels} has label {label}, which is neither below {vocabulary} nor {IGNORED}"
         ));
     }
-    Ok((Sequences { tokens, labels: of_labels, length }, shape))
+    Ok((TokenSequences { tokens, labels: of_labels, length }, shape))
 }
 
 /// Reads the elements of a tensor. Returns them with its shape.

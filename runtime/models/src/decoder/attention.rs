@@ -4,9 +4,7 @@ use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
 use super::config::{DecoderConfig, Layer, Packing, QkNorm};
-use super::linear::Linear;
-use super::norm::RmsNorm;
-use super::rotary::Rotary;
+use super::layers::{Linear, RmsNorm, Rotary};
 use crate::nn::{self, Mask, Scores};
 
 /// Self-attention of a block.

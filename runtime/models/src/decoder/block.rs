@@ -1,14 +1,11 @@
-//! A block, and the layers before and after the blocks.
+//! A block with its MLP, and the layers before and after the blocks.
 
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
 use super::attention::Attention;
-use super::config::DecoderConfig;
-use super::linear::Linear;
-use super::mlp::Mlp;
-use super::norm::RmsNorm;
-use super::rotary::Rotary;
+use super::config::{Activation, DecoderConfig, Packing};
+use super::layers::{Linear, RmsNorm, Rotary};
 use crate::nn;
 
 /// A block: attention and the MLP after it, each with norms and a residual sum.
@@ -103,13 +100,13 @@ fn embedding_weight(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Tenso
 
 /// Layers after the blocks.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct LmHead {
     norm: RmsNorm,
     lm_head: Linear,
     cap: Option<f64>,
 }
 
-impl Head {
+impl LmHead {
     /// Reads `model.norm` and `lm_head` from the whole model's `vb`. If the head is tied, reads
     /// `model.embed_tokens` in place of `lm_head`.
     ///
@@ -126,13 +123,68 @@ impl Head {
     }
 }
 
-impl Module for Head {
+impl Module for LmHead {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let logits = self.lm_head.forward(&self.norm.forward(x)?)?;
         match self.cap {
             None => Ok(logits),
             Some(cap) => nn::soft_cap(&logits, cap),
         }
+    }
+}
+
+/// The gated MLP after attention.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    gate_up: GateUp,
+    activation: Activation,
+    down_proj: Linear,
+}
+
+#[derive(Clone, Debug)]
+enum GateUp {
+    Separate([Linear; 2]),
+    Packed(Linear),
+}
+
+impl Mlp {
+    /// Reads the projections.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
+        let (size, inner) = (config.hidden_size, config.intermediate_size);
+        let linear = |name, inputs, outputs| {
+            let linear = Linear::load(vb.pp(name), inputs, outputs, config)?;
+            if config.biases.mlp { linear.with_bias(&vb.pp(name)) } else { Ok(linear) }
+        };
+        let gate_up = match config.packing {
+            Packing::Separate => GateUp::Separate([
+                linear("gate_proj", size, inner)?,
+                linear("up_proj", size, inner)?,
+            ]),
+            Packing::Packed => GateUp::Packed(linear("gate_up_proj", size, 2 * inner)?),
+        };
+        let down_proj = linear("down_proj", inner, size)?;
+        Ok(Self { gate_up, activation: config.activation, down_proj })
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let [gate, up] = match &self.gate_up {
+            GateUp::Separate([gate, up]) => [gate.forward(x)?, up.forward(x)?],
+            GateUp::Packed(both) => {
+                let both = both.forward(x)?;
+                let inner = both.dim(D::Minus1)? / 2;
+                [both.narrow(D::Minus1, 0, inner)?, both.narrow(D::Minus1, inner, inner)?]
+            }
+        };
+        let gated = match self.activation {
+            Activation::Silu => nn::silu_mul(&gate, &up)?,
+            Activation::GeluTanh => nn::gelu_mul(&gate, &up)?,
+        };
+        self.down_proj.forward(&gated)
     }
 }
 

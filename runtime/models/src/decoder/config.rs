@@ -9,10 +9,10 @@ use candle_nn::Init;
 use hsdp::{DType, ModelSpec};
 use serde_json::{Map, Value, json};
 
-use self::keys::{COMMON, GENERAL, Keys};
+use self::keys::{COMMON, ConfigKeys, GENERAL};
 use self::rope::{Beside, Rope};
-use super::families::Family;
-use super::linear::Lora;
+use super::families::DecoderFamily;
+use super::layers::Lora;
 
 /// Sizes and parts of a decoder. Fields that `config.json` has are named as there.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ pub struct DecoderConfig {
     pub logit_cap: Option<f64>,
     /// Adapters. `config.json` does not describe them.
     pub lora: Option<Lora>,
-    json: Source,
+    json: ConfigSource,
 }
 
 /// Attention of a block.
@@ -150,9 +150,9 @@ pub enum Activation {
 
 /// The `config.json` that a model was read from. It does not take part in the comparison of models.
 #[derive(Clone, Debug)]
-struct Source(Map<String, Value>);
+struct ConfigSource(Map<String, Value>);
 
-impl PartialEq for Source {
+impl PartialEq for ConfigSource {
     fn eq(&self, _: &Self) -> bool {
         true
     }
@@ -162,7 +162,7 @@ impl PartialEq for Source {
 /// names and values.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum DecoderConfigError {
     /// The text is no JSON, or has a key twice.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
@@ -236,14 +236,14 @@ impl ConfigFile {
     /// Reads the text of a `config.json`. Absent keys have the defaults of transformers.
     ///
     /// # Errors
-    /// [`ConfigError`]
-    pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
+    /// [`DecoderConfigError`]
+    pub(super) fn parse(text: &str) -> Result<Self, DecoderConfigError> {
         Self::of(keys::object(text)?)
     }
 
-    fn of(mut json: Map<String, Value>) -> Result<Self, ConfigError> {
-        let keys = Keys::of("", &json);
-        let family = Family::of(keys.optional("model_type")?)?;
+    fn of(mut json: Map<String, Value>) -> Result<Self, DecoderConfigError> {
+        let keys = ConfigKeys::of("", &json);
+        let family = DecoderFamily::of(keys.optional("model_type")?)?;
         keys.check(&[family.keys, &[COMMON, GENERAL]].concat())?;
         let architectures = json!([family.architecture]);
         match json.get("architectures") {
@@ -260,13 +260,13 @@ impl ConfigFile {
         config.check()?;
         let dtype = keys.either("dtype", "torch_dtype")?.map(dtype).transpose()?;
         json.insert("architectures".to_owned(), architectures);
-        config.json = Source(json);
+        config.json = ConfigSource(json);
         Ok(Self { config, dtype })
     }
 }
 
 /// Returns the row that a padding token names. As in PyTorch, a negative token counts from the end.
-pub(super) fn padding_row(token: i64, vocab_size: usize) -> Result<usize, ConfigError> {
+pub(super) fn padding_row(token: i64, vocab_size: usize) -> Result<usize, DecoderConfigError> {
     let count = i64::try_from(vocab_size).unwrap_or(i64::MAX);
     let row = if token < 0 { token.checked_add(count) } else { Some(token) };
     match row.and_then(|row| usize::try_from(row).ok()) {
@@ -277,7 +277,7 @@ pub(super) fn padding_row(token: i64, vocab_size: usize) -> Result<usize, Config
     }
 }
 
-fn dtype(name: String) -> Result<DType, ConfigError> {
+fn dtype(name: String) -> Result<DType, DecoderConfigError> {
     match name.strip_prefix("torch.").unwrap_or(&name) {
         "float32" => Ok(DType::F32),
         "bfloat16" => Ok(DType::BF16),
@@ -286,7 +286,11 @@ fn dtype(name: String) -> Result<DType, ConfigError> {
     }
 }
 
-fn activation(keys: &Keys<'_>, name: &str, default: &str) -> Result<Activation, ConfigError> {
+fn activation(
+    keys: &ConfigKeys<'_>,
+    name: &str,
+    default: &str,
+) -> Result<Activation, DecoderConfigError> {
     let stated: String = keys.or(name, default.to_owned())?;
     match &*stated {
         // Both are names of one function.
@@ -391,8 +395,8 @@ impl DecoderConfig {
     /// refused by name. An unknown key with the value null counts as absent.
     ///
     /// # Errors
-    /// [`ConfigError`], also for a model with unsupported parts.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+    /// [`DecoderConfigError`], also for a model with unsupported parts.
+    pub fn from_json(text: &str) -> Result<Self, DecoderConfigError> {
         ConfigFile::parse(text).map(|file| file.config)
     }
 
@@ -404,9 +408,9 @@ impl DecoderConfig {
     /// embeddings in place of those of the text.
     ///
     /// # Errors
-    /// [`ConfigError`] if the fields make no model, or a model that the keys of this family cannot
-    /// express, such as one with other windows than in the text.
-    pub fn to_json(&self) -> Result<Value, ConfigError> {
+    /// [`DecoderConfigError`] if the fields make no model, or a model that the keys of this family
+    /// cannot express, such as one with other windows than in the text.
+    pub fn to_json(&self) -> Result<Value, DecoderConfigError> {
         let own = Self { lora: None, ..self.clone() };
         let mut json = self.of_text();
         let is_unchanged = ConfigFile::of(json.clone()).is_ok_and(|file| file.config == own);
@@ -414,7 +418,7 @@ impl DecoderConfig {
             self.write_fields(&mut json);
             let fields = own.differing(&ConfigFile::of(json.clone())?.config);
             if !fields.is_empty() {
-                return Err(ConfigError::Changed { fields });
+                return Err(DecoderConfigError::Changed { fields });
             }
         }
         Ok(Value::Object(json))
@@ -495,7 +499,7 @@ impl DecoderConfig {
     }
 
     /// Reads the keys that all families have. The parts are those of a Llama.
-    fn read(family: &Family, keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    fn read(family: &DecoderFamily, keys: &ConfigKeys<'_>) -> Result<Self, DecoderConfigError> {
         let defaults = &family.defaults;
         let hidden_size = keys.or("hidden_size", defaults.hidden_size)?;
         let heads = keys.or("num_attention_heads", defaults.num_attention_heads)?;
@@ -511,7 +515,7 @@ impl DecoderConfig {
         let max_position_embeddings =
             keys.or("max_position_embeddings", defaults.max_position_embeddings)?;
         let pad_token_id: Option<i64> = keys.or("pad_token_id", defaults.pad_token_id)?;
-        let Family { rotation, .. } = *family;
+        let DecoderFamily { rotation, .. } = *family;
         let (activation_key, activation_default) = defaults.activation;
         let theta = defaults.rope_theta;
         let beside = Beside { rotation, theta, head_dim, max_position_embeddings };
@@ -549,7 +553,7 @@ impl DecoderConfig {
             attention_cap: None,
             logit_cap: None,
             lora: None,
-            json: Source(Map::new()),
+            json: ConfigSource(Map::new()),
         })
     }
 
@@ -557,13 +561,13 @@ impl DecoderConfig {
     /// layers that `by_default` selects.
     pub(super) fn set_windows(
         &mut self,
-        keys: &Keys<'_>,
+        keys: &ConfigKeys<'_>,
         window: Option<usize>,
         by_default: impl Fn(usize, &Layer) -> bool,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<(), DecoderConfigError> {
         let types: Option<Vec<String>> = keys.optional("layer_types")?;
         if let Some(types) = types.as_ref().filter(|types| types.len() != self.layers.len()) {
-            return Err(ConfigError::Contradiction {
+            return Err(DecoderConfigError::Contradiction {
                 first: format!("num_hidden_layers is {}", self.layers.len()),
                 second: format!("layer_types has {} entries", types.len()),
             });
@@ -584,7 +588,7 @@ impl DecoderConfig {
                     true => "there is no sliding_window",
                     false => "use_sliding_window is false",
                 };
-                return Err(ConfigError::Contradiction {
+                return Err(DecoderConfigError::Contradiction {
                     first: format!("layer {index} has sliding_attention"),
                     second: why.to_owned(),
                 });
@@ -595,7 +599,7 @@ impl DecoderConfig {
     }
 
     /// Checks that heads divide the width, as transformers requires for some families.
-    pub(super) fn check_division(&self) -> Result<(), ConfigError> {
+    pub(super) fn check_division(&self) -> Result<(), DecoderConfigError> {
         let (size, heads) = (self.hidden_size, self.num_attention_heads);
         match heads == 0 || size.is_multiple_of(heads) {
             true => Ok(()),
@@ -611,8 +615,8 @@ impl DecoderConfig {
     /// Checks that the sizes are possible.
     ///
     /// # Errors
-    /// [`ConfigError::Size`]
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// [`DecoderConfigError::Size`]
+    pub fn check(&self) -> Result<(), DecoderConfigError> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         for (name, value) in [
             ("vocab_size", self.vocab_size),
@@ -664,7 +668,7 @@ impl DecoderConfig {
     }
 }
 
-fn within(name: &'static str, value: usize) -> Result<(), ConfigError> {
+fn within(name: &'static str, value: usize) -> Result<(), DecoderConfigError> {
     match (1..=DecoderConfig::MAX_SIZE).contains(&value) {
         true => Ok(()),
         false => wrong(name, value, format!("from 1 to {}", DecoderConfig::MAX_SIZE)),
@@ -672,7 +676,7 @@ fn within(name: &'static str, value: usize) -> Result<(), ConfigError> {
 }
 
 /// Checks that numbers are finite and above 0.
-pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+pub(super) fn above_0(numbers: &[(&'static str, f64)]) -> Result<(), DecoderConfigError> {
     let is_wrong = |(_, value): &&(_, f64)| !(value.is_finite() && *value > 0.0);
     match numbers.iter().find(is_wrong) {
         None => Ok(()),
@@ -684,13 +688,13 @@ pub(super) fn wrong<T>(
     name: &'static str,
     value: impl ToString,
     must: String,
-) -> Result<T, ConfigError> {
-    Err(ConfigError::Size { name, value: value.to_string(), must })
+) -> Result<T, DecoderConfigError> {
+    Err(DecoderConfigError::Size { name, value: value.to_string(), must })
 }
 
-fn unsupported<T>(name: &str, value: String, supported: &str) -> Result<T, ConfigError> {
+fn unsupported<T>(name: &str, value: String, supported: &str) -> Result<T, DecoderConfigError> {
     let (name, supported) = (name.to_owned(), supported.to_owned());
-    Err(ConfigError::Unsupported { name, value, supported })
+    Err(DecoderConfigError::Unsupported { name, value, supported })
 }
 
 #[cfg(test)]

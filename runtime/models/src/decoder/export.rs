@@ -14,8 +14,8 @@ use hsdp_train::stderr::in_one_line;
 use safetensors::{Dtype, View};
 use serde_json::{Value, json};
 
-use super::config::{ConfigError, DecoderConfig};
-use super::linear::{self, Lora};
+use super::config::{DecoderConfig, DecoderConfigError};
+use super::layers::{self, Lora};
 use super::model::Decoder;
 use super::pretrained::Pretrained;
 
@@ -115,7 +115,7 @@ pub enum ExportError {
     },
     /// The fields of the config were changed, and `config.json` has no keys for their values.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DecoderConfigError),
     /// The model cannot be described.
     #[error(transparent)]
     Model(#[from] AdapterError),
@@ -155,7 +155,7 @@ impl Export {
             return Err(ExportError::IsSource { folder: folder.to_owned() });
         }
         let (adapters, model): (Vec<_>, Vec<_>) =
-            recorded.params().cloned().partition(|param| linear::is_adapter(&param.name));
+            recorded.params().cloned().partition(|param| layers::is_adapter(&param.name));
         let bytes = |json: Value| format!("{json:#}").into_bytes();
         let mut files = from.map_or_else(|| Ok(Vec::new()), |from| copied(from.path()))?;
         if let Some(name) = stale(folder, config, &files).map_err(failed)? {
@@ -193,7 +193,9 @@ impl Export {
             let views = params.iter().map(|param| {
                 let values = parameters.get(&param.name);
                 match values.filter(|values| values.len() == param.numel()) {
-                    Some(values) => Ok((name(&param.name), Tensor { shape: &param.shape, values })),
+                    Some(values) => {
+                        Ok((name(&param.name), TensorView { shape: &param.shape, values }))
+                    }
                     None => Err(ExportError::Missing {
                         name: param.name.clone(),
                         elements: param.numel(),
@@ -326,12 +328,12 @@ fn whole(number: f64) -> Value {
 }
 
 /// A tensor whose bytes are made when it is written.
-struct Tensor<'a> {
+struct TensorView<'a> {
     shape: &'a [usize],
     values: &'a [f32],
 }
 
-impl View for Tensor<'_> {
+impl View for TensorView<'_> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }

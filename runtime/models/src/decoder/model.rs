@@ -6,10 +6,9 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use hsdp_sharding::{ModelSpec, Param};
 
-use super::block::{Block, Embedding, Head};
+use super::block::{Block, Embedding, LmHead};
 use super::config::DecoderConfig;
-use super::linear::{self, Lora};
-use super::rotary::Rotary;
+use super::layers::{self, Lora, Rotary};
 use crate::nn::{self, CrossEntropy};
 use hsdp_candle::Error;
 use hsdp_candle::var_builder;
@@ -103,7 +102,7 @@ impl Decoder {
             Some(row) => recorded.with_zero_row(&format!("{EMBED}.weight"), row),
         };
         Ok(recorded.map(|param| match self.config.lora {
-            Some(_) if !linear::is_adapter(&param.name) => self.frozen(param),
+            Some(_) if !layers::is_adapter(&param.name) => self.frozen(param),
             _ => param,
         }))
     }
@@ -138,7 +137,7 @@ impl Decoder {
         for layer in 0..config.num_hidden_layers {
             Block::load(&vb.pp(format!("{LAYERS}.{layer}")), layer, config)?;
         }
-        Head::load(vb, config).map(drop)
+        LmHead::load(vb, config).map(drop)
     }
 
     /// Computes the logits `[sequences, length, vocabulary]` of the token after each of `tokens`
@@ -159,7 +158,7 @@ impl Decoder {
             x = self.block(units, layer, &x, &rotary)?;
         }
         let logits =
-            units.unit(ROOT, &x, &mut |p, x| Head::load(&var_builder(p), config)?.forward(x))?;
+            units.unit(ROOT, &x, &mut |p, x| LmHead::load(&var_builder(p), config)?.forward(x))?;
         units.output(&logits)
     }
 

@@ -9,8 +9,8 @@ use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk, listed};
 use hsdp::checkpoint::{Folder, Import, Imported};
 use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, ShardedModel, World};
 
-use super::config::{ConfigError, ConfigFile, DecoderConfig, keys, padding_row, shown};
-use super::linear;
+use super::config::{ConfigFile, DecoderConfig, DecoderConfigError, keys, padding_row, shown};
+use super::layers;
 use super::model::Decoder;
 use hsdp_candle::Error as AdapterError;
 
@@ -79,7 +79,7 @@ pub enum PretrainedError {
         /// The file.
         path: PathBuf,
         /// The reason.
-        source: ConfigError,
+        source: DecoderConfigError,
     },
     /// The tensors cannot be read.
     #[error(transparent)]
@@ -195,7 +195,7 @@ impl Pretrained {
     ) -> Result<ShardedModel, PretrainedError> {
         let imported = ShardedModel::import(world, spec, options, &self.import().or_init(init))?;
         let Imported { model, left_over, initialised } = imported;
-        let missing = initialised.into_iter().filter(|name| !linear::is_adapter(name));
+        let missing = initialised.into_iter().filter(|name| !layers::is_adapter(name));
         let missing = missing.map(|name| format!("there is no tensor {name}"));
         let added = left_over.into_iter().filter(|name| !self.unused.contains(name));
         let added = added.map(|name| not_of_model(&name));

@@ -4,19 +4,20 @@
 //! arXiv:2205.14135), but each with all the keys that one of its queries may see. The backward
 //! computes the scores again.
 
-mod group;
-mod place;
+use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail,
+};
+use hsdp_kernels::{Fold, Matrix, Threads, cast, matmul, unpack, vectorized};
 
-pub(crate) use self::group::BLOCK;
-use self::group::{Gradients, Group};
-use self::place::{Places, Sizes};
 use super::composed;
-use super::element::{Element, Lent, check_dtypes, elements, gradient, with_element, zeros};
-use super::parts::in_parallel;
-use super::scores::{Scores, Softmax};
+use super::element::{
+    LayerElement, LentTensor, check_dtypes, elements, gradient, with_element, zeros,
+};
+use super::rows::in_parallel;
+use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
 
 const NAME: &str = "attention";
 
@@ -34,13 +35,13 @@ const NAME: &str = "attention";
 /// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or cap or mask do not fit,
 /// as for [`softmax_of_scores`](super::softmax_of_scores).
 pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor> {
-    let sizes = Sizes::of([q, k, v])?;
+    let sizes = AttentionSizes::of([q, k, v])?;
     check_dtypes(NAME, &[q])?;
     scores.check(NAME, &sizes.scores())?;
     if !q.device().is_cpu() {
         return composed::attention([q, k, v], scores);
     }
-    let op = Attention::new(Places::of_three(sizes), scores)?;
+    let op = AttentionOp::new(QkvPlaces::of_three(sizes), scores)?;
     q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
 }
 
@@ -52,32 +53,32 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
 /// # Errors
 /// The errors of [`attention`].
 pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
-    let sizes = Sizes::of_packed(qkv)?;
+    let sizes = AttentionSizes::of_packed(qkv)?;
     check_dtypes(NAME, &[qkv])?;
     scores.check(NAME, &sizes.scores())?;
     if !qkv.device().is_cpu() {
         return composed::attention_packed(qkv, scores);
     }
-    qkv.contiguous()?.apply_op1(Attention::new(Places::of_one(sizes), scores)?)
+    qkv.contiguous()?.apply_op1(AttentionOp::new(QkvPlaces::of_one(sizes), scores)?)
 }
 
-struct Attention {
-    places: Places,
+struct AttentionOp {
+    places: QkvPlaces,
     softmax: Softmax,
 }
 
-impl Attention {
-    fn new(places: Places, scores: &Scores<'_>) -> Result<Self> {
+impl AttentionOp {
+    fn new(places: QkvPlaces, scores: &Scores<'_>) -> Result<Self> {
         let softmax = Softmax::new(NAME, &places.sizes.scores(), scores)?;
         Ok(Self { places, softmax })
     }
 
-    fn forward<T: Element>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {
-        let Places { sizes, inputs: places, output: place } = &self.places;
+    fn forward<T: LayerElement>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {
+        let QkvPlaces { sizes, inputs: places, output: place } = &self.places;
         let parts = self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
                 let [q, k, v] = [0, 1, 2].map(|input| places[input].read(inputs[input], index));
-                Group { sizes, softmax, index }.forward([&q, &k, &v])
+                HeadGroup { sizes, softmax, index }.forward([&q, &k, &v])
             })
         })?;
         let mut output = zeros(sizes.output().iter().product());
@@ -86,30 +87,30 @@ impl Attention {
     }
 
     /// Returns the gradients of tracked inputs, by group.
-    fn backward<T: Element>(
+    fn backward<T: LayerElement>(
         &self,
         inputs: [&[T]; 3],
         tracked: [bool; 3],
         g: &[T],
-    ) -> Result<Vec<Gradients>> {
-        let Places { sizes, inputs: places, output } = &self.places;
+    ) -> Result<Vec<QkvGradients>> {
+        let QkvPlaces { sizes, inputs: places, output } = &self.places;
         self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
                 let [q, k, v] = [0, 1, 2].map(|input| places[input].read(inputs[input], index));
                 let g = output.read(g, index);
-                Group { sizes, softmax, index }.backward([&q, &k, &v], tracked, &g)
+                HeadGroup { sizes, softmax, index }.backward([&q, &k, &v], tracked, &g)
             })
         })
     }
 
     /// Writes the gradient of an input to its place.
-    fn write<T: Element>(&self, to: &mut [T], input: usize, gradients: &[Gradients]) {
+    fn write<T: LayerElement>(&self, to: &mut [T], input: usize, gradients: &[QkvGradients]) {
         let parts = gradients.iter().filter_map(|gradients| gradients[input].as_deref());
         self.places.inputs[input].write(to, parts);
     }
 }
 
-impl Sizes {
+impl AttentionSizes {
     /// Computes a result for each key-value head and the heads that it serves. Threads share the
     /// work.
     fn each_group<R: Send>(&self, result: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
@@ -122,7 +123,7 @@ impl Sizes {
     }
 }
 
-impl CustomOp1 for Attention {
+impl CustomOp1 for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -136,7 +137,7 @@ impl CustomOp1 for Attention {
 
     fn bwd(&self, qkv: &Tensor, _output: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = (Lent::of(qkv), Lent::of(&g));
+        let (lent, lent_g) = (LentTensor::of(qkv), LentTensor::of(&g));
         with_element!(qkv.dtype(), NAME, T => {
             let gradients = self.backward([lent.elements::<T>()?; 3], [true; 3], lent_g.elements()?)?;
             let mut of_qkv = zeros::<T>(qkv.elem_count());
@@ -146,7 +147,7 @@ impl CustomOp1 for Attention {
     }
 }
 
-impl CustomOp3 for Attention {
+impl CustomOp3 for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -175,9 +176,9 @@ impl CustomOp3 for Attention {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = ([q, k, v].map(Lent::of), Lent::of(&g));
+        let (lent, lent_g) = ([q, k, v].map(LentTensor::of), LentTensor::of(&g));
         with_element!(q.dtype(), NAME, T => {
-            let [of_q, of_k, of_v] = lent.each_ref().map(Lent::elements::<T>);
+            let [of_q, of_k, of_v] = lent.each_ref().map(LentTensor::elements::<T>);
             let tracked = [q, k, v].map(Tensor::track_op);
             let gradients = self.backward([of_q?, of_k?, of_v?], tracked, lent_g.elements()?)?;
             let whole = |of: &Tensor, input| {
@@ -190,5 +191,275 @@ impl CustomOp3 for Attention {
             };
             Ok((whole(q, 0)?, whole(k, 1)?, whole(v, 2)?))
         })
+    }
+}
+
+/// Sizes of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AttentionSizes {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+}
+
+impl AttentionSizes {
+    fn of([q, k, v]: [&Tensor; 3]) -> Result<Self> {
+        let dims = [q, k, v].map(Tensor::dims);
+        let alike = k.dtype() == q.dtype() && v.dtype() == q.dtype() && k.dims() == v.dims();
+        match dims {
+            [&[batch, queries, heads, dim], &[of_k, keys, kv_heads, dim_of_k], _]
+                if alike
+                    && (of_k, dim_of_k) == (batch, dim)
+                    && kv_heads > 0
+                    && heads.is_multiple_of(kv_heads) =>
+            {
+                Ok(Self { batch, queries, keys, heads, kv_heads, dim })
+            }
+            [of_q, of_k, of_v] => {
+                let [q, k, v] = [q, k, v].map(|tensor| tensor.dtype().as_str());
+                bail!(
+                    "{NAME}: q is {q} {of_q:?}, k is {k} {of_k:?} and v is {v} {of_v:?}: they need one dtype, [batch, queries, heads, dim], and twice [batch, keys, key-value heads, dim], where the number of key-value heads divides that of heads"
+                )
+            }
+        }
+    }
+
+    fn of_packed(qkv: &Tensor) -> Result<Self> {
+        match *qkv.dims() {
+            [batch, length, 3, heads, dim] if heads > 0 => {
+                Ok(Self { batch, queries: length, keys: length, heads, kv_heads: heads, dim })
+            }
+            ref dims => {
+                bail!("{NAME}: qkv has the shape {dims:?}, not [batch, length, 3, heads, dim]")
+            }
+        }
+    }
+
+    /// Returns the dims of the scores.
+    fn scores(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.queries, self.keys]
+    }
+
+    /// Returns the dims of the output.
+    fn output(&self) -> [usize; 4] {
+        [self.batch, self.queries, self.heads, self.dim]
+    }
+}
+
+/// Places of the heads in inputs and output.
+#[derive(Clone, Copy, Debug)]
+struct QkvPlaces {
+    sizes: AttentionSizes,
+    /// Places in queries, keys and values.
+    inputs: [HeadPlace; 3],
+    output: HeadPlace,
+}
+
+impl QkvPlaces {
+    /// Returns the places in three tensors.
+    fn of_three(sizes: AttentionSizes) -> Self {
+        let AttentionSizes { queries, keys, heads, kv_heads, dim, .. } = sizes;
+        let q = HeadPlace::new([queries, kv_heads, heads / kv_heads, dim]);
+        let k = HeadPlace::new([keys, kv_heads, 1, dim]);
+        Self { sizes, inputs: [q, k, k], output: q }
+    }
+
+    /// Returns the places in one tensor, in which queries, keys and values of a position follow one
+    /// another.
+    fn of_one(sizes: AttentionSizes) -> Self {
+        let AttentionSizes { queries, heads, dim, .. } = sizes;
+        let row = heads * dim;
+        let output = HeadPlace::new([queries, heads, 1, dim]);
+        let input = |index| HeadPlace { start: index * row, stride: 3 * row, ..output };
+        Self { sizes, inputs: [0, 1, 2].map(input), output }
+    }
+}
+
+/// Places of the heads in a tensor. Each `shared` heads that follow one another belong to a group.
+#[derive(Clone, Copy, Debug)]
+struct HeadPlace {
+    start: usize,
+    /// Number of elements from a position to the next.
+    stride: usize,
+    positions: usize,
+    groups: usize,
+    shared: usize,
+    dim: usize,
+}
+
+impl HeadPlace {
+    /// Returns the places in a tensor `[batch, positions, groups * shared, dim]`.
+    fn new([positions, groups, shared, dim]: [usize; 4]) -> Self {
+        Self { start: 0, stride: groups * shared * dim, positions, groups, shared, dim }
+    }
+
+    /// Returns the start of each row of a group, head by head and by position in each head.
+    fn rows(self, group: usize) -> impl Iterator<Item = usize> {
+        let (batch, group) = (group / self.groups, group % self.groups);
+        let heads = group * self.shared..(group + 1) * self.shared;
+        heads.flat_map(move |head| {
+            let start = self.start + batch * self.positions * self.stride + head * self.dim;
+            (0..self.positions).map(move |position| start + position * self.stride)
+        })
+    }
+
+    /// Reads the heads of a group in f32, `[shared, positions, dim]`.
+    fn read<T: LayerElement>(self, from: &[T], group: usize) -> Vec<f32> {
+        let mut heads = vec![0.0; self.shared * self.positions * self.dim];
+        if self.dim > 0 {
+            for (row, start) in heads.chunks_exact_mut(self.dim).zip(self.rows(group)) {
+                unpack(row, T::values(&from[start..start + self.dim]));
+            }
+        }
+        heads
+    }
+
+    /// Writes the heads of all groups, one after the other.
+    fn write<'a, T: LayerElement>(self, to: &mut [T], groups: impl Iterator<Item = &'a [f32]>) {
+        for (group, heads) in groups.enumerate().filter(|(_, heads)| !heads.is_empty()) {
+            for (row, start) in heads.chunks_exact(self.dim).zip(self.rows(group)) {
+                cast(T::values_mut(&mut to[start..start + self.dim]), row);
+            }
+        }
+    }
+}
+
+/// Number of queries in a block. With a thousand keys, two blocks of scores fit in the second-level
+/// cache.
+pub(crate) const BLOCK: usize = 64;
+
+/// Gradients of queries, keys and values in the layout that the group reads. `None` if candle does
+/// not track the input.
+type QkvGradients = [Option<Vec<f32>>; 3];
+
+/// The heads that one key-value head serves, in one sequence.
+struct HeadGroup<'a> {
+    sizes: &'a AttentionSizes,
+    softmax: &'a SoftmaxKernel<'a>,
+    index: usize,
+}
+
+/// A block of queries of one head.
+struct QueryBlock {
+    /// Index of the first query among the rows of scores.
+    row: usize,
+    /// Range of the queries in the group.
+    queries: Range<usize>,
+    /// Range of keys that one of the queries may see.
+    keys: Range<usize>,
+}
+
+impl QueryBlock {
+    /// Returns the number of scores.
+    fn scores(&self) -> usize {
+        self.queries.len() * self.keys.len()
+    }
+}
+
+impl HeadGroup<'_> {
+    /// Returns the blocks that see a key.
+    fn blocks(&self) -> impl Iterator<Item = QueryBlock> {
+        let AttentionSizes { queries, heads, kv_heads, .. } = *self.sizes;
+        let shared = heads / kv_heads;
+        (0..shared)
+            .flat_map(move |head| {
+                let before = head * queries;
+                (0..queries).step_by(BLOCK).map(move |start| {
+                    let end = queries.min(start + BLOCK);
+                    let row = self.index * shared * queries + before + start;
+                    let last = row + end - start - 1;
+                    let keys = self.softmax.visible(row).start..self.softmax.visible(last).end;
+                    QueryBlock { row, queries: before + start..before + end, keys }
+                })
+            })
+            .filter(|block| !block.keys.is_empty())
+    }
+
+    /// Returns a buffer for the scores of any block.
+    fn room(&self) -> Vec<f32> {
+        vec![0.0; self.blocks().map(|block| block.scores()).max().unwrap_or(0)]
+    }
+
+    /// Returns some rows of queries, keys or values as a matrix.
+    fn matrix<'a>(&self, values: &'a [f32], rows: Range<usize>) -> Matrix<'a> {
+        let dim = self.sizes.dim;
+        Matrix::new(&values[rows.start * dim..rows.end * dim], rows.len(), dim)
+    }
+
+    /// Replaces the products of a block's queries and keys with the shares.
+    fn to_shares(&self, block: &QueryBlock, shares: &mut [f32]) {
+        let first = block.keys.start;
+        for (row, shares) in (block.row..).zip(shares.chunks_exact_mut(block.keys.len())) {
+            let visible = self.softmax.visible(row);
+            let shares = shown(shares, visible.start - first..visible.end - first);
+            vectorized(|| self.softmax.shares_or_zeros(row, shares));
+        }
+    }
+
+    /// Returns the output, from queries, keys and values.
+    fn forward(&self, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
+        let (mut output, dim) = (vec![0.0; q.len()], self.sizes.dim);
+        let mut room = self.room();
+        for block in self.blocks() {
+            let (queries, keys) = (block.queries.clone(), block.keys.clone());
+            let shares = &mut room[..block.scores()];
+            let output = &mut output[queries.start * dim..queries.end * dim];
+            let q = self.matrix(q, queries.clone());
+            let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));
+            matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
+            self.to_shares(&block, shares);
+            let shares = Matrix::new(shares, queries.len(), keys.len());
+            matmul(output, Fold::Replace, [shares, v], Threads::One);
+        }
+        output
+    }
+
+    /// Returns the gradients of tracked queries, keys and values, from these and the gradient of
+    /// the output.
+    fn backward(&self, [q, k, v]: [&[f32]; 3], tracked: [bool; 3], g: &[f32]) -> QkvGradients {
+        let dim = self.sizes.dim;
+        let zeros = |input: usize, like: &[f32]| tracked[input].then(|| vec![0.0; like.len()]);
+        let [mut of_q, mut of_k, mut of_v] = [zeros(0, q), zeros(1, k), zeros(2, v)];
+        let mut room = [self.room(), self.room()];
+        for block in self.blocks() {
+            let (queries, keys) = (block.queries.clone(), block.keys.clone());
+            let [shares, of_scores] = room.each_mut().map(|room| &mut room[..block.scores()]);
+            let [q, g] = [q, g].map(|values| self.matrix(values, queries.clone()));
+            let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));
+            matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
+            let products = if self.softmax.is_capped() { shares.to_vec() } else { Vec::new() };
+            self.to_shares(&block, shares);
+            matmul(of_scores, Fold::Replace, [g, v.t()], Threads::One);
+            self.to_gradients(&block, shares, of_scores);
+            vectorized(|| self.softmax.through_cap(&products, of_scores));
+            let [shares, of_scores] =
+                [&*shares, of_scores].map(|values| Matrix::new(values, queries.len(), keys.len()));
+            if let Some(of_q) = &mut of_q {
+                let of_q = &mut of_q[queries.start * dim..queries.end * dim];
+                matmul(of_q, Fold::Replace, [of_scores, k], Threads::One);
+            }
+            if let Some(of_k) = &mut of_k {
+                let of_k = &mut of_k[keys.start * dim..keys.end * dim];
+                matmul(of_k, Fold::Add, [of_scores.t(), q], Threads::One);
+            }
+            if let Some(of_v) = &mut of_v {
+                let of_v = &mut of_v[keys.start * dim..keys.end * dim];
+                matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
+            }
+        }
+        [of_q, of_k, of_v]
+    }
+
+    /// Replaces the gradients of a block's shares with the gradients of its products, except for
+    /// the cap.
+    fn to_gradients(&self, block: &QueryBlock, shares: &[f32], gradients: &mut [f32]) {
+        let keys = block.keys.len();
+        let rows = shares.chunks_exact(keys).zip(gradients.chunks_exact_mut(keys));
+        for (shares, gradients) in rows {
+            vectorized(|| self.softmax.to_gradients(shares, gradients));
+        }
     }
 }

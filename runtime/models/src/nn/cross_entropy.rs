@@ -3,12 +3,12 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 
+use super::activations::exp;
+use super::composed;
 use super::element::{
-    Element, Lent, check_dtypes, elements, gradient, last_dim, narrow, with_element,
+    LayerElement, LentTensor, check_dtypes, elements, gradient, last_dim, narrow, with_element,
 };
-use super::exp::exp;
-use super::rows::Rows;
-use super::{composed, lanes};
+use super::rows::{Rows, max, sum};
 
 const NAME: &str = "cross_entropy";
 
@@ -100,15 +100,15 @@ struct Op {
 }
 
 impl Op {
-    fn forward<T: Element>(&self, logits: &[T], width: usize) -> f32 {
+    fn forward<T: LayerElement>(&self, logits: &[T], width: usize) -> f32 {
         let rows = Rows { inputs: [logits], width };
         let ([], sums) = rows.fold(
             || 0.0,
-            |sum, item, [logits], []| {
+            |total, item, [logits], []| {
                 if let Some(target) = self.targets[item] {
-                    let most = lanes::max(logits);
-                    let log_sum = lanes::sum(logits, |logit| exp(logit - most)).ln();
-                    *sum += f64::from(log_sum - (logits[target] - most));
+                    let most = max(logits);
+                    let log_sum = sum(logits, |logit| exp(logit - most)).ln();
+                    *total += f64::from(log_sum - (logits[target] - most));
                 }
             },
         );
@@ -116,14 +116,14 @@ impl Op {
     }
 
     /// Returns the gradient of the logits: `g` times the shares, less 1 at the label.
-    fn backward<T: Element>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
+    fn backward<T: LayerElement>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
         let [of_logits] = Rows { inputs: [logits], width }.map(|item, [logits], [of_logits]| {
             let Some(target) = self.targets[item] else { return of_logits.fill(0.0) };
-            let most = lanes::max(logits);
+            let most = max(logits);
             for (of_logit, logit) in of_logits.iter_mut().zip(logits) {
                 *of_logit = exp(logit - most);
             }
-            let scale = g / lanes::sum(of_logits, |share| share);
+            let scale = g / sum(of_logits, |share| share);
             of_logits.iter_mut().for_each(|share| *share *= scale);
             of_logits[target] -= g;
         });
@@ -146,7 +146,7 @@ impl CustomOp1 for Op {
 
     fn bwd(&self, logits: &Tensor, _sum: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.to_scalar::<f32>()?;
-        let (lent, width) = (Lent::of(logits), last_dim(NAME, logits)?);
+        let (lent, width) = (LentTensor::of(logits), last_dim(NAME, logits)?);
         with_element!(logits.dtype(), NAME, T => {
             gradient(logits, self.backward(lent.elements::<T>()?, g, width))
         })

@@ -10,11 +10,11 @@ use hsdp_kernels::{Real, Values, cast, unpack};
 use parking_lot::RwLockReadGuard;
 
 /// An element type that the layers support.
-pub(super) trait Element: Real + WithDType {}
+pub(super) trait LayerElement: Real + WithDType {}
 
-impl Element for f32 {}
-impl Element for bf16 {}
-impl Element for f16 {}
+impl LayerElement for f32 {}
+impl LayerElement for bf16 {}
+impl LayerElement for f16 {}
 
 /// Evaluates an expression with the element type of a dtype. For other dtypes it returns an error
 /// of the op. A freed parameter, whose storage has a special dtype, is one of these.
@@ -39,12 +39,12 @@ macro_rules! with_element {
 }
 pub(super) use with_element;
 
-pub(super) fn zeros<T: Element>(len: usize) -> Vec<T> {
+pub(super) fn zeros<T: LayerElement>(len: usize) -> Vec<T> {
     vec![T::zeroed(); len]
 }
 
 /// Returns the elements of a contiguous tensor.
-pub(super) fn elements<'a, T: Element>(
+pub(super) fn elements<'a, T: LayerElement>(
     storage: &'a CpuStorage,
     layout: &Layout,
 ) -> Result<&'a [T]> {
@@ -76,18 +76,18 @@ fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
 }
 
 /// The elements of a contiguous tensor on the CPU, whose storage stays locked for reading.
-pub(super) struct Lent<'a> {
+pub(super) struct LentTensor<'a> {
     storage: RwLockReadGuard<'a, Storage>,
     layout: &'a Layout,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> LentTensor<'a> {
     pub(super) fn of(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
         Self { storage, layout }
     }
 
-    pub(super) fn elements<T: Element>(&self) -> Result<&[T]> {
+    pub(super) fn elements<T: LayerElement>(&self) -> Result<&[T]> {
         elements(self.storage()?, self.layout)
     }
 
@@ -109,7 +109,7 @@ impl<'a> Lent<'a> {
 }
 
 /// Makes the gradient of a tensor. `None` if candle does not track it.
-pub(super) fn gradient<T: Element>(of: &Tensor, values: Vec<T>) -> Result<Option<Tensor>> {
+pub(super) fn gradient<T: LayerElement>(of: &Tensor, values: Vec<T>) -> Result<Option<Tensor>> {
     let make = || Tensor::from_vec(values, of.shape(), &Device::Cpu);
     of.track_op().then(make).transpose()
 }
@@ -134,7 +134,7 @@ pub(super) fn wide_gradient(
 
 /// Rounds elements from f32 to a dtype.
 pub(super) fn rounded(dtype: DType, wide: Vec<f32>) -> Result<CpuStorage> {
-    fn narrowed<T: Element>(wide: &[f32]) -> CpuStorage {
+    fn narrowed<T: LayerElement>(wide: &[f32]) -> CpuStorage {
         let mut narrow = zeros::<T>(wide.len());
         cast(T::values_mut(&mut narrow), wide);
         T::to_cpu_storage_owned(narrow)

@@ -6,7 +6,7 @@ use candle_core::{
 };
 
 use super::composed;
-use super::element::{Lent, check_dtypes, elements, wide_gradient, with_element};
+use super::element::{LentTensor, check_dtypes, elements, wide_gradient, with_element};
 
 const NAME: &str = "embedding";
 
@@ -45,7 +45,7 @@ pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result
 }
 
 fn fused(ids: &Tensor, weight: &Tensor, padding: Option<usize>) -> Result<Tensor> {
-    let op = Embedding { rows: rows(ids, weight.dim(0)?)?, padding };
+    let op = EmbeddingOp { rows: rows(ids, weight.dim(0)?)?, padding };
     weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
 }
 
@@ -79,16 +79,16 @@ fn rows(ids: &Tensor, count: usize) -> Result<Vec<usize>> {
 }
 
 /// Op that puts the row of each id one below the other.
-struct Embedding {
+struct EmbeddingOp {
     rows: Vec<usize>,
     /// Row that gets no gradient.
     padding: Option<usize>,
 }
 
-impl Embedding {
+impl EmbeddingOp {
     /// Sums the gradients of each row, in f32.
     fn sums(&self, weight: &Tensor, g: &Tensor) -> Result<Vec<f32>> {
-        let (lent, (count, width)) = (Lent::of(g), weight.dims2()?);
+        let (lent, (count, width)) = (LentTensor::of(g), weight.dims2()?);
         let g = lent.wide(NAME)?;
         let mut sums = vec![0.0; count * width];
         let rows = self.rows.iter().zip(g.chunks(width.max(1)));
@@ -100,7 +100,7 @@ impl Embedding {
     }
 }
 
-impl CustomOp1 for Embedding {
+impl CustomOp1 for EmbeddingOp {
     fn name(&self) -> &'static str {
         NAME
     }

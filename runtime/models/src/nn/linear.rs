@@ -1,11 +1,11 @@
-//! Linear layers.
+//! LinearOp layers.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use hsdp_kernels::{Fold, Matrix, Threads, matmul};
 
 use super::composed;
-use super::element::{Lent, check_dtypes, last_dim, rounded, wide, wide_gradient};
+use super::element::{LentTensor, check_dtypes, last_dim, rounded, wide, wide_gradient};
 use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
@@ -25,8 +25,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Linear),
-        None => x.apply_op2(&weight, Linear),
+        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, LinearOp),
+        None => x.apply_op2(&weight, LinearOp),
     }
 }
 
@@ -48,7 +48,7 @@ fn check_shapes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()
     Ok(())
 }
 
-struct Linear;
+struct LinearOp;
 
 /// Returns the number of rows.
 fn count(dims: &[usize]) -> usize {
@@ -78,7 +78,8 @@ fn forward(
 
 /// Returns the gradients of `x` and the weight that candle tracks.
 fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
-    let (lent_x, lent_weight, lent_g) = (Lent::of(x), Lent::of(weight), Lent::of(g));
+    let (lent_x, lent_weight, lent_g) =
+        (LentTensor::of(x), LentTensor::of(weight), LentTensor::of(g));
     let (outputs, inputs) = weight.dims2()?;
     let (wide_g, count) = (lent_g.wide(NAME)?, count(x.dims()));
     let g = Matrix::new(&wide_g, count, outputs);
@@ -102,7 +103,7 @@ fn product(factors: [Matrix<'_>; 2], like: &Tensor) -> Vec<f32> {
 
 /// Returns the gradient of the bias, the sum over the rows.
 fn of_bias(bias: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-    let (lent_g, outputs) = (Lent::of(g), bias.elem_count());
+    let (lent_g, outputs) = (LentTensor::of(g), bias.elem_count());
     wide_gradient(bias, || {
         let g = lent_g.wide(NAME)?;
         let rows = Rows::<f32, 1> { inputs: [&g], width: outputs };
@@ -114,7 +115,7 @@ fn of_bias(bias: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
     })
 }
 
-impl CustomOp2 for Linear {
+impl CustomOp2 for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -142,7 +143,7 @@ impl CustomOp2 for Linear {
     }
 }
 
-impl CustomOp3 for Linear {
+impl CustomOp3 for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }

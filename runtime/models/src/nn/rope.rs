@@ -4,16 +4,18 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
 
 use super::composed;
-use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with_element};
+use super::element::{
+    LayerElement, LentTensor, check_dtypes, elements, gradient, wide, with_element,
+};
 use super::rows::Rows;
 
 /// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
-/// position and pair. Pairs have the layout of Llama and GPT-NeoX. The first `2 * pairs` elements
-/// of a row form two halves, and a pair is two elements at the same place in both. The rest of a
-/// row, which partial rotary embeddings have, passes unchanged.
+/// position and pair. RopePairs have the layout of Llama and GPT-NeoX. The first `2 * pairs`
+/// elements of a row form two halves, and a pair is two elements at the same place in both. The
+/// rest of a row, which partial rotary embeddings have, passes unchanged.
 ///
-/// `cos` and `sin` are `[positions, pairs]`. The first `length` positions are used, and there may be
-/// more. They get no gradient. To read a later part of a sequence, `narrow` both.
+/// `cos` and `sin` are `[positions, pairs]`. The first `length` positions are used, and there may
+/// be more. They get no gradient. To read a later part of a sequence, `narrow` both.
 ///
 /// On a GPU this is [`composed::rope`].
 ///
@@ -21,7 +23,10 @@ use super::rows::Rows;
 /// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of
 /// `cos` or `sin`.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    apply([x, cos, sin], Rope { name: "rope", pairs: Pairs::Halves, composed: composed::rope })
+    apply(
+        [x, cos, sin],
+        RopeOp { name: "rope", pairs: RopePairs::Halves, composed: composed::rope },
+    )
 }
 
 /// Rotates as [`rope`] does, in the layout of GPT-J: a pair is two neighbours.
@@ -32,25 +37,28 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// The errors of [`rope`].
 pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let composed = composed::rope_interleaved;
-    apply([x, cos, sin], Rope { name: "rope_interleaved", pairs: Pairs::Neighbours, composed })
+    apply(
+        [x, cos, sin],
+        RopeOp { name: "rope_interleaved", pairs: RopePairs::Neighbours, composed },
+    )
 }
 
 /// Layout of the elements that are rotated together.
 #[derive(Clone, Copy)]
-enum Pairs {
+enum RopePairs {
     Halves,
     Neighbours,
 }
 
-type Composed = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
+type ComposedRope = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
-struct Rope {
+struct RopeOp {
     name: &'static str,
-    pairs: Pairs,
-    composed: Composed,
+    pairs: RopePairs,
+    composed: ComposedRope,
 }
 
-fn apply([x, cos, sin]: [&Tensor; 3], op: Rope) -> Result<Tensor> {
+fn apply([x, cos, sin]: [&Tensor; 3], op: RopeOp) -> Result<Tensor> {
     check_dtypes(op.name, &[x, cos, sin])?;
     check_shapes(op.name, [x, cos, sin])?;
     if cos.track_op() || sin.track_op() {
@@ -84,9 +92,9 @@ struct Angles<'a> {
     sign: f32,
 }
 
-impl Rope {
+impl RopeOp {
     /// Rotates the rows of `x`. `dims` has the dims of `x` and of the tables.
-    fn rotate<T: Element>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
+    fn rotate<T: LayerElement>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
         let [&[.., length, heads, width], &[_, pairs]] = dims else { return Vec::new() };
         let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
             let start = row / heads % length * pairs;
@@ -99,8 +107,8 @@ impl Rope {
             let (y, y_rest) = y.split_at_mut(2 * pairs);
             y_rest.copy_from_slice(x_rest);
             match self.pairs {
-                Pairs::Halves => rotate_halves(x, y, &angles),
-                Pairs::Neighbours => rotate_neighbours(x, y, &angles),
+                RopePairs::Halves => rotate_halves(x, y, &angles),
+                RopePairs::Neighbours => rotate_neighbours(x, y, &angles),
             }
         });
         y
@@ -128,7 +136,7 @@ fn rotate_neighbours(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angle
     }
 }
 
-impl CustomOp3 for Rope {
+impl CustomOp3 for RopeOp {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -161,7 +169,8 @@ impl CustomOp3 for Rope {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent_g, lent_cos, lent_sin) = (Lent::of(&g), Lent::of(tables), Lent::of(sin));
+        let (lent_g, lent_cos, lent_sin) =
+            (LentTensor::of(&g), LentTensor::of(tables), LentTensor::of(sin));
         let (cos, sin) = (lent_cos.wide(self.name)?, lent_sin.wide(self.name)?);
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
         let dims = [x, tables].map(Tensor::dims);

@@ -1,5 +1,8 @@
 //! Kernels over rows. They run in parallel, compute in f32 for all element types, and give the same
 //! bits for any number of threads.
+//!
+//! Sums and maxima over a row are in an order that the compiler can vectorize: sixteen lanes that
+//! are combined at the end.
 
 use std::array;
 use std::ops::Range;
@@ -7,9 +10,9 @@ use std::ops::Range;
 use candle_core::{DType, WithDType};
 use hsdp_kernels::{Values, ValuesMut, cast, unpack, vectorized};
 use parking_lot::Mutex;
+use rayon::prelude::*;
 
-use super::element::Element;
-use super::parts::in_parallel;
+use super::element::LayerElement;
 
 /// Approximate number of elements in a chunk. A thread works longer on it than it takes to fetch
 /// it.
@@ -28,7 +31,7 @@ pub(super) struct Rows<'a, T, const N: usize> {
     pub(super) width: usize,
 }
 
-impl<T: Element, const N: usize> Rows<'_, T, N> {
+impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
     /// Computes `M` tensors of the shape of the inputs. `row` gets the number of a row, the row of
     /// each input, and the row of each output, which it overwrites.
     pub(super) fn map<const M: usize>(
@@ -65,7 +68,7 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
         self.inputs.first().map_or(0, |input| input.len())
     }
 
-    fn chunks<'o, const M: usize>(&self, outputs: &'o mut [Vec<T>; M]) -> Vec<Chunk<'o, T, M>> {
+    fn chunks<'o, const M: usize>(&self, outputs: &'o mut [Vec<T>; M]) -> Vec<RowChunk<'o, T, M>> {
         let len = self.len();
         if self.width == 0 {
             return Vec::new();
@@ -74,7 +77,7 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
         let step = self.width * CHUNK.div_ceil(self.width).max(rows.div_ceil(MOST_CHUNKS));
         let mut parts = outputs.each_mut().map(|output| output.chunks_mut(step));
         let starts = (0..len).step_by(step);
-        let chunk = |start: usize| Chunk {
+        let chunk = |start: usize| RowChunk {
             elements: start..len.min(start + step),
             outputs: parts.each_mut().map(|part| part.next().unwrap_or_default()),
         };
@@ -83,14 +86,15 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
 
     fn run<A, const M: usize>(
         &self,
-        chunk: Chunk<'_, T, M>,
+        chunk: RowChunk<'_, T, M>,
         mut state: A,
         row: &impl Fn(&mut A, usize, [&[f32]; N], [&mut [f32]; M]),
     ) -> A {
-        let Chunk { elements, outputs } = chunk;
-        let mut inputs =
-            self.inputs.map(|input| Input { values: &input[elements.clone()], wide: self.wide() });
-        let mut outputs = outputs.map(|values| Output { values, wide: self.wide() });
+        let RowChunk { elements, outputs } = chunk;
+        let mut inputs = self
+            .inputs
+            .map(|input| RowInput { values: &input[elements.clone()], wide: self.wide() });
+        let mut outputs = outputs.map(|values| RowOutput { values, wide: self.wide() });
         let first = elements.start / self.width;
         for (index, start) in (0..elements.len()).step_by(self.width).enumerate() {
             let range = start..elements.len().min(start + self.width);
@@ -115,17 +119,17 @@ fn is_parallel(len: usize) -> bool {
 }
 
 /// A range of elements, and the same range of each output.
-struct Chunk<'a, T, const M: usize> {
+struct RowChunk<'a, T, const M: usize> {
     elements: Range<usize>,
     outputs: [&'a mut [T]; M],
 }
 
-struct Input<'a, T> {
+struct RowInput<'a, T> {
     values: &'a [T],
     wide: Vec<f32>,
 }
 
-impl<T: Element> Input<'_, T> {
+impl<T: LayerElement> RowInput<'_, T> {
     fn row(&mut self, range: Range<usize>) -> &[f32] {
         let wide = &mut self.wide;
         match T::values(&self.values[range]) {
@@ -139,12 +143,12 @@ impl<T: Element> Input<'_, T> {
     }
 }
 
-struct Output<'a, T> {
+struct RowOutput<'a, T> {
     values: &'a mut [T],
     wide: Vec<f32>,
 }
 
-impl<T: Element> Output<'_, T> {
+impl<T: LayerElement> RowOutput<'_, T> {
     fn row(&mut self, range: Range<usize>) -> &mut [f32] {
         let len = range.len();
         match T::values_mut(&mut self.values[range]) {
@@ -169,4 +173,77 @@ pub(super) fn in_order(width: usize, partials: impl IntoIterator<Item = Vec<f32>
         sum.iter_mut().zip(&partial).for_each(|(sum, partial)| *sum += partial);
         sum
     })
+}
+
+/// Returns the result of each of `count` parts, in order.
+pub(super) fn in_parallel<R: Send>(count: usize, part: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let results: Vec<Mutex<Option<R>>> = (0..count).map(|_| Mutex::new(None)).collect();
+    each(count, &|index| *results[index].lock() = Some(part(index)));
+    let result = |result: Mutex<Option<R>>| result.into_inner().expect("each part is computed");
+    results.into_iter().map(result).collect()
+}
+
+/// Runs all parts. It is not generic, so that rayon is compiled once, not for each kernel and each
+/// element type.
+fn each(count: usize, part: &(dyn Fn(usize) + Sync)) {
+    (0..count).into_par_iter().for_each(part);
+}
+
+const LANES: usize = 16;
+
+/// Sums `term` over a row.
+#[inline(always)]
+pub(super) fn sum(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    total(over(row, [0.0; LANES], |sum, x| sum + term(x)))
+}
+
+/// Sums `term` over two rows of one length.
+#[inline(always)]
+pub(super) fn sum_of_pairs(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (mut a, mut b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in a.by_ref().zip(b.by_ref()) {
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += term(*a, *b);
+        }
+    }
+    for (lane, (a, b)) in lanes.iter_mut().zip(a.remainder().iter().zip(b.remainder())) {
+        *lane += term(*a, *b);
+    }
+    total(lanes)
+}
+
+/// Returns the largest element that is not NaN, or minus infinity if there is none.
+#[inline(always)]
+pub(super) fn max(row: &[f32]) -> f32 {
+    let larger = |most: f32, x: f32| if x > most { x } else { most };
+    let lanes = over(row, [f32::NEG_INFINITY; LANES], larger);
+    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+}
+
+#[inline(always)]
+fn over(row: &[f32], mut lanes: [f32; LANES], fold: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in chunks.by_ref() {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = fold(*lane, *x);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane = fold(*lane, *x);
+    }
+    lanes
+}
+
+#[inline(always)]
+fn total(lanes: [f32; LANES]) -> f32 {
+    let mut lanes = lanes;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
 }

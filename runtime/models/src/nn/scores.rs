@@ -5,13 +5,12 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 
+use super::activations::{Cap, exp};
+use super::composed;
 use super::element::{
-    Element, Lent, check_dtypes, elements, gradient, last_dim, narrow, with_element,
+    LayerElement, LentTensor, check_dtypes, elements, gradient, last_dim, narrow, with_element,
 };
-use super::exp::exp;
-use super::rows::Rows;
-use super::soft_cap::Cap;
-use super::{composed, lanes};
+use super::rows::{Rows, max, sum, sum_of_pairs};
 
 const NAME: &str = "softmax";
 
@@ -162,26 +161,30 @@ impl Softmax {
     }
 
     /// Runs a kernel for rows of `width` scores, with access to the mask.
-    pub(super) fn run<R>(&self, width: usize, kernel: impl FnOnce(&Kernel<'_>) -> R) -> Result<R> {
+    pub(super) fn run<R>(
+        &self,
+        width: usize,
+        kernel: impl FnOnce(&SoftmaxKernel<'_>) -> R,
+    ) -> Result<R> {
         let lent = match &self.hidden {
-            Hidden::Added(mask) => Some(Lent::of(mask)),
+            Hidden::Added(mask) => Some(LentTensor::of(mask)),
             _ => None,
         };
-        let added = lent.as_ref().map(Lent::all).transpose()?;
-        Ok(kernel(&Kernel { op: self, width, added }))
+        let added = lent.as_ref().map(LentTensor::all).transpose()?;
+        Ok(kernel(&SoftmaxKernel { op: self, width, added }))
     }
 }
 
 /// Arithmetic on rows of scores.
-pub(super) struct Kernel<'a> {
+pub(super) struct SoftmaxKernel<'a> {
     op: &'a Softmax,
     width: usize,
     /// Numbers of a mask, and their layout.
     added: Option<(&'a [f32], &'a Layout)>,
 }
 
-impl Kernel<'_> {
-    fn forward<T: Element>(&self, products: &[T]) -> Vec<T> {
+impl SoftmaxKernel<'_> {
+    fn forward<T: LayerElement>(&self, products: &[T]) -> Vec<T> {
         let rows = Rows { inputs: [products], width: self.width };
         let [shares] = rows.map(|row, [products], [shares]| {
             let visible = self.visible(row);
@@ -194,7 +197,7 @@ impl Kernel<'_> {
 
     /// Returns the gradient of the products, from the products and the gradient of the shares. The
     /// shares are computed again, because those that the forward returned are rounded.
-    fn backward<T: Element>(&self, inputs: [&[T]; 2]) -> Vec<T> {
+    fn backward<T: LayerElement>(&self, inputs: [&[T]; 2]) -> Vec<T> {
         let rows = Rows { inputs, width: self.width };
         let [of_products] = rows.map(|row, [products, g], [of_products]| {
             let visible = self.visible(row);
@@ -202,7 +205,7 @@ impl Kernel<'_> {
             let (products, g) = (&products[visible.clone()], &g[visible]);
             shares.copy_from_slice(products);
             self.shares(row, shares);
-            let mean = lanes::sum_of_pairs(shares, g, |share, g| share * g);
+            let mean = sum_of_pairs(shares, g, |share, g| share * g);
             for (share, g) in shares.iter_mut().zip(g) {
                 *share = *share * (g - mean) * self.op.scale;
             }
@@ -231,7 +234,7 @@ impl Kernel<'_> {
     /// cap.
     #[inline(always)]
     pub(super) fn to_gradients(&self, shares: &[f32], gradients: &mut [f32]) {
-        let mean = lanes::sum_of_pairs(shares, gradients, |share, g| share * g);
+        let mean = sum_of_pairs(shares, gradients, |share, g| share * g);
         for (g, share) in gradients.iter_mut().zip(shares) {
             *g = share * (*g - mean) * self.op.scale;
         }
@@ -288,9 +291,9 @@ pub(super) fn shown(row: &mut [f32], visible: Range<usize>) -> &mut [f32] {
 /// Replaces numbers with their exponentials, divided by the sum of these.
 #[inline(always)]
 fn to_shares(row: &mut [f32]) {
-    let most = lanes::max(row);
+    let most = max(row);
     row.iter_mut().for_each(|x| *x = exp(*x - most));
-    let scale = 1.0 / lanes::sum(row, |x| x);
+    let scale = 1.0 / sum(row, |x| x);
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
@@ -320,7 +323,7 @@ impl CustomOp1 for Softmax {
 
     fn bwd(&self, scores: &Tensor, _shares: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = (Lent::of(scores), Lent::of(&g));
+        let (lent, lent_g) = (LentTensor::of(scores), LentTensor::of(&g));
         let width = last_dim(NAME, scores)?;
         with_element!(scores.dtype(), NAME, T => {
             let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];

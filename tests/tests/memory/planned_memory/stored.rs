@@ -50,7 +50,7 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
         });
         let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read");
         let generation = generation.expect("it was saved");
-        export((&generation, &Disk), &exported, Weights::Trained, u64::MAX).expect("exported");
+        export(&generation, &Disk, &exported, Weights::Trained, u64::MAX).expect("exported");
         memory::reset_peaks();
         let imported = on_ranks(ranks, |world| {
             let from = Import::of(&exported);

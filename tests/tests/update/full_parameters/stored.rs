@@ -214,7 +214,7 @@ fn what_is_read_in_f32_is_rounded_once() {
         open(&model, &store)?.save(&model, &adamw(&model), &Value::Null)
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
-    export((&generation, &Disk), &folder.path().join("model"), Weights::Trained, u64::MAX)
+    export(&generation, &Disk, &folder.path().join("model"), Weights::Trained, u64::MAX)
         .expect("exported");
     let from = Import::of(&folder.path().join("model"));
     for dtype in [DType::BF16, DType::F16] {

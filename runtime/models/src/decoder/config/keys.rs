@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
-use super::{ConfigError, shown};
+use super::{DecoderConfigError, shown};
 
 /// The effect of a key.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +20,10 @@ pub(in crate::decoder) enum Effect {
 }
 
 /// Keys of one kind of model, or of an object in its file, grouped by effect.
-pub(in crate::decoder) type Table = &'static [(Effect, &'static [&'static str])];
+pub(in crate::decoder) type KeyTable = &'static [(Effect, &'static [&'static str])];
 
 /// Keys of all families. A family's own entry for a key takes precedence.
-pub(in crate::decoder) const COMMON: Table = &[
+pub(in crate::decoder) const COMMON: KeyTable = &[
     (
         Effect::Read,
         &[
@@ -56,7 +56,7 @@ pub(in crate::decoder) const COMMON: Table = &[
 ];
 
 /// Keys that transformers has for all models and that change nothing in training.
-pub(in crate::decoder) const GENERAL: Table = &[
+pub(in crate::decoder) const GENERAL: KeyTable = &[
     // Names of the file, its origin and its tokenizer.
     (
         Effect::None,
@@ -147,13 +147,13 @@ pub(in crate::decoder) const GENERAL: Table = &[
 ];
 
 /// Keys and values of an object.
-pub(in crate::decoder) struct Keys<'a> {
+pub(in crate::decoder) struct ConfigKeys<'a> {
     /// Prefix of a key in an error, such as `rope_scaling.`.
     prefix: &'static str,
     object: &'a Map<String, Value>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigKeys<'a> {
     pub(in crate::decoder) fn of(prefix: &'static str, object: &'a Map<String, Value>) -> Self {
         Self { prefix, object }
     }
@@ -162,13 +162,13 @@ impl<'a> Keys<'a> {
     /// with the value null counts as absent.
     ///
     /// # Errors
-    /// [`ConfigError::Unknown`] and [`ConfigError::Unsupported`].
-    pub(in crate::decoder) fn check(&self, tables: &[Table]) -> Result<(), ConfigError> {
+    /// [`DecoderConfigError::Unknown`] and [`DecoderConfigError::Unsupported`].
+    pub(in crate::decoder) fn check(&self, tables: &[KeyTable]) -> Result<(), DecoderConfigError> {
         for (key, value) in self.object {
             let mut groups = tables.iter().copied().flatten();
             match groups.find(|(_, keys)| keys.contains(&&**key)) {
                 None if value.is_null() => {}
-                None => return Err(ConfigError::Unknown { name: named(self.prefix, key) }),
+                None => return Err(DecoderConfigError::Unknown { name: named(self.prefix, key) }),
                 Some((Effect::Only(supported), _)) => {
                     check(&named(self.prefix, key), value, supported)?;
                 }
@@ -186,26 +186,26 @@ impl<'a> Keys<'a> {
     /// Returns the object of a key. `None` if it is absent or empty.
     ///
     /// # Errors
-    /// [`ConfigError::Type`]
+    /// [`DecoderConfigError::Type`]
     pub(in crate::decoder) fn object(
         &self,
         key: &str,
-    ) -> Result<Option<Map<String, Value>>, ConfigError> {
+    ) -> Result<Option<Map<String, Value>>, DecoderConfigError> {
         Ok(self.optional::<Map<_, _>>(key)?.filter(|object| !object.is_empty()))
     }
 
     /// Returns the value of a key, or `default` if the key is absent.
     ///
     /// # Errors
-    /// [`ConfigError::Type`]
+    /// [`DecoderConfigError::Type`]
     pub(in crate::decoder) fn or<T: DeserializeOwned>(
         &self,
         key: &str,
         default: T,
-    ) -> Result<T, ConfigError> {
+    ) -> Result<T, DecoderConfigError> {
         match self.object.get(key) {
             None => Ok(default),
-            Some(value) => T::deserialize(value).map_err(|error| ConfigError::Type {
+            Some(value) => T::deserialize(value).map_err(|error| DecoderConfigError::Type {
                 name: named(self.prefix, key),
                 problem: error.to_string(),
             }),
@@ -215,23 +215,23 @@ impl<'a> Keys<'a> {
     /// Returns the value of a key that may be absent or null.
     ///
     /// # Errors
-    /// [`ConfigError::Type`]
+    /// [`DecoderConfigError::Type`]
     pub(in crate::decoder) fn optional<T: DeserializeOwned>(
         &self,
         key: &str,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>, DecoderConfigError> {
         self.or(key, None)
     }
 
     /// Returns the value of two keys for one setting. `None` if both are absent.
     ///
     /// # Errors
-    /// [`ConfigError::Type`], and [`ConfigError::Contradiction`] if they differ.
+    /// [`DecoderConfigError::Type`], and [`DecoderConfigError::Contradiction`] if they differ.
     pub(in crate::decoder) fn either<T>(
         &self,
         first: &str,
         second: &str,
-    ) -> Result<Option<T>, ConfigError>
+    ) -> Result<Option<T>, DecoderConfigError>
     where
         T: DeserializeOwned + PartialEq + fmt::Display,
     {
@@ -247,12 +247,12 @@ fn named(prefix: &str, key: &str) -> String {
 /// Returns the value that one or both of two places have for a setting. `None` if neither has one.
 ///
 /// # Errors
-/// [`ConfigError::Contradiction`] if they differ.
+/// [`DecoderConfigError::Contradiction`] if they differ.
 pub(in crate::decoder) fn agreed<T: PartialEq + fmt::Display>(
     [(first, one), (second, other)]: [(String, Option<T>); 2],
-) -> Result<Option<T>, ConfigError> {
+) -> Result<Option<T>, DecoderConfigError> {
     match (one, other) {
-        (Some(one), Some(other)) if one != other => Err(ConfigError::Contradiction {
+        (Some(one), Some(other)) if one != other => Err(DecoderConfigError::Contradiction {
             first: format!("{first} is {one}"),
             second: format!("{second} is {other}"),
         }),
@@ -263,8 +263,12 @@ pub(in crate::decoder) fn agreed<T: PartialEq + fmt::Display>(
 /// Checks that a value is supported.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`]
-fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Result<(), ConfigError> {
+/// [`DecoderConfigError::Unsupported`]
+fn check(
+    name: &str,
+    value: &Value,
+    supported: &'static [&'static str],
+) -> Result<(), DecoderConfigError> {
     let is = |text: &&str| {
         let supported: Value = serde_json::from_str(text).expect("a table has JSON");
         match (value.as_f64(), supported.as_f64()) {
@@ -280,24 +284,24 @@ fn check(name: &str, value: &Value, supported: &'static [&'static str]) -> Resul
         Value::String(text) => text.escape_debug().to_string(),
         other => other.to_string(),
     };
-    Err(ConfigError::Unsupported { name: name.to_owned(), value, supported })
+    Err(DecoderConfigError::Unsupported { name: name.to_owned(), value, supported })
 }
 
 /// Reads an object. Refuses an object that has a key twice, at any depth.
 ///
 /// # Errors
-/// [`ConfigError::Json`]
-pub(in crate::decoder) fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
-    match serde_json::from_str::<Unique>(text)?.0 {
+/// [`DecoderConfigError::Json`]
+pub(in crate::decoder) fn object(text: &str) -> Result<Map<String, Value>, DecoderConfigError> {
+    match serde_json::from_str::<UniqueKeys>(text)?.0 {
         Value::Object(object) => Ok(object),
         _ => Err(serde_json::Error::custom("it is no JSON object").into()),
     }
 }
 
 /// A value in which no object has a key twice.
-struct Unique(Value);
+struct UniqueKeys(Value);
 
-impl<'de> Deserialize<'de> for Unique {
+impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AnyValue).map(Self)
     }
@@ -338,7 +342,7 @@ impl<'de> Visitor<'de> for AnyValue {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Value, A::Error> {
         let mut all = Vec::new();
-        while let Some(Unique(element)) = elements.next_element()? {
+        while let Some(UniqueKeys(element)) = elements.next_element()? {
             all.push(element);
         }
         Ok(all.into())
@@ -346,7 +350,7 @@ impl<'de> Visitor<'de> for AnyValue {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
-        while let Some((key, Unique(value))) = entries.next_entry::<String, _>()? {
+        while let Some((key, UniqueKeys(value))) = entries.next_entry::<String, _>()? {
             if object.contains_key(&key) {
                 let key = shown(key.escape_debug());
                 let problem = format!("`{key}` is there twice");

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{Effect, Keys, Table, agreed};
-use super::{ConfigError, unsupported, wrong};
+use super::keys::{ConfigKeys, Effect, KeyTable, agreed};
+use super::{DecoderConfigError, unsupported, wrong};
 
 /// Rotary position embeddings of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,11 +65,11 @@ pub(in crate::decoder) enum Rotation {
 }
 
 /// Keys of `rope_parameters` and of its older name `rope_scaling`, by type.
-const KEYS: Table =
+const KEYS: KeyTable =
     // `type` is the older name of `rope_type`.
     &[(Effect::Read, &["rope_type", "type", "rope_theta", "partial_rotary_factor"])];
-const SCALED: Table = &[(Effect::Read, &["factor"])];
-const LLAMA3: Table =
+const SCALED: KeyTable = &[(Effect::Read, &["factor"])];
+const LLAMA3: KeyTable =
     &[(Effect::Read, &["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])];
 
 /// Default of `rope_theta`.
@@ -85,7 +85,7 @@ pub(super) struct Beside {
 }
 
 /// Position embeddings found in one object.
-struct Found {
+struct FoundRope {
     name: &'static str,
     scaling: RopeScaling,
     theta: Option<f64>,
@@ -95,15 +95,15 @@ struct Found {
 
 /// Reads the position embeddings. The object that describes them has two names. `rope_theta` and
 /// `partial_rotary_factor` may be in it or beside it.
-pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError> {
+pub(super) fn read(keys: &ConfigKeys<'_>, beside: Beside) -> Result<Rope, DecoderConfigError> {
     let theta = if keys.has("rope_theta") { Some(keys.or("rope_theta", 0.0)?) } else { None };
     let part: Option<f64> = keys.optional("partial_rotary_factor")?;
-    let mut read: Vec<Found> = Vec::new();
+    let mut read: Vec<FoundRope> = Vec::new();
     for (name, prefix) in
         [("rope_parameters", "rope_parameters."), ("rope_scaling", "rope_scaling.")]
     {
         let Some(object) = keys.object(name)? else { continue };
-        let inner = Keys::of(prefix, &object);
+        let inner = ConfigKeys::of(prefix, &object);
         let scaling = scaling(&inner, prefix, beside)?;
         let own = if inner.has("rope_theta") { Some(inner.or("rope_theta", 0.0)?) } else { None };
         let in_both = |key: &str, own, beside| {
@@ -112,19 +112,19 @@ pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError>
         let theta = in_both("rope_theta", own, theta)?;
         let own = inner.optional("partial_rotary_factor")?;
         let part = in_both("partial_rotary_factor", own, part)?;
-        read.push(Found { name, scaling, theta, part });
+        read.push(FoundRope { name, scaling, theta, part });
     }
     if let [one, other] = &read[..] {
-        let named = |found: &Found| found.name.to_owned();
+        let named = |found: &FoundRope| found.name.to_owned();
         agreed([(named(one), Some(one.scaling)), (named(other), Some(other.scaling))])?;
-        let of = |key: &str, found: &Found, value| (format!("{key} of {}", found.name), value);
+        let of = |key: &str, found: &FoundRope, value| (format!("{key} of {}", found.name), value);
         let theta = |found| of("rope_theta", found, Some(found.theta.unwrap_or(beside.theta)));
         agreed([theta(one), theta(other)])?;
         let part = |found| of("partial_rotary_factor", found, Some(found.part.unwrap_or(1.0)));
         agreed([part(one), part(other)])?;
     }
     let first = read.into_iter().next();
-    let found = first.unwrap_or(Found { name: "", scaling: RopeScaling::Default, theta, part });
+    let found = first.unwrap_or(FoundRope { name: "", scaling: RopeScaling::Default, theta, part });
     Ok(Rope {
         theta: found.theta.unwrap_or(beside.theta),
         scaling: found.scaling,
@@ -135,7 +135,7 @@ pub(super) fn read(keys: &Keys<'_>, beside: Beside) -> Result<Rope, ConfigError>
 /// Returns the number of rotated elements in a head.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within a head")]
 #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
-fn rotated(part: f64, beside: Beside) -> Result<usize, ConfigError> {
+fn rotated(part: f64, beside: Beside) -> Result<usize, DecoderConfigError> {
     const NAME: &str = "partial_rotary_factor";
     let head_dim = beside.head_dim;
     match beside.rotation {
@@ -154,10 +154,14 @@ fn rotated(part: f64, beside: Beside) -> Result<usize, ConfigError> {
 }
 
 /// Reads the scaling in `rope_parameters` or `rope_scaling`.
-fn scaling(keys: &Keys<'_>, prefix: &str, beside: Beside) -> Result<RopeScaling, ConfigError> {
+fn scaling(
+    keys: &ConfigKeys<'_>,
+    prefix: &str,
+    beside: Beside,
+) -> Result<RopeScaling, DecoderConfigError> {
     let kind: Option<String> = keys.either("rope_type", "type")?;
     let kind = kind.as_deref().unwrap_or("default");
-    let (tables, required): (&[Table], &[&str]) = match (kind, beside.rotation) {
+    let (tables, required): (&[KeyTable], &[&str]) = match (kind, beside.rotation) {
         ("default", _) => (&[KEYS, SCALED], &[]),
         ("linear", Rotation::Scaled) => (&[KEYS, SCALED], &["factor"]),
         ("llama3", Rotation::Scaled) => {
@@ -170,7 +174,10 @@ fn scaling(keys: &Keys<'_>, prefix: &str, beside: Beside) -> Result<RopeScaling,
     };
     keys.check(tables)?;
     let contradiction = |second: String| {
-        Err(ConfigError::Contradiction { first: format!("{prefix}rope_type is {kind}"), second })
+        Err(DecoderConfigError::Contradiction {
+            first: format!("{prefix}rope_type is {kind}"),
+            second,
+        })
     };
     let number = |key| keys.optional::<f64>(key);
     for key in required {
@@ -202,7 +209,7 @@ impl Rope {
     }
 
     /// Checks that the numbers make position embeddings.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), DecoderConfigError> {
         let mut positive = vec![("rope_theta", self.theta)];
         match self.scaling {
             RopeScaling::Default => {}

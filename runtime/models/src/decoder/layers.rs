@@ -1,10 +1,12 @@
-//! Linear layers, and their adapters of low rank.
+//! The layers of a block that have parameters or tables: linear layers with their adapters of low
+//! rank, norms, and rotary position embeddings.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
 use candle_nn::{Init, Module, VarBuilder};
 
-use super::config::DecoderConfig;
+use super::config::rope::Rope;
+use super::config::{DecoderConfig, NormScale};
 use crate::nn;
 
 /// Names of the two matrices of an adapter in PEFT.
@@ -130,6 +132,82 @@ impl Module for Linear {
             }
         }
     }
+}
+
+/// Norm by the root mean square of a row.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    scale: NormScale,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Reads `weight` of a norm of rows of `size` elements.
+    ///
+    /// # Errors
+    /// The errors of `vb`.
+    pub fn load(vb: VarBuilder<'_>, size: usize, config: &DecoderConfig) -> Result<Self> {
+        let (scale, eps) = (config.norm_scale, config.rms_norm_eps);
+        Ok(Self { weight: vb.get_with_hints(size, "weight", scale.init())?, scale, eps })
+    }
+}
+
+impl Module for RmsNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self.scale {
+            NormScale::Weight => nn::rms_norm(x, &self.weight, self.eps),
+            // In 16 bits the sum would be rounded.
+            NormScale::OnePlusWeight => {
+                nn::rms_norm(x, &(self.weight.to_dtype(DType::F32)? + 1.0)?, self.eps)
+            }
+        }
+    }
+}
+
+/// The sines and cosines of a sequence's positions, in f32.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotary {
+    /// Computes the sines and cosines of positions `0..length`.
+    ///
+    /// # Errors
+    /// If `length` is above `max_position_embeddings`.
+    pub fn new(config: &DecoderConfig, length: usize, device: &Device) -> Result<Self> {
+        let most = config.max_position_embeddings;
+        if length > most {
+            bail!("a sequence has {length} tokens, more than max_position_embeddings, {most}")
+        }
+        let angles = angles(&config.rope, length);
+        let table = |of: fn(f64) -> f64| {
+            #[expect(clippy::cast_possible_truncation, reason = "the one rounding")]
+            let values: Vec<f32> =
+                angles.iter().map(|angle| of(f64::from(*angle)) as f32).collect();
+            Tensor::from_vec(values, (length, config.rope.pairs()), device)
+        };
+        Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)? })
+    }
+
+    /// Rotates the first elements of each head of `x`, `[sequences, length, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// The errors of [`nn::rope`].
+    pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        nn::rope(x, &self.cos, &self.sin)
+    }
+}
+
+/// Computes angles by position and pair. Like transformers, computes in f32 throughout.
+#[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
+fn angles(rope: &Rope, length: usize) -> Vec<f32> {
+    let frequencies: Vec<f32> = (0..rope.pairs()).map(|pair| rope.frequency(pair)).collect();
+    let of_position =
+        |position| frequencies.iter().map(move |frequency| position as f32 * frequency);
+    (0..length).flat_map(of_position).collect()
 }
 
 #[cfg(test)]
