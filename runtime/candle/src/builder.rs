@@ -8,7 +8,7 @@ use hsdp_sharding::Role;
 
 use crate::error::Error;
 use crate::model::Parameters;
-use crate::recorded::buffers;
+use crate::recorded::is_buffer;
 
 /// Makes a `VarBuilder` over `parameters`, in the compute dtype of the unit that reads them, and on
 /// their device.
@@ -35,39 +35,44 @@ use crate::recorded::buffers;
 /// [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
-    let (dtype, device) = (parameters.dtype(), parameters.device().clone());
-    VarBuilder::from_backend(Box::new(OfUnit(parameters)), dtype, device)
+    let device = parameters.device().clone();
+    VarBuilder::from_backend(Box::new(UnitBackend(parameters)), parameters.dtype(), device)
 }
 
-struct OfUnit<'a>(&'a dyn Parameters);
+struct UnitBackend<'a>(&'a dyn Parameters);
 
-impl OfUnit<'_> {
+impl UnitBackend<'_> {
     /// Gets a parameter, and checks its shape if one is given.
     fn checked(
         &self,
         name: &str,
         shape: Option<&Shape>,
-        (dtype, device): (DType, &Device),
+        dtype: DType,
+        device: &Device,
     ) -> Result<Tensor> {
         let spec = self.0.spec();
         if let Some(id) = spec.find(name) {
             let declared = &spec[id].shape;
-            if buffers::is_name(name) && spec[id].role == Role::Trainable {
+            if is_buffer(name) && spec[id].role == Role::Trainable {
                 Err(Error::Buffers { names: name.to_owned() })?;
             }
-            let (parameter, unit) = (|| name.to_owned(), || spec[id.unit].name.clone());
+            let parameter = || name.to_owned();
+            let unit = || spec[id.unit].name.clone();
             if let Some(asked) = shape.filter(|shape| shape.dims() != declared.as_slice()) {
-                let (asked, declared) = (asked.dims().to_vec(), declared.clone());
+                let asked = asked.dims().to_vec();
+                let declared = declared.clone();
                 Err(Error::Shape { parameter: parameter(), unit: unit(), asked, declared })?;
             }
             if !device.same_device(self.0.device()) {
-                let (asked, lies_on) = (device.location(), self.0.device().location());
+                let asked = device.location();
+                let lies_on = self.0.device().location();
                 Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
             }
             let tensor = self.0.get(name)?;
             // The read parameter may belong to another unit, which computes in another dtype.
-            let (asked, computed) = (dtype, tensor.dtype());
-            if asked != computed {
+            let computed = tensor.dtype();
+            if dtype != computed {
+                let asked = dtype;
                 Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
             }
             return Ok(tensor);
@@ -76,7 +81,7 @@ impl OfUnit<'_> {
     }
 }
 
-impl SimpleBackend for OfUnit<'_> {
+impl SimpleBackend for UnitBackend<'_> {
     fn get(
         &self,
         shape: Shape,
@@ -85,11 +90,11 @@ impl SimpleBackend for OfUnit<'_> {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        self.checked(name, Some(&shape), (dtype, device))
+        self.checked(name, Some(&shape), dtype, device)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.checked(name, None, (dtype, device))
+        self.checked(name, None, dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

@@ -132,19 +132,17 @@
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
 //! `usage`, `unit` (the state of a unit in a microbatch), `variables` (the variables that a loss
-//! depends on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending
+//! depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending
 //! buffers), `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
 mod builder;
+mod convert;
 #[cfg(feature = "candle-cuda")]
 mod cuda;
-mod device;
 pub mod distributed;
-mod dtype;
 mod error;
-mod gathered;
 mod gradient;
 mod model;
 mod ops;
@@ -160,8 +158,7 @@ mod variables;
 mod zeros;
 
 pub use builder::var_builder;
-pub use device::device;
-pub use dtype::candle_dtype;
+pub use convert::{candle_dtype, device};
 pub use error::Error;
 pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;

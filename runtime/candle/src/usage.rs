@@ -5,19 +5,19 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::unit::UnitState;
+use crate::unit::LiveUnit;
 
 /// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
 /// names.
 #[derive(Debug)]
-pub(crate) struct Usage {
-    reads: Mutex<Vec<Arc<UnitState>>>,
-    held: Mutex<Vec<Arc<UnitState>>>,
+pub(crate) struct UnitUsage {
+    reads: Mutex<Vec<Arc<LiveUnit>>>,
+    held: Mutex<Vec<Arc<LiveUnit>>>,
 }
 
 /// Whether a hook on the unit's input reports when the backward of this use is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watch {
+pub(crate) enum InputWatch {
     /// There is no hook, because no frozen parameter is read, or nothing before this use is
     /// differentiated. Units whose frozen parameters were read stay full until the whole backward
     /// is over.
@@ -26,20 +26,20 @@ pub(crate) enum Watch {
     Input,
 }
 
-impl Usage {
+impl UnitUsage {
     /// Returns a use of `own`.
-    pub(crate) fn of(own: &Arc<UnitState>) -> Arc<Self> {
+    pub(crate) fn of(own: &Arc<LiveUnit>) -> Arc<Self> {
         Arc::new(Self { reads: Mutex::new(vec![Arc::clone(own)]), held: Mutex::default() })
     }
 
     /// Records that this use reads a parameter of `unit`.
-    pub(crate) fn reads(&self, unit: &Arc<UnitState>) {
+    pub(crate) fn reads(&self, unit: &Arc<LiveUnit>) {
         add(&mut self.reads.lock(), unit);
     }
 
     /// Records that this use reads a frozen parameter of `unit`. Holds the unit until
     /// [`release`](Self::release), which is never called if the input is not watched.
-    pub(crate) fn reads_frozen(&self, unit: &Arc<UnitState>) {
+    pub(crate) fn reads_frozen(&self, unit: &Arc<LiveUnit>) {
         if add(&mut self.held.lock(), unit) {
             unit.hold();
         }
@@ -62,7 +62,7 @@ impl Usage {
 }
 
 /// Adds `unit`, and returns whether it is new.
-fn add(units: &mut Vec<Arc<UnitState>>, unit: &Arc<UnitState>) -> bool {
+fn add(units: &mut Vec<Arc<LiveUnit>>, unit: &Arc<LiveUnit>) -> bool {
     let new = !units.iter().any(|known| Arc::ptr_eq(known, unit));
     if new {
         units.push(Arc::clone(unit));

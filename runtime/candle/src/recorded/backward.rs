@@ -11,7 +11,7 @@ use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::{Param, Role};
 use parking_lot::Mutex;
 
-use super::{Parameter, Recorded, initial};
+use super::{Recorded, RecordedParameter, initial};
 use crate::error::Error;
 
 /// Seed of the values of a trial. Values differ from each other, so that the tokens of a mixture of
@@ -64,7 +64,7 @@ impl Recorded {
         loss: impl FnOnce(VarBuilder<'static>) -> CandleResult<Tensor>,
     ) -> Result<(), Error> {
         let trial = Arc::new(Trial { recorded: self.clone(), made: Mutex::default() });
-        let backend = Box::new(Shared(Arc::clone(&trial)));
+        let backend = Box::new(TrialBackend(Arc::clone(&trial)));
         let loss = loss(VarBuilder::from_backend(backend, DType::F32, Device::Cpu))?;
         let backward = |error: candle_core::Error| error.context("backward of the check");
         let gradients = loss.backward().map_err(backward)?;
@@ -98,13 +98,16 @@ impl Trial {
     /// Returns the tensor of a recorded parameter, the same one each time.
     fn tensor(&self, name: &str, shape: Option<&Shape>) -> CandleResult<Tensor> {
         let found = self.recorded.parameters.iter().find(|it| it.param.name == name);
-        let Some(Parameter { param, init, .. }) = found else {
+        let Some(RecordedParameter { param, init, .. }) = found else {
             return Err(candle_core::Error::CannotFindTensor { path: name.to_owned() }
                 .context("the constructors that were recorded did not ask for this parameter"));
         };
         if let Some(shape) = shape.filter(|shape| shape.dims() != param.shape) {
-            let (first, second) = (param.shape.clone(), shape.dims().to_vec());
-            Err(Error::Reshaped { parameter: name.to_owned(), first, second })?;
+            Err(Error::Reshaped {
+                parameter: name.to_owned(),
+                first: param.shape.clone(),
+                second: shape.dims().to_vec(),
+            })?;
         }
         let mut made = self.made.lock();
         if let Some(tensor) = made.get(name) {
@@ -135,9 +138,9 @@ impl Trial {
     }
 }
 
-struct Shared(Arc<Trial>);
+struct TrialBackend(Arc<Trial>);
 
-impl SimpleBackend for Shared {
+impl SimpleBackend for TrialBackend {
     fn get(
         &self,
         shape: Shape,
