@@ -81,7 +81,7 @@ pub trait Along<A: MeshAxis> {
 }
 
 /// A value in state `R` over the replicate axis and `S` over the shard axis. See the
-/// [module](super).
+/// [module](self).
 ///
 /// [`Tape::assume`] makes one of a tensor, and [`into_tensor`](Self::into_tensor) gives the tensor
 /// back.
