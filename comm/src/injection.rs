@@ -51,7 +51,7 @@ impl RankHandle {
             return Err(self.injected(call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let step = (self.record.step(), self.record.epoch());
+        let step = (self.own.record.step(), self.own.record.epoch());
         let due = self.faults.due(step, &call.tag, gradients);
         for Fault { kind, .. } in due {
             self.commit(kind, site, &mut injected, gradients)?;
@@ -77,7 +77,7 @@ impl RankHandle {
                 self.leave();
                 return Err(self.injected(call, "it leaves its world, by an injected fault"));
             }
-            FaultKind::Delay(delay) => drop(self.status.sleep(delay, || false)),
+            FaultKind::Delay(delay) => drop(self.own.status().sleep(delay, || false)),
             FaultKind::Freeze => return Err(self.freeze(call)),
             FaultKind::NonFinite(value) => poisoned::poison(gradients, value),
             _ if site.ranks.len() == 1 => {
@@ -85,7 +85,7 @@ impl RankHandle {
                 return Err(self.injected(call, &what));
             }
             FaultKind::SkippedCall => *how = HowIssued::Skipped,
-            FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
+            FaultKind::SwappedOrder => site.sequence.swap_next(self.own.record.epoch()),
             FaultKind::ExtraCall => *how = HowIssued::AfterBarrier,
             FaultKind::WrongOp
             | FaultKind::WrongReduction
@@ -93,7 +93,7 @@ impl RankHandle {
             | FaultKind::WrongCount
             | FaultKind::WrongRoot => {
                 actual.get_or_insert_with(|| call.clone());
-                lie::tell(kind, call, self.rank, &site.ranks);
+                lie::tell(kind, call, self.own.rank, &site.ranks);
             }
         }
         Ok(())
@@ -106,13 +106,14 @@ impl RankHandle {
 
     /// Sleeps until the world ends, or no rank is left to end it.
     fn freeze(&self, call: &Call) -> Error {
-        let end = self.status.sleep(Duration::MAX, || self.core.is_last(self.rank));
+        let end =
+            self.own.status().sleep(Duration::MAX, || self.own.core.state.is_last(self.own.rank));
         let what = "frozen by an injected fault, until all others had left";
         end.unwrap_or_else(|| self.injected(call, what))
     }
 
     fn injected(&self, call: &Call, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
-        Error::Injected { op: call.op, rank: self.rank, step: self.record.step(), what }
+        Error::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
     }
 }

@@ -90,7 +90,7 @@
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).
 //!
-//! A module imports only modules that do not lead back to it (`tests/tests/architecture.rs` names the exceptions).
+//! A module imports only modules that do not lead back to it (`tests/tests/sources/architecture.rs` names the exceptions).
 
 /// How operations are carried. Today ranks that share no memory are a part of the backend of threads.
 mod backend {
@@ -116,7 +116,7 @@ mod engine {
     mod operation;
     mod outputs;
     mod record;
-    mod shared;
+    mod state;
     mod status;
     mod table;
 
@@ -126,7 +126,7 @@ mod engine {
     pub(crate) use self::operation::{Key, Operation};
     pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
     pub(crate) use self::record::Record;
-    pub(crate) use self::shared::Shared;
+    pub(crate) use self::state::WorldState;
     pub(crate) use self::status::Status;
     #[cfg(test)]
     pub(crate) use self::table::Table;

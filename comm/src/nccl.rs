@@ -21,7 +21,7 @@ pub use crate::error::NcclError;
 
 pub(crate) use self::carrier::Carrier;
 pub use self::communicator::Communicator;
-pub(crate) use self::connected::{Held, OwnRank};
+pub(crate) use self::connected::Connected;
 pub use self::patience::Patience;
 pub use self::transfer::{Part, Transfer};
 pub use self::unique_id::UniqueId;

@@ -116,9 +116,9 @@ pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use state::events::Event;
 pub use state::full::Full;
+pub use state::gradients::UnitGradients;
 pub use state::model_id::ModelId;
 pub use step::gradients::{Gradients, Verdict};
-pub use step::unit_gradients::UnitGradients;
 pub use step::{NextStep, Pass, PassHandle, Step};
 
 // The names of the crates below that users write down; the whole crates follow.

@@ -149,6 +149,19 @@ impl ShardedModel {
         &self.engine.context.options
     }
 
+    /// Whether this rank's part of the model lies on a device.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.engine.context.device.is_some()
+    }
+
+    /// Whether this rank's part of the model is updated on a device: it lies there, and none of it
+    /// is offloaded.
+    #[must_use]
+    pub fn updates_on_device(&self) -> bool {
+        self.engine.context.updates_on_device()
+    }
+
     /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
     /// [options](crate::Optimizer::check) with which an optimizer has updated the last step.
     ///
@@ -334,7 +347,7 @@ fn cut(
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(context, (unit, shard))?);
+        shards.push(Shard::new(context, unit, shard)?);
     }
     Ok((shards, values))
 }

@@ -10,13 +10,10 @@ mod finish;
 mod gathers;
 pub(crate) mod gradients;
 mod opening;
-mod place;
 mod reductions;
 mod refused;
 pub(crate) mod state;
 mod step_state;
-pub(crate) mod unit_gradients;
-mod unsharded;
 mod unused;
 
 use std::fmt;
@@ -30,10 +27,10 @@ use crate::options::objective::{LossSum, Seed};
 use crate::options::precision::Precision;
 use crate::options::uneven::{EndOfRun, Shutdown};
 use crate::state::full::Full;
+use crate::state::gradients::UnitGradients;
 use crate::step::attempt::{Opened, Token};
 use crate::step::engine::Engine;
 use crate::step::gradients::Gradients;
-use crate::step::unit_gradients::UnitGradients;
 
 /// A step that is under way. It owns all pending operations.
 ///

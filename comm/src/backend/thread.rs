@@ -16,7 +16,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::core::{Access, Core, Lifeline, Member};
+pub(crate) use self::core::{Core, MemberCall, OwnRank};
 pub(crate) use self::running::InBlock;
 pub use self::running::in_work;
 pub(crate) use self::wait::Ticket;

@@ -4,7 +4,8 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::execute::{Copies, MemberBuffers, Source, Splits, check_pairs};
+use crate::execute::{Source, VectorRoute, Vectors};
+use crate::pattern::starts_of;
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members
@@ -29,25 +30,20 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_splits(values.len(), &send_counts, &receive_counts)?;
         let target = Some(self.room(Op::AllToAll, tag, sum_of(&receive_counts))?);
-        let buffers = MemberBuffers { source: Source::Given(values), target };
-        self.issue_all_to_all(tag, Splits { buffers, send: send_counts, receive: receive_counts })
+        let own = Vectors::new(Source::Given(values), target);
+        self.issue_all_to_all(tag, own, send_counts, receive_counts)
     }
 
-    /// Of counts that were checked.
-    pub(super) fn issue_all_to_all<T: Element, O: From<MemberBuffers<T>>>(
+    /// Issues an all_to_all with counts that were checked.
+    pub(super) fn issue_all_to_all<T: Element, O: From<Vectors<T>>>(
         &self,
         tag: Tag,
-        splits: Splits<T>,
+        mut own: Vectors<T>,
+        send: Vec<usize>,
+        receive: Vec<usize>,
     ) -> Result<Pending<O>, Error> {
-        let (send, receive) = (splits.send.clone(), splits.receive.clone());
-        let call = Call::new(Op::AllToAll, tag).splits::<T>(send, receive);
-        let work = |all: Vec<Splits<T>>| {
-            check_pairs(&all.iter().map(|it| (&it.send, &it.receive)).collect::<Vec<_>>())?;
-            let (members, send): (_, Vec<_>) =
-                all.into_iter().map(|it| (it.buffers, it.send)).unzip();
-            Ok(Copies::split(members, &send))
-        };
-        self.issue(call, splits, work)
+        own.route = VectorRoute::Dealt { send: starts_of(&send), receive: starts_of(&receive) };
+        self.issue(Call::new(Op::AllToAll, tag).splits::<T>(send, receive), own)
     }
 
     pub(super) fn check_splits(

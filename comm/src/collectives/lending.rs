@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::execute::{Lent, MemberBuffers, Source, Splits};
+use crate::execute::{Lent, Source, Vectors};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives with buffers that are lent
@@ -99,7 +99,7 @@ impl Group {
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
         let call = Call::new(Op::Gather, tag).root(root_rank);
-        self.issue_gather(call, MemberBuffers { source: Source::Lent(source), target })
+        self.issue_gather(call, Vectors::new(Source::Lent(source), target))
     }
 
     /// As [`scatter`](Self::scatter).
@@ -133,7 +133,6 @@ impl Group {
     ) -> Result<Pending<Lent<T>>, Error> {
         self.check_splits(lent.source.len(), &send_counts, &receive_counts)?;
         self.check_len(Op::AllToAll, "the target", lent.target.len(), sum_of(&receive_counts))?;
-        let (buffers, send, receive) = (lent.into(), send_counts, receive_counts);
-        self.issue_all_to_all(tag, Splits { buffers, send, receive })
+        self.issue_all_to_all(tag, lent.into(), send_counts, receive_counts)
     }
 }

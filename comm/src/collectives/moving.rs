@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{Copies, MemberBuffers, Source};
+use crate::execute::{Source, Vectors};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements
@@ -29,8 +29,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
-        let buffers = MemberBuffers { source: Source::Given(values), target };
-        self.issue_gather(Call::new(Op::AllGather, tag), buffers)
+        let own = Vectors::new(Source::Given(values), target);
+        self.issue_gather(Call::new(Op::AllGather, tag), own)
     }
 
     /// Every member gets the root's elements.
@@ -51,9 +51,7 @@ impl Group {
             true => (Source::Lent(values), None),
             false => (Source::nothing(), Some(values)),
         };
-        self.issue(call, MemberBuffers { source, target }, move |all| {
-            Ok(Copies::from_root(all, root))
-        })
+        self.issue(call, Vectors::new(source, target))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.
@@ -72,18 +70,17 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
-        let buffers = MemberBuffers { source: Source::Given(values), target };
-        self.issue_gather(Call::new(Op::Gather, tag).root(root), buffers)
+        let own = Vectors::new(Source::Given(values), target);
+        self.issue_gather(Call::new(Op::Gather, tag).root(root), own)
     }
 
-    /// A gather to all members, or to the root.
-    pub(super) fn issue_gather<T: Element, O: From<MemberBuffers<T>>>(
+    /// Issues a gather to all members, or to the root.
+    pub(super) fn issue_gather<T: Element, O: From<Vectors<T>>>(
         &self,
         call: Call,
-        buffers: MemberBuffers<T>,
+        own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
-        let count = buffers.source.len();
-        self.issue(call.elements::<T>(count), buffers, Copies::to_all)
+        self.issue(call.elements::<T>(own.source.len()), own)
     }
 
     /// Member `i` gets the root's `i`-th part.
@@ -103,20 +100,19 @@ impl Group {
         let values = values.unwrap_or_default();
         self.check_dealt(root, values.len(), count)?;
         let target = Some(self.room(Op::Scatter, tag, count)?);
-        let source = Source::Given(values);
-        self.issue_scatter(tag, root, MemberBuffers { source, target })
+        self.issue_scatter(tag, root, Vectors::new(Source::Given(values), target))
     }
 
-    /// Of a root and elements that were checked.
-    pub(super) fn issue_scatter<T: Element, O: From<MemberBuffers<T>>>(
+    /// Issues a scatter of a root and elements that were checked.
+    pub(super) fn issue_scatter<T: Element, O: From<Vectors<T>>>(
         &self,
         tag: Tag,
         root: usize,
-        buffers: MemberBuffers<T>,
+        own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
-        let count = buffers.target.as_ref().map_or(0, Vec::len);
+        let count = own.target.as_ref().map_or(0, Vec::len);
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        self.issue(call, buffers, move |all| Ok(Copies::dealt_by(all, root, count)))
+        self.issue(call, own)
     }
 
     /// Checks what a member brings to a scatter of `count` elements to each.

@@ -2,9 +2,8 @@
 
 use hsdp_kernels::Element;
 
-use crate::backend::thread::Ticket;
 use crate::call::Call;
-use crate::execute::{Barrier, Handing, Handover, sources_of};
+use crate::execute::Vectors;
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -29,14 +28,8 @@ impl Group {
         if let Some(destination) = destination {
             self.member(Op::Permute, "the destination", destination)?;
         }
-        let len = values.len();
-        let call = Call::new(Op::Permute, tag).elements::<T>(len);
-        let work = move |all: Vec<Handing<T>>| {
-            let parts = all.into_iter().map(|it| (it.destination, it.values));
-            let (destinations, values): (Vec<_>, Vec<_>) = parts.unzip();
-            Ok(Handover::new(values, sources_of(&destinations)?, len))
-        };
-        self.issue(call, Handing { destination, giver: None, values }, work)
+        let call = Call::new(Op::Permute, tag).elements::<T>(values.len());
+        self.issue(call, Vectors::handed(values, destination))
     }
 
     /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is issued: the receiver
@@ -54,9 +47,9 @@ impl Group {
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
-        let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
-        let issued = |ticket| Pending::issued_with(ticket, sent::<T>);
-        Ok(ticket.map_or_else(|| Pending::ready(()), issued))
+        let own = Vectors::handed(values, Some(1));
+        let ticket = self.transfer(call, [self.rank(), peer], own)?;
+        Ok(ticket.map_or_else(|| Pending::ready(()), Pending::issued::<Vectors<T>>))
     }
 
     /// Receives the elements that member `from` sends with [`send`](Self::send).
@@ -73,11 +66,11 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
-        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), given)?;
-        if let Some(ticket) = ticket {
-            return Ok(Pending::issued::<Vec<T>>(ticket));
+        let own = Vectors::<T>::handed(Vec::new(), None);
+        match self.transfer(call, [peer, self.rank()], own)? {
+            Some(ticket) => Ok(Pending::issued::<Vectors<T>>(ticket)),
+            None => Ok(Pending::ready(self.room(Op::Recv, tag, count)?)),
         }
-        Ok(Pending::ready(self.room(Op::Recv, tag, count)?))
     }
 
     /// Completes when every member has issued it. To wait for the others, call [`Pending::wait`].
@@ -85,17 +78,6 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
-        self.issue(Call::new(Op::Barrier, tag), (), meet)
+        self.issue(Call::new(Op::Barrier, tag), Vectors::<f32>::nothing())
     }
-}
-
-/// The giver gets an empty vector.
-fn sent<T: Element>(ticket: Ticket) -> Result<(), Error> {
-    ticket.wait::<Vec<T>>().map(drop)
-}
-
-/// Slot 0 gives, slot 1 takes.
-fn given<T: Element>(values: Vec<Vec<T>>) -> Result<Handover<T>, String> {
-    Ok(Handover::new(values, vec![None, Some(0)], 0))
 }

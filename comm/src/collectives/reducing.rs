@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{MemberBuffers, ReduceScatter, Source, all_reduce, reduce};
+use crate::execute::{Source, Vectors};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -27,23 +27,23 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let part = self.check_parts::<T>(reduction, values.len())?;
         let target = Some(self.room(Op::ReduceScatter, tag, part)?);
-        let buffers = MemberBuffers { source: Source::Given(values), target };
-        self.issue_reduce_scatter(tag, reduction, buffers)
+        let own = Vectors::new(Source::Given(values), target);
+        self.issue_reduce_scatter(tag, reduction, own)
     }
 
-    /// Of elements that were checked.
-    pub(super) fn issue_reduce_scatter<T: Element, O: From<MemberBuffers<T>>>(
+    /// Issues a reduce_scatter of elements that were checked.
+    pub(super) fn issue_reduce_scatter<T: Element, O: From<Vectors<T>>>(
         &self,
         tag: Tag,
         reduction: Reduction,
-        buffers: MemberBuffers<T>,
+        own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
-        let len = buffers.source.len();
+        let len = own.source.len();
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        self.issue(call, buffers, move |all| ReduceScatter::new(all, reduction))
+        self.issue(call, own)
     }
 
-    /// The number of elements that each member gets of a reduce_scatter of `len`.
+    /// Returns the number of elements that each member gets of a reduce_scatter of `len`.
     pub(super) fn check_parts<T: Element>(
         &self,
         reduction: Reduction,
@@ -72,7 +72,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
         let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
-        self.issue(call, values, move |all| all_reduce(all, reduction))
+        self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
     /// The root gets the reduction of the elements of all members; the others get `None`.
@@ -91,7 +91,7 @@ impl Group {
         self.issue_reduce(tag, root, reduction, Source::Given(values))
     }
 
-    pub(super) fn issue_reduce<T: Element, O: From<MemberBuffers<T>>>(
+    pub(super) fn issue_reduce<T: Element, O: From<Vectors<T>>>(
         &self,
         tag: Tag,
         root: usize,
@@ -107,7 +107,7 @@ impl Group {
             true => (Source::nothing(), Some(values.into_elements())),
             false => (values, None),
         };
-        self.issue(call, MemberBuffers { source, target }, move |all| reduce(all, reduction, root))
+        self.issue(call, Vectors::new(source, target))
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {

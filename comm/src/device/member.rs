@@ -8,9 +8,9 @@ use hsdp_kernels::{Fold, GradientValues, Scaling};
 use hsdp_sharding::{DType, Rank, UnitLayout};
 
 use super::units::DeviceReduced;
-use crate::execute::Buffers;
+use super::work::Issue;
+use crate::execute::{At, Contribute};
 use crate::nccl::Carrier;
-use crate::pattern::Pattern;
 use crate::{Error, Op};
 
 /// The contribution of a member.
@@ -70,8 +70,9 @@ impl TryFrom<DeviceOutput> for DeviceReduced {
     }
 }
 
-impl Buffers for Member {
-    type Output = DeviceOutput;
+impl Contribute for Member {
+    type Gets = DeviceOutput;
+    type Work = Issue;
 
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
         match &mut self.input {
@@ -80,7 +81,11 @@ impl Buffers for Member {
         }
     }
 
-    fn output_alone(self, _pattern: &Pattern<'_>) -> DeviceOutput {
+    fn assemble(all: Vec<Self>, _at: At<'_>) -> Result<Issue, String> {
+        Issue::new(all)
+    }
+
+    fn alone(self, _at: At<'_>) -> DeviceOutput {
         DeviceOutput(Ok(self.into_output()))
     }
 }

@@ -143,8 +143,9 @@ impl Group {
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
         }
-        self.issue_by(call, member, Issue::new, |at, described, (own, _)| {
-            let (entry, Record { ledger, flight, .. }) = (at.entry, &*self.handle().record);
+        self.issue_or(call, member, |at, described, own| {
+            let entry = at.entry;
+            let Record { ledger, flight, .. } = &*self.handle().own.record;
             let actual = described.actual();
             let received = Pattern::of(actual, &at.site.ranks, at.site.slot).received();
             if let Some(endpoint) = self.handle().endpoint() {
@@ -182,7 +183,8 @@ impl Group {
         let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
-        let carrier = if self.size() > 1 { handle.carrier(self.id(), step) } else { None };
+        let carrier =
+            if self.size() > 1 { handle.nccl.carrier(&handle.own, self.id(), step) } else { None };
         Ok(Caller { rank, step, stream, carrier })
     }
 

@@ -18,7 +18,7 @@ use crate::{Error, Op};
 const WIDTH: usize = 4;
 
 /// An operation, to be issued on the streams of its members.
-pub(super) struct Issue {
+pub(crate) struct Issue {
     op: Op,
     /// By slot. A member is packed under its lock.
     members: Vec<Mutex<Member>>,
@@ -47,7 +47,7 @@ impl Issue {
 }
 
 impl Work for Issue {
-    type Output = DeviceOutput;
+    type Gets = DeviceOutput;
 
     fn blocks(&self) -> usize {
         if self.op == Op::AllGather { 0 } else { self.members.len() }

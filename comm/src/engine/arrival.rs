@@ -1,7 +1,6 @@
 //! Members arrive at an operation. PROTOCOL.md, "States of an operation".
 
 use std::any::Any;
-use std::marker::PhantomData;
 use std::mem;
 use std::sync::Arc;
 
@@ -17,22 +16,23 @@ pub(crate) type Arrivals = PerMember<Option<Arc<Descriptor>>>;
 pub(super) struct Gathering {
     pub(super) arrivals: Arrivals,
     missing: usize,
-    /// [`Contributions`] of the type that the first member brings.
+    /// [`Contributions`] of the type that the first member brings. Contributions of one type make work of
+    /// one type.
     contributions: Option<Box<dyn Any + Send>>,
     /// The first difference between two of them. Every later member is told of it, until the end of the world fails the operation:
     /// none is ever the last.
     pub(super) difference: Option<Difference>,
 }
 
-/// Contributions of type `D` to work of type `W`, by slot.
-type Contributions<D, W> = (Vec<Option<D>>, PhantomData<fn() -> W>);
+/// Contributions of type `D`, by slot.
+type Contributions<D> = Vec<Option<D>>;
 
 /// The difference between two members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Difference {
     /// Their descriptors differ.
     Descriptor,
-    /// Their descriptors are equal, and their work is of different types.
+    /// Their descriptors are equal, and their contributions are of different types.
     Work,
 }
 
@@ -50,25 +50,26 @@ pub(crate) enum Arrived<D> {
 }
 
 impl Operation {
-    /// A member arrives in its slot, with a contribution to work of type `W`. Each member does so once: its number is its own.
-    pub(crate) fn arrive<D: Send + 'static, W: 'static>(
+    /// Puts a member's contribution into its slot. Each member arrives once: its number is its own.
+    pub(crate) fn arrive<D: Send + 'static>(
         &self,
         slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
     ) -> Arrived<D> {
-        let (mut state, mut contribution) = (self.state.lock(), Some(contribution));
+        let mut state = self.state.lock();
+        let mut contribution = Some(contribution);
         let mut useless = None;
         let arrived = match &mut state.phase {
             Phase::Failed(error) => Arrived::Refused(Error::clone(error)),
             Phase::Gathering(gathering) => {
-                gathering.put::<D, W>((slot, descriptor), &mut contribution);
+                gathering.put(slot, descriptor, &mut contribution);
                 match gathering.difference {
                     Some(difference) => {
                         useless = gathering.contributions.take();
                         Arrived::Differs(difference)
                     }
-                    None if gathering.missing == 0 => return end_gathering::<D, W>(state),
+                    None if gathering.missing == 0 => return end_gathering(state),
                     None => Arrived::Waiting,
                 }
             }
@@ -80,15 +81,16 @@ impl Operation {
         arrived
     }
 
-    /// Members bring contributions to another round; this is the first of them.
-    pub(crate) fn gather_again<D: Send + 'static, W: 'static>(
+    /// Begins another round with the first contribution to it.
+    pub(crate) fn gather_again<D: Send + 'static>(
         &self,
-        (slot, descriptor): (usize, &Arc<Descriptor>),
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
         contribution: D,
     ) {
-        let (mut gathering, mut contribution) =
-            (Gathering::new(self.ranks.len()), Some(contribution));
-        gathering.put::<D, W>((slot, descriptor), &mut contribution);
+        let mut gathering = Gathering::new(self.ranks.len());
+        let mut contribution = Some(contribution);
+        gathering.put(slot, descriptor, &mut contribution);
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Running) {
             state.phase = Phase::Gathering(gathering);
@@ -99,14 +101,14 @@ impl Operation {
     }
 }
 
-/// All have arrived: takes their contributions.
-fn end_gathering<D: Send + 'static, W: 'static>(mut state: MutexGuard<'_, State>) -> Arrived<D> {
+/// Takes the contributions when all members have arrived.
+fn end_gathering<D: Send + 'static>(mut state: MutexGuard<'_, State>) -> Arrived<D> {
     let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
         unreachable!("it was gathering, and this thread has the lock")
     };
     drop(state);
-    let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D, W>>().ok());
-    let (by_slot, _) = *all.expect("the last member has put a contribution of this type");
+    let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D>>().ok());
+    let by_slot = *all.expect("the last member has put a contribution of this type");
     let there = |contribution: Option<D>| contribution.expect("no member is missing");
     Arrived::Last(by_slot.into_iter().map(there).collect(), gathering.arrivals)
 }
@@ -119,9 +121,10 @@ impl Gathering {
 
     /// Puts a contribution into its slot, unless its member, or one before it, differs from the first that has arrived: it is left in
     /// `contribution` then.
-    fn put<D: Send + 'static, W: 'static>(
+    fn put<D: Send + 'static>(
         &mut self,
-        (slot, descriptor): (usize, &Arc<Descriptor>),
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
         contribution: &mut Option<D>,
     ) {
         let members = self.arrivals.len();
@@ -135,10 +138,9 @@ impl Gathering {
         if self.difference.is_some() {
             return;
         }
-        let all =
-            self.contributions.get_or_insert_with(|| Box::new(Contributions::<D, W>::default()));
-        match all.downcast_mut::<Contributions<D, W>>() {
-            Some((by_slot, _)) => {
+        let all = self.contributions.get_or_insert_with(|| Box::new(Contributions::<D>::new()));
+        match all.downcast_mut::<Contributions<D>>() {
+            Some(by_slot) => {
                 by_slot.resize_with(members, || None);
                 by_slot[slot] = contribution.take();
             }

@@ -1,5 +1,5 @@
-//! One operation whose other members share no memory with this rank, from the call to the end: by its pattern, whatever it moves. `REMOTE.md`,
-//! "An operation".
+//! One operation whose other members share no memory with this rank, from the call to the end: by its
+//! pattern, whatever it moves. `REMOTE.md`, "An operation".
 
 use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::{Access, InBlock, Member, Ticket};
+use crate::backend::thread::{InBlock, MemberCall, OwnRank, Ticket};
 use crate::call::Described;
 use crate::engine::{Operation, panic_message};
-use crate::execute::{Meter, NextRound, Outputs, Work};
+use crate::execute::{AfterRound, At, Contribute, Meter, NextRound, Outputs, Received, Work};
 use crate::remote::{
-    At, DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Next, Open, Request,
-    Transmit, header_bytes,
+    DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Open, Request, form_of,
+    header_bytes,
 };
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
@@ -23,78 +23,94 @@ use hsdp_flight::FlightState;
 /// One operation, as this rank takes part in it.
 #[derive(Clone)]
 pub(super) struct Execution {
-    access: Arc<Access>,
+    own: Arc<OwnRank>,
     /// The call, as the others compare it.
     compared: Arc<Descriptor>,
-    at: At,
+    /// The call, as this member means it.
+    actual: Arc<Descriptor>,
+    ranks: Arc<[Rank]>,
+    slot: usize,
+    round: u8,
 }
 
 /// The content of a slot: the buffers of this member, or the message of another.
-type SlotContent<S> = (Option<S>, Option<DataMessage>);
+type SlotContent<D> = (Option<D>, Option<DataMessage>);
 
 impl Execution {
     /// Issues an operation: the contribution of this member is on its way when this returns.
     ///
-    /// The operation is opened with the request that sends the contribution. Another rank that has this contribution may end the
-    /// world; then the progress engine has put all messages that came before that end into their slots.
-    pub(super) fn begin<S: Transmit>(
-        member: Member<'_>,
+    /// The operation is opened with the request that sends the contribution. Another rank that has this
+    /// contribution may end the world; then the progress engine has put all messages that came before
+    /// that end into their slots.
+    pub(super) fn begin<D: Contribute>(
+        member: MemberCall<'_>,
         described: Described,
-        mut own: S,
+        mut contribution: D,
     ) -> Result<Ticket, Error> {
-        let Member { access, site, entry, .. } = member;
-        let (actual, compared) = (Arc::clone(described.actual()), described.compared);
-        let at = At { actual, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
-        let execution =
-            Arc::new(Self { access: Arc::clone(access), compared: Arc::clone(&compared), at });
+        let MemberCall { own, site, entry } = member;
+        let actual = Arc::clone(described.actual());
+        let compared = described.compared;
+        let execution = Arc::new(Self {
+            own: Arc::clone(own),
+            compared: Arc::clone(&compared),
+            actual,
+            ranks: Arc::clone(&site.ranks),
+            slot: site.slot,
+            round: 0,
+        });
         let failed = |error| {
-            access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
+            own.record.flight.settle(entry, FlightState::Failed);
             error
         };
-        let messages = execution.pack_guarded(&mut own).map_err(failed)?;
-        let contribution = (Some(own), None);
-        let ticket =
-            access.submit(member, Arc::clone(&compared), contribution, execution.assembling())?;
+        let messages = execution.pack_guarded(&mut contribution).map_err(failed)?;
+        let content = (Some(contribution), None);
+        let assemble = execution.assembling();
+        let ticket = own.core.submit(member, Arc::clone(&compared), content, assemble)?;
         let operation = ticket.operation();
-        let open = execution.opening::<S>(operation);
+        let open = execution.opening::<D>(operation);
         if let Err(error) = execution.endpoint().commit(&compared, messages, open) {
-            access.table.remove(operation.key);
+            own.core.state.table.remove(operation.key);
             operation.fail_gathering(&error);
             return Err(error);
         }
         Ok(ticket)
     }
 
-    fn assembling<S: Transmit>(
+    fn assembling<D: Contribute>(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Vec<SlotContent<S>>) -> Result<Unpack<S>, String> + use<S> {
+    ) -> impl FnOnce(Vec<SlotContent<D>>) -> Result<Unpack<D>, String> + use<D> {
         let execution = Arc::clone(self);
         move |contributions| Unpack::new(execution, contributions)
     }
 
     /// Returns the request by which messages of this round go into the slots of the operation.
-    fn opening<S: Transmit>(self: &Arc<Self>, operation: &Arc<Operation>) -> Request {
-        let (execution, round) = (Arc::clone(self), (Arc::clone(&self.compared), self.at.round));
+    fn opening<D: Contribute>(self: &Arc<Self>, operation: &Arc<Operation>) -> Request {
+        let execution = Arc::clone(self);
+        let round = (Arc::clone(&self.compared), self.round);
         let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
             let descriptor = Arc::clone(&message.data_header.descriptor);
-            let (place, contribution) = ((operation, slot), (None, Some(message)));
-            let assemble = execution.assembling::<S>();
+            let contribution = (None, Some(message));
+            let assemble = execution.assembling::<D>();
             // An error has ended the world already: this rank hears of it where it waits.
-            let _ = execution.access.arrive(place, &descriptor, contribution, assemble);
+            let _ = execution.own.core.arrive(operation, slot, &descriptor, contribution, assemble);
         };
         Request::Open(Open::new(Arc::clone(operation), round, Box::new(lay)))
     }
 
+    fn at(&self) -> At<'_> {
+        At { actual: &self.actual, ranks: &self.ranks, slot: self.slot, round: self.round }
+    }
+
     fn endpoint(&self) -> &Endpoint {
-        self.access.endpoint().expect("the others share no memory")
+        self.own.endpoint().expect("the others share no memory")
     }
 
     /// Packs the messages to the others. A failure there ends the world: the operation has its number already.
-    fn pack_guarded<S: Transmit>(&self, own: &mut S) -> Result<Vec<Request>, Error> {
+    fn pack_guarded<D: Contribute>(&self, own: &mut D) -> Result<Vec<Request>, Error> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
             let messages = self.pack(own)?;
-            own.keep(&self.at).map(|()| messages)
+            own.keep(self.at()).map(|()| messages)
         }));
         drop(in_block);
         let reason = match packed {
@@ -103,23 +119,26 @@ impl Execution {
             Ok(Err(error)) => AbortReason::Requested { reason: error.to_string().into() },
             Err(panic) => AbortReason::Panicked { message: panic_message(&*panic) },
         };
-        Err(self.access.end(self.access.ended_by(self.rank(), reason)))
+        Err(self.own.core.end(self.own.core.state.ended_by(self.own.rank, reason)))
     }
 
     /// A message for each member; one for all that follow each other and get the same.
-    fn pack<S: Transmit>(&self, own: &S) -> Result<Vec<Request>, Error> {
-        let (descriptor, form) = (Arc::clone(&self.compared), own.form());
-        let step = self.access.record(self.rank()).step();
-        let head = header_bytes(&DataHeader { descriptor, step, form });
-        let pattern = own.pattern(self.at.pattern());
-        let (mut requests, mut last) = (Vec::new(), None);
+    fn pack<D: Contribute>(&self, own: &D) -> Result<Vec<Request>, Error> {
+        let head = header_bytes(&DataHeader {
+            descriptor: Arc::clone(&self.compared),
+            step: self.own.record.step(),
+            form: form_of(own),
+        });
+        let pattern = own.pattern(self.at().pattern());
+        let mut requests = Vec::new();
+        let mut last = None;
         for slot in pattern.others() {
-            let range = pattern.gives(self.at.round, slot);
-            let rank = self.at.ranks[slot];
+            let range = pattern.gives(self.round, slot);
+            let rank = self.ranks[slot];
             match requests.last_mut() {
                 Some(Request::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
                 _ => {
-                    let message = self.message(&head, own, (slot, range.clone()))?;
+                    let message = self.message(&head, own, slot, range.clone())?;
                     requests.push(Request::Send { to: vec![rank], message });
                 }
             }
@@ -128,65 +147,60 @@ impl Execution {
         Ok(requests)
     }
 
-    fn message<S: Transmit>(
+    fn message<D: Contribute>(
         &self,
         head: &[u8],
-        own: &S,
-        part: (usize, Range<usize>),
+        own: &D,
+        to: usize,
+        range: Range<usize>,
     ) -> Result<Arc<Message>, Error> {
-        let (At { actual, round, .. }, rank) = (&self.at, self.rank());
-        let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
-        let message = Message::write(&self.endpoint().pool, (Kind::Data, *round), head, bytes);
+        let bytes = range.len() * self.at().pattern().element_bytes(self.round);
+        let message = Message::write(&self.endpoint().pool, (Kind::Data, self.round), head, bytes);
         let mut message = message.ok_or_else(|| {
-            let Descriptor { op, tag, .. } = **actual;
+            let Descriptor { op, tag, .. } = *self.actual;
             let what = format!("a message, in {tag}");
-            Error::OutOfMemory { op, rank, step: tag.step, bytes, what }
+            Error::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
         })?;
-        own.pack(&self.at, part, message.body_mut());
+        own.pack(self.at(), to, range, message.body_mut());
         Ok(Arc::new(message))
     }
 
-    fn rank(&self) -> Rank {
-        self.at.ranks[self.at.slot]
-    }
-
     /// Brings `own` to another round of an operation.
-    fn go_on<S: Transmit>(&self, operation: &Arc<Operation>, mut own: S) {
-        let at = At { round: self.at.round + 1, ..self.at.clone() };
-        let next = Arc::new(Self { at, ..self.clone() });
+    fn go_on<D: Contribute>(&self, operation: &Arc<Operation>, mut own: D) {
+        let next = Arc::new(Self { round: self.round + 1, ..self.clone() });
         let Ok(mut requests) = next.pack_guarded(&mut own) else {
             // That has ended the world.
-            return self.access.fail_at_end(operation);
+            return self.own.core.fail_at_end(operation);
         };
-        let (place, contribution) = ((operation, self.at.slot), (Some(own), None));
-        self.access.gather_again::<SlotContent<S>, Unpack<S>>(place, &self.compared, contribution);
-        requests.push(next.opening::<S>(operation));
+        let contribution: SlotContent<D> = (Some(own), None);
+        self.own.core.gather_again(operation, self.slot, &self.compared, contribution);
+        requests.push(next.opening::<D>(operation));
         self.endpoint().post_all(requests);
     }
 }
 
 /// The work of one round: it makes the output of this member of the messages. It has one block.
-struct Unpack<S: Transmit> {
+struct Unpack<D: Contribute> {
     execution: Arc<Execution>,
     messages: DataMessages,
     /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
-    turn: Mutex<Option<Next<S>>>,
+    turn: Mutex<Option<AfterRound<D>>>,
 }
 
-impl<S: Transmit> Unpack<S> {
+impl<D: Contribute> Unpack<D> {
     /// # Errors
     /// If the messages do not fit.
-    fn new(execution: Arc<Execution>, contributions: Vec<SlotContent<S>>) -> Result<Self, String> {
+    fn new(execution: Arc<Execution>, contributions: Vec<SlotContent<D>>) -> Result<Self, String> {
         let (own, messages): (Vec<_>, _) = contributions.into_iter().unzip();
         let messages = DataMessages(messages);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
-        messages.check(&execution.at, &mut own)?;
+        messages.check(execution.at(), &mut own)?;
         Ok(Self { execution, messages, turn: Mutex::new(Some(Continue(own))) })
     }
 }
 
-impl<S: Transmit> Work for Unpack<S> {
-    type Output = S::Output;
+impl<D: Contribute> Work for Unpack<D> {
+    type Gets = D::Gets;
 
     fn blocks(&self) -> usize {
         1
@@ -197,16 +211,15 @@ impl<S: Transmit> Work for Unpack<S> {
     }
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {
-        let Execution { access, at, .. } = &*self.execution;
         let Some(Continue(own)) = self.turn.lock().take() else {
             unreachable!("a block is run once")
         };
-        let pattern = own.pattern(at.pattern());
-        let received = pattern.received_in(at.round);
-        let turn = own.unpack(at, &self.messages);
+        let at = self.execution.at();
+        let received = own.pattern(at.pattern()).received_in(at.round);
+        let turn = own.unpack(at, &Received(&|from| self.messages.bytes(from)));
         *self.turn.lock() = Some(turn);
         let Descriptor { channel, op, .. } = *at.actual;
-        access.record(self.execution.rank()).ledger.received(channel, op, received);
+        self.execution.own.record.ledger.received(channel, op, received);
     }
 
     fn next_round(&mut self) -> Option<NextRound> {
@@ -223,10 +236,10 @@ impl<S: Transmit> Work for Unpack<S> {
         }
     }
 
-    fn finish(self) -> Outputs<S::Output> {
+    fn finish(self) -> Outputs<D::Gets> {
         let Some(Break(output)) = self.turn.into_inner() else {
             unreachable!("the block was run, and there is no other round")
         };
-        Outputs::only(self.execution.at.slot, output)
+        Outputs::only(self.execution.slot, output)
     }
 }

@@ -3,27 +3,25 @@
 use std::sync::Arc;
 
 use hsdp_kernels::cuda::Stream;
-use hsdp_sharding::Rank;
 
 use super::NcclError;
 use super::collectives::{NotIssued, Prepared, issue_together};
 use super::connected::SharedCommunicator;
-use super::queue::Queue;
+use super::queue::CallQueue;
 use super::transfer::Transfer;
-use crate::backend::thread::Access;
+use crate::backend::thread::OwnRank;
 use crate::call::Issuing;
 use crate::{Error, Op};
 
 /// A member's means to have NCCL move the elements of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Carrier {
-    pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) comm: SharedCommunicator,
     pub(super) stream: Arc<Stream>,
-    pub(super) access: Arc<Access>,
+    pub(super) own: Arc<OwnRank>,
     /// `None` where all ranks are threads.
-    pub(super) queue: Option<Arc<Queue>>,
+    pub(super) queue: Option<Arc<CallQueue>>,
     /// The operation that is issued by the calls that follow.
     pub(crate) issuing: Option<Issuing>,
 }
@@ -38,9 +36,9 @@ impl Carrier {
         op: Op,
         transfers: Vec<Transfer<'_>>,
     ) -> Result<(), Error> {
-        let own = &carriers[0];
-        let queued = own.queue.as_ref().zip(own.issuing.as_ref());
-        let turn = queued.map(|(queue, issuing)| queue.begin(&own.access, &issuing.compared));
+        let first = &carriers[0];
+        let queued = first.queue.as_ref().zip(first.issuing.as_ref());
+        let turn = queued.map(|(queue, issuing)| queue.begin(&first.own, &issuing.compared));
         let turn = turn.transpose()?;
         let mut held: Vec<_> = carriers.iter().map(|carrier| carrier.comm.lock()).collect();
         let mut calls: Vec<Prepared<'_>> = Vec::with_capacity(carriers.len());
@@ -49,7 +47,7 @@ impl Carrier {
             calls.push(call.map_err(|error| carrier.not_made(op, error))?);
         }
         if let Some((queue, issuing)) = queued {
-            queue.note(&own.access, issuing, calls[0].shape)?;
+            queue.note(&first.own, issuing, calls[0].shape)?;
         }
         let issued = issue_together(calls)
             .and_then(|()| Ok(queued.map_or(Ok(()), |(queue, _)| queue.issued())?));
@@ -65,13 +63,13 @@ impl Carrier {
     /// Ends the world, since a call was not made.
     fn end(&self, op: Op, error: NcclError) -> Error {
         let left = self.queue.as_ref().zip(self.issuing.as_ref());
-        let left = left.and_then(|(queue, issuing)| queue.left(&self.access, &issuing.compared));
+        let left = left.and_then(|(queue, issuing)| queue.left(&self.own, &issuing.compared));
         let error = self.refused(op, error);
         match left {
-            Some(left) => self.access.end(left),
+            Some(left) => self.own.core.end(left),
             None => {
-                self.access.end_requested(self.rank, &error.to_string());
-                self.access.status().world_end().unwrap_or(error)
+                self.own.core.end_requested(self.own.rank, &error.to_string());
+                self.own.status().world_end().unwrap_or(error)
             }
         }
     }
@@ -80,12 +78,13 @@ impl Carrier {
     /// communicator in the meantime.
     fn not_made(&self, op: Op, error: NcclError) -> Error {
         let is_aborted = matches!(error, NcclError::GivenUp { .. });
-        let end = is_aborted.then(|| self.access.status().world_end()).flatten();
+        let end = is_aborted.then(|| self.own.status().world_end()).flatten();
         end.unwrap_or_else(|| self.refused(op, error))
     }
 
     fn refused(&self, op: Op, error: NcclError) -> Error {
-        let (rank, step) = (self.rank, self.step);
+        let rank = self.own.rank;
+        let step = self.step;
         match error {
             NcclError::Device(error) => Error::Device { op, rank, step, error },
             error => Error::Nccl { op, rank, step, error: Arc::new(error) },

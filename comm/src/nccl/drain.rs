@@ -6,11 +6,11 @@ use hsdp_kernels::cuda::{DeviceBuffer, Stream};
 use hsdp_sharding::{DType, Rank};
 
 use super::NcclError;
-use super::connected::{Connected, Groups, Member};
-use super::queue::Queue;
+use super::connected::{Connected, GroupConnection, Groups};
+use super::queue::CallQueue;
 use super::transfer::Transfer;
 use crate::Op;
-use crate::backend::thread::Access;
+use crate::backend::thread::OwnRank;
 use crate::remote::{CallShape, Calls, DeviceCall, Endpoint};
 
 /// The drain of a rank that is under way.
@@ -20,42 +20,37 @@ pub(super) struct Drain {
     told: Option<(Calls, BTreeSet<Rank>)>,
 }
 
-/// The parts of a rank that its drain uses.
-pub(super) struct Drained<'a> {
-    pub(super) rank: Rank,
-    pub(super) access: &'a Access,
-    pub(super) connected: &'a Connected,
-    pub(super) queue: &'a Queue,
-}
-
 impl Drain {
     /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the others are known.
     ///
     /// # Errors
     /// The error that ends the world.
-    pub(super) fn go_on(&mut self, of: &Drained<'_>) -> Result<(), String> {
-        let (Some(epoch), Some(endpoint)) = (of.queue.owed(), of.access.endpoint()) else {
-            return Ok(());
-        };
-        let Some(groups) = of.connected.groups() else { return Ok(()) };
-        let own = of.access.record(of.rank);
-        let tell = || tell((endpoint, of.rank, epoch), of.queue.calls(own, &groups), &groups);
-        let (own, peers) = self.told.get_or_insert_with(tell);
+    pub(super) fn go_on(
+        &mut self,
+        own: &OwnRank,
+        connected: &Connected,
+        queue: &CallQueue,
+    ) -> Result<(), String> {
+        let (Some(epoch), Some(endpoint)) = (queue.owed(), own.endpoint()) else { return Ok(()) };
+        let Some(groups) = connected.groups() else { return Ok(()) };
+        let calls = || queue.calls(&own.record, &groups);
+        let tell = || tell(endpoint, own.rank, epoch, calls(), &groups);
+        let (calls, peers) = self.told.get_or_insert_with(tell);
         let missing = endpoint.drains().missing(epoch, peers);
-        let has_left = |rank: &&Rank| of.access.record(**rank).has_left();
+        let has_left = |rank: &&Rank| own.core.state.record(**rank).has_left();
         if let Some(left) = missing.iter().find(has_left) {
-            of.queue.fail(*left);
-            of.connected.abort();
+            queue.fail(*left);
+            connected.abort();
             return Ok(());
         }
         let is_complete = missing.is_empty();
-        of.queue.await_calls(missing);
+        queue.await_calls(missing);
         // A thread of the rank that is in the midst of a call is not waited for: the watchdog looks again.
-        let Some(turn) = of.queue.try_turn().filter(|_| is_complete) else { return Ok(()) };
+        let Some(turn) = queue.try_turn().filter(|_| is_complete) else { return Ok(()) };
         let others = endpoint.drains().take(epoch);
-        of.fill_up(&groups, own.owed(&others.iter().collect::<Vec<_>>())?)?;
+        fill_up(own, queue, &groups, calls.owed(&others.iter().collect::<Vec<_>>())?)?;
         drop(turn);
-        of.queue.has_drained();
+        queue.has_drained();
         self.told = None;
         Ok(())
     }
@@ -63,7 +58,9 @@ impl Drain {
 
 /// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of all: the calls, and the ranks that are told.
 pub(super) fn tell(
-    (endpoint, rank, epoch): (&Endpoint, Rank, u64),
+    endpoint: &Endpoint,
+    rank: Rank,
+    epoch: u64,
     calls: Calls,
     groups: &Groups,
 ) -> (Calls, BTreeSet<Rank>) {
@@ -73,36 +70,39 @@ pub(super) fn tell(
     (calls, peers)
 }
 
-impl Drained<'_> {
-    /// Makes the calls that others have made, in a turn.
-    fn fill_up(&self, groups: &Groups, owed: Vec<DeviceCall>) -> Result<(), String> {
-        for call in owed {
-            let member = groups
-                .get(&call.group)
-                .ok_or("a step that was given up is not drained: its communicators are gone")?;
-            let shape = call.shape;
-            self.queue.adopt(self.access, call);
-            let filled = self.fill(member, shape);
-            filled.map_err(|error| format!("a step that was given up is not drained: {error}"))?;
-        }
-        Ok(())
+/// Makes the calls that others have made, in a turn.
+fn fill_up(
+    own: &OwnRank,
+    queue: &CallQueue,
+    groups: &Groups,
+    owed: Vec<DeviceCall>,
+) -> Result<(), String> {
+    for call in owed {
+        let member = groups
+            .get(&call.group)
+            .ok_or("a step that was given up is not drained: its communicators are gone")?;
+        let shape = call.shape;
+        queue.adopt(own, call);
+        let filled = fill(queue, member, shape);
+        filled.map_err(|error| format!("a step that was given up is not drained: {error}"))?;
     }
+    Ok(())
+}
 
-    /// Makes one call, of zeros, whose result is not read.
-    fn fill(&self, member: &Member, shape: CallShape) -> Result<(), NcclError> {
-        let (comm, stream) = (member.comm.lock(), &self.queue.stream);
-        let CallShape { op, dtype, count } = shape;
-        let zeros = |len| zeros(stream, dtype, len);
-        // There is no memory for a length that has no number.
-        let of = |scatters| if op == scatters { count.saturating_mul(comm.size()) } else { count };
-        let input = match op {
-            Op::AllReduce => None,
-            _ => Some(zeros(of(Op::ReduceScatter))?),
-        };
-        let mut output = zeros(of(Op::AllGather))?;
-        comm.issue(op, stream, Transfer::whole(input.as_ref(), &mut output))?;
-        Ok(self.queue.issued()?)
-    }
+/// Makes one call, of zeros, whose result is not read.
+fn fill(queue: &CallQueue, member: &GroupConnection, shape: CallShape) -> Result<(), NcclError> {
+    let (comm, stream) = (member.comm.lock(), &queue.stream);
+    let CallShape { op, dtype, count } = shape;
+    let zeros = |len| zeros(stream, dtype, len);
+    // There is no memory for a length that has no number.
+    let of = |scatters| if op == scatters { count.saturating_mul(comm.size()) } else { count };
+    let input = match op {
+        Op::AllReduce => None,
+        _ => Some(zeros(of(Op::ReduceScatter))?),
+    };
+    let mut output = zeros(of(Op::AllGather))?;
+    comm.issue(op, stream, Transfer::whole(input.as_ref(), &mut output))?;
+    Ok(queue.issued()?)
 }
 
 fn zeros(stream: &Stream, dtype: DType, len: usize) -> Result<DeviceBuffer, NcclError> {

@@ -7,13 +7,12 @@ use serde_json::Value;
 
 use super::checkpoints::Checkpoints;
 use super::differences::Wanted;
-use super::optimizer;
 use super::portions::{self, Portion};
 use super::results::Resumed;
 use super::settings::Content;
 use super::together::{Failed, Opened, Together};
-use super::{differences, frozen, options};
-use crate::agree::updated::Updated;
+use super::{differences, frozen, optimizer, options};
+use crate::agree::comparison::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;
@@ -23,7 +22,7 @@ use crate::persist::options::SavedOptions;
 use crate::persist::problem::{Kind, Problem};
 use crate::persist::saved::{SavedState, Whose};
 use crate::state::context::Context;
-use crate::state::shard::{HostShard, Shard};
+use crate::state::shard::Shard;
 
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
@@ -373,7 +372,7 @@ struct Counts {
     applied: u64,
 }
 
-fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: Training) {
+fn take(model: &ShardedModel, parameters: Vec<Shard>, counts: Counts, training: Training) {
     let mut state = model.engine.state();
     let Training { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
@@ -387,9 +386,12 @@ fn take(model: &ShardedModel, parameters: Parameters, counts: Counts, training: 
 
 /// Replaces the parameters of a model, and forgets its last update: all trained parameters are
 /// those of the checkpoint, or of an update that was compared.
-pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
+pub(super) fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
     let mut state = model.engine.state();
-    parameters.put(&mut state.shards);
+    // Each copy is freed once it is taken.
+    for (shard, read) in state.shards.iter_mut().zip(parameters) {
+        shard.take(read);
+    }
     state.loads += 1;
     (state.half_updated, state.updated) = (None, Updated::default());
     model.updates.lock().moved = None;
@@ -398,7 +400,7 @@ pub(super) fn take_parameters(model: &ShardedModel, parameters: Parameters) {
 
 /// The state that was read.
 struct Read {
-    parameters: Parameters,
+    parameters: Vec<Shard>,
     frozen_digest: Option<u64>,
     applied: u64,
     training: Training,
@@ -407,28 +409,6 @@ struct Read {
     notes: Vec<String>,
     /// Parts that fit, if only these are taken.
     fitting: Option<Fitting>,
-}
-
-/// The parameters that were read, by unit. A model takes them without an error to return.
-pub(super) enum Parameters {
-    /// Copies that the buffers of the model take.
-    Copies(Vec<HostShard>),
-    /// New shards on a device, where a copy into the present ones could fail.
-    Shards(Vec<Shard>),
-}
-
-impl Parameters {
-    /// Replaces the parameters of a model. Each copy is freed once it is taken.
-    fn put(self, into: &mut Vec<Shard>) {
-        match self {
-            Self::Shards(shards) => *into = shards,
-            Self::Copies(copies) => {
-                for (shard, copy) in into.iter_mut().zip(copies) {
-                    shard.take(&copy);
-                }
-            }
-        }
-    }
 }
 
 fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
@@ -448,7 +428,7 @@ pub(super) fn parameters_of(
     generation: &Generation,
     fitting: Option<&Fitting>,
     source: impl Fn(&str) -> String,
-) -> Result<Parameters, Problem> {
+) -> Result<Vec<Shard>, Problem> {
     let context = &model.engine.context;
     let has_all = differences::content_of(generation.manifest()) == Content::All;
     let lacks = |portion: &Portion| match fitting {
@@ -468,9 +448,9 @@ pub(super) fn parameters_of(
         Ok(())
     };
     if context.device.is_some() {
-        return Ok(Parameters::Shards(shards_of(context, fill)?));
+        return shards_of(context, fill);
     }
-    let copies = each_unit(context, |unit, portions| {
+    each_unit(context, |unit, portions| {
         let layout = context.plan.layout(unit);
         let len = match fitting.is_some() || has_all {
             true => layout.shard_len(),
@@ -484,9 +464,8 @@ pub(super) fn parameters_of(
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(HostShard::to_take(parameters, layout).map_err(Error::from)?)
-    })?;
-    Ok(Parameters::Copies(copies))
+        Ok(Shard::to_take(parameters, layout).map_err(Error::from)?)
+    })
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
@@ -502,7 +481,7 @@ pub(super) fn shards_of(
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(Shard::new(context, (unit, parameters))?)
+        Ok(Shard::new(context, unit, parameters)?)
     })
 }
 

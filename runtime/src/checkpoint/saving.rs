@@ -218,7 +218,7 @@ impl<'a> Contents<'a> {
             }
         };
         let states = written.iter().map(state).collect::<Result<_, Error>>()?;
-        let shards = shards.iter().map(|shard| shard.kept(context)).collect::<Result<_, _>>()?;
+        let shards = shards.iter().map(|shard| shard.on_host(context)).collect::<Result<_, _>>()?;
         Ok(Self { written, shards, states })
     }
 

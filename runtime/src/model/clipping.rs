@@ -221,7 +221,7 @@ impl Gradients {
     ) -> Result<f64, Error> {
         let mut folded = start;
         for unit in context.plan.reductions().iter().copied() {
-            let elements = self.grad_shards[unit.index()].to_host(context, self.step)?;
+            let elements = self.sums_on_host(context, unit)?;
             for (number, range) in pieces(context, unit, elements.len()) {
                 if chosen.has[number] {
                     let clip = self.clip_of_number(number);

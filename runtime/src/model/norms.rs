@@ -84,7 +84,7 @@ impl Gradients {
             }
             let mut sums = vec![T::zeroed(); count * context.parameters()];
             for unit in context.plan.reductions().iter().copied() {
-                let elements = self.grad_shards[unit.index()].to_host(context, self.step)?;
+                let elements = self.sums_on_host(context, unit)?;
                 for (number, range) in pieces(context, unit, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }

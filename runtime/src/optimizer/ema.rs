@@ -108,7 +108,7 @@ impl Ema {
             let mut parameters = made?;
             parameters.copy_from_slice(&own);
             average.copy_over(context, unit, &mut parameters)?;
-            Shard::new(context, (unit, parameters))
+            Shard::new(context, unit, parameters)
         };
         state.shards.iter().enumerate().map(shard).collect()
     }

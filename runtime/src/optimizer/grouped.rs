@@ -101,9 +101,8 @@ impl<O: OptimizerOptions> Grouped<O> {
     /// Makes the state of the parameters that are updated: zeros, or the earlier state where there
     /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
-        let of = ("optimizer step", updating.gradients.step);
         let has = &|id| updating.has(id);
-        let mut state = self.method.zeros(&self.groups, (updating.context, of), has)?;
+        let mut state = self.method.zeros(&self.groups, updating.site(), has)?;
         if let Some(earlier) = &self.state {
             state.covered_mut().take_over(earlier.covered());
             let earlier = Earlier { context: updating.context, kept: &**earlier };
@@ -236,8 +235,8 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
         let context = &model.engine.context;
         let read = || {
-            let of = ("loading", model.committed_steps());
-            let mut state = self.method.zeros(&groups, (context, of), &|id| has.contains(&id))?;
+            let site = context.site("loading", model.committed_steps());
+            let mut state = self.method.zeros(&groups, site, &|id| has.contains(&id))?;
             state.covered_mut().read(saved);
             state.read(context, saved)?;
             Ok::<_, Problem>(state)

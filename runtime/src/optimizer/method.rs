@@ -11,12 +11,11 @@ use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
 use crate::persist::problem::Problem;
 use crate::persist::saved::Source;
 use crate::persist::tensors::{StateTensor, copy_part};
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 
 /// A kind of optimizer with options `O`, whether it has state yet or not.
 pub(super) trait Method<O>: Debug + Send + Sync {
@@ -41,7 +40,7 @@ pub(super) trait Method<O>: Debug + Send + Sync {
     fn zeros(
         &self,
         groups: &Groups<O>,
-        at: (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<O>>, Error>;
 }

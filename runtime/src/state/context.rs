@@ -8,7 +8,7 @@ use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::step::{Rules, Sequences};
-use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
+use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
 
 use crate::error::Error;
 use crate::options::ModelOptions;
@@ -52,7 +52,7 @@ pub(crate) struct Context {
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
-    pub(crate) device: Option<ModelDevice>,
+    pub(crate) device: Option<Arc<ModelDevice>>,
     /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
 }
@@ -165,13 +165,18 @@ impl Context {
 
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
-        self.device.as_ref().is_some_and(ModelDevice::updates_there)
+        self.update_device().is_some()
+    }
+
+    /// Returns the device on which shards are updated; `None` if they are updated on the host.
+    pub(crate) fn update_device(&self) -> Option<&Arc<ModelDevice>> {
+        self.device.as_ref().filter(|device| device.offload == Offload::None)
     }
 
     /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made. They
     /// stay there, or go on to a device, or only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
-        let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
+        let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
@@ -179,11 +184,6 @@ impl Context {
     /// Whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
-    }
-
-    /// A unit with its layout.
-    pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
-        (unit, Arc::clone(self.plan.layout(unit)))
     }
 
     /// How many parameters the model has.
@@ -234,35 +234,9 @@ impl Context {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
 
-    /// An error of the kernels; if memory was missing, with the operation, the step and the unit.
-    pub(crate) fn no_memory(
-        &self,
-        error: hsdp_kernels::Error,
-        operation: &'static str,
-        (step, unit): (u64, UnitId),
-    ) -> Error {
-        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
-        let unit = self.plan.spec()[unit].name.clone();
-        Error::OutOfMemory { operation, unit, rank: self.rank(), step, bytes }
-    }
-
-    /// The device, for parts of the model that lie on one.
-    pub(crate) fn model_device(&self) -> &ModelDevice {
-        self.device.as_ref().expect("a part on a device belongs to a model on that device")
-    }
-
-    /// An error of the device, with its operation and step. If it is fatal, the world ends.
-    pub(crate) fn device_error(
-        &self,
-        operation: &'static str,
-        step: u64,
-        error: CudaError,
-    ) -> Error {
-        let error = Error::Device { operation, rank: self.rank(), step, error };
-        if error.is_fatal() {
-            self.world.abort(&error.to_string());
-        }
-        error
+    /// Returns the operation of a step, for the errors that name it.
+    pub(crate) fn site(&self, operation: &'static str, step: u64) -> ErrorSite<'_> {
+        ErrorSite { context: self, operation, step }
     }
 
     pub(crate) fn tag(
@@ -299,6 +273,34 @@ impl Context {
         let number = first.map_or_else(|| self.parameters(), |first| self.number_of(first));
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         self.tag(None, Stage::Update, step, 0).part(Part { kind: PartKind::Optimizer, number })
+    }
+}
+
+/// An operation of a step, as its errors name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ErrorSite<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) operation: &'static str,
+    pub(crate) step: u64,
+}
+
+impl ErrorSite<'_> {
+    /// Returns the error of a device. If it is fatal, the world ends.
+    pub(crate) fn device(&self, error: CudaError) -> Error {
+        let Self { context, operation, step } = *self;
+        let error = Error::Device { operation, rank: context.rank(), step, error };
+        if error.is_fatal() {
+            context.world.abort(&error.to_string());
+        }
+        error
+    }
+
+    /// Returns an error of the kernels; if memory was missing, with the operation and the unit.
+    pub(crate) fn memory(&self, unit: UnitId, error: hsdp_kernels::Error) -> Error {
+        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
+        let Self { context, operation, step } = *self;
+        let unit = context.plan.spec()[unit].name.clone();
+        Error::OutOfMemory { operation, unit, rank: context.rank(), step, bytes }
     }
 }
 

@@ -7,14 +7,13 @@ use hsdp_sharding::step::{
     Conclusion, Exchange, Input, NextUnit, Operation, Output, Refused, UnitUse,
 };
 
-use crate::agree::interim::Interim;
-use crate::agree::{comparison, microbatch_header, unit_use};
+use crate::agree::agreement::Interim;
+use crate::agree::{comparison, header, unit_use};
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::step::exponent::exponent_of;
-use crate::step::gathers::Gather;
-use crate::step::place::Place;
+use crate::step::reductions::StepPlace;
 use crate::step::refused::{self, Call};
 use crate::step::state::State;
 
@@ -44,10 +43,10 @@ impl State {
                 }
                 Output::Gather { place, unit, phase } => {
                     let shard = &self.shards[unit.index()];
-                    self.gathers.issue(context, at, shard, Gather { place, unit, phase })?;
+                    self.gathers.issue(context, at, shard, place, unit, phase)?;
                 }
                 Output::Hand { place, unit, phase } => {
-                    handed = Some(self.gathers.hand(context, at, Gather { place, unit, phase }));
+                    handed = Some(self.gathers.hand(context, at, place, unit, phase));
                 }
                 Output::Free { place, .. } => self.gathers.free(place),
                 Output::Accumulate(unit) => self.reductions.accumulate(context, at, unit)?,
@@ -73,10 +72,15 @@ impl State {
     }
 
     /// Waits for an operation, and reports it to the machine.
-    fn wait(&mut self, context: &Context, at: Place, operation: Operation) -> Result<(), Error> {
+    fn wait(
+        &mut self,
+        context: &Context,
+        at: StepPlace,
+        operation: Operation,
+    ) -> Result<(), Error> {
         match operation {
             Operation::Gather { place, unit, phase } => {
-                self.gathers.wait(context, at, Gather { place, unit, phase })?;
+                self.gathers.wait(context, at, place, unit, phase)?;
             }
             Operation::ReduceScatter(unit) | Operation::AllReduce(unit) => {
                 self.reductions.wait(context, unit)?;
@@ -101,11 +105,11 @@ impl State {
     }
 
     /// Returns the place of the next operation: in the open microbatch, or behind the last one.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> StepPlace {
         let finished = self.machine.microbatches();
         let is_open = self.machine.has_microbatch();
         let microbatch = if is_open { finished } else { finished.saturating_sub(1) };
-        Place { step: self.next_step, microbatch }
+        StepPlace { step: self.next_step, microbatch }
     }
 
     /// Returns the error of a call that the machine has refused.
@@ -146,8 +150,8 @@ impl State {
         input: Input,
     ) -> Result<Conclusion, Error> {
         let tag = context.tag(None, stage, self.next_step, self.machine.microbatches());
-        let decode = |said: &[u64]| microbatch_header::decode(said, context.rank());
-        let said = microbatch_header::encode(input);
+        let decode = |said: &[u64]| header::decode_microbatches(said, context.rank());
+        let said = header::encode_microbatch(input);
         let supply = context.control.exchange_in_step(tag, said, decode)??;
         Ok(Conclusion::Supply(supply))
     }
@@ -175,7 +179,7 @@ impl State {
         says: UnitUse,
         place: usize,
     ) -> Result<Conclusion, Error> {
-        let Place { step, microbatch } = self.place();
+        let StepPlace { step, microbatch } = self.place();
         let tag = context.tag(None, Stage::Header, step, microbatch);
         let (declared, found) = (context.plan.order(), self.machine.found());
         let decide = |said: &[u64]| unit_use::decide(said, declared, found, context.rank());
@@ -191,7 +195,7 @@ impl State {
 
     /// Learns the largest weight of the microbatch.
     fn agree_on_weights(&mut self, context: &Context) -> Result<Conclusion, Error> {
-        let Place { step, microbatch } = self.place();
+        let StepPlace { step, microbatch } = self.place();
         let tag = context.tag(None, Stage::Header, step, microbatch);
         let heaviest = |weights: &[u64]| weights.iter().copied().max().unwrap_or(0);
         let state = self.step.as_mut().expect("weights are exchanged in a step");
@@ -207,7 +211,7 @@ impl State {
         context: &Context,
         all_reduces: usize,
     ) -> Result<Conclusion, Error> {
-        let Place { step, microbatch } = self.place();
+        let StepPlace { step, microbatch } = self.place();
         let sighting = self.reductions.sighting(context, step)?;
         let said = Interim { all_reduces, sighting }.encode();
         let tag = context.tag(None, Stage::Agreement, step, microbatch);

@@ -13,8 +13,8 @@
 //! |---|---|
 //! | calls of a program | `engine`, `opening`, `finish`, `evaluation` |
 //! | outputs of the machine, carried out | `drive` |
-//! | buffers and operations under way | `gathers`, `reductions`, `unsharded` |
-//! | numbers of a step | `step_state`, `exponent`, `place` |
+//! | buffers and operations under way | `gathers`, `reductions` |
+//! | numbers of a step | `step_state`, `exponent` |
 //! | errors of calls | `attempt`, `refused`, `check`, `unused` |
 
 use std::fmt::Display;
@@ -30,15 +30,15 @@ use crate::options::objective::{LossSum, Seed};
 use crate::options::uneven::EndOfRun;
 use crate::state::context::Context;
 use crate::state::full::Full;
+use crate::state::gradients::UnitGradients;
 use crate::state::joint::Failure;
 use crate::state::lock::{Lock, Locked};
 use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
 use crate::step::attempt::{Attempt, Opened, Token};
-use crate::step::gathers::Gathers;
-use crate::step::reductions::Reductions;
+use crate::step::gathers::UnitGathers;
+use crate::step::reductions::UnitReductions;
 use crate::step::state::State;
-use crate::step::unit_gradients::UnitGradients;
 
 /// The shared engine of one rank's model.
 #[derive(Debug)]
@@ -278,8 +278,8 @@ impl Engine {
         }
         state.attempt = None;
         state.machine.abort();
-        state.gathers = Gathers::default();
-        state.reductions = Reductions::new(&self.context.plan);
+        state.gathers = UnitGathers::default();
+        state.reductions = UnitReductions::new(&self.context);
         state.kept.clear();
         self.context.full_pool.let_go();
         self.context.full_pool.set_limit(state.machine.plan().memory().full);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use hsdp_comm::Stage;
 use hsdp_sharding::step::{Conclusion, Refused};
 
-use crate::agree::mean;
+use crate::agree::agreement;
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::step::attempt::{Attempt, Opened, Token};
@@ -112,8 +112,8 @@ impl State {
     pub(super) fn add_up(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let tag = context.tag(None, Stage::Evaluation, self.next_step, self.machine.microbatches());
         let (sum, items) = self.evaluation_mut().own;
-        let said = mean::encode(sum, items, context.operations_word());
-        let decode = |said: &[u64]| mean::decode(said, context.rank());
+        let said = agreement::encode_mean(sum, items, context.operations_word());
+        let decode = |said: &[u64]| agreement::decode_means(said, context.rank());
         let totals = context.control.exchange_in_step(tag, said, decode)??;
         context.check_operations(totals.operations)?;
         self.evaluation_mut().totals = Some(totals);

@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
+use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::Conclusion;
 use hsdp_sharding::{ParamId, Unit, UnitId};
 
@@ -14,15 +15,14 @@ use crate::options::NonFinite;
 use crate::options::divide::final_divisor;
 use crate::options::objective::Objective;
 use crate::state::context::Context;
-use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;
 use crate::state::sighting::{Sighting, When};
-use crate::state::sums::{Seen, Sums};
+use crate::state::sums::{GradShards, GradientSums};
 use crate::step::attempt::Opened;
 use crate::step::clipping::Clipping;
 use crate::step::engine::{Engine, NO_ATTEMPT};
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::place::Place;
+use crate::step::reductions::StepPlace;
 use crate::step::state::State;
 use crate::step::step_state::StepState;
 use crate::step::unused;
@@ -58,10 +58,10 @@ impl Engine {
 impl State {
     /// Exchanges statements with all ranks, when the reductions of the step are complete.
     pub(super) fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
-        let Place { step: number, microbatch } = self.place();
+        let StepPlace { step: number, microbatch } = self.place();
         let microbatches = self.machine.microbatches() as u64;
         let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
-        let seen = Sums::survey(context, (&grad_shards, number))?;
+        let seen = GradientSums::survey(&context.site("norm", number), grad_shards.all())?;
         let step = self.step.as_mut().expect("a step is under way");
         let statement = Statement {
             microbatches,
@@ -72,7 +72,7 @@ impl State {
             operations: context.operations_word(),
             presence: mem::take(&mut step.presence),
         };
-        let found = self.reductions.sighting_of_step(context, number, &grad_shards)?;
+        let found = self.reductions.sighting_of_step(context, number, grad_shards.all())?;
         let sighting = found.or_else(|| first_after_all_reduce(context, &statement, &seen));
         let statement = Statement { sighting, ..statement };
         let tag = context.tag(None, Stage::Agreement, number, microbatch);
@@ -96,7 +96,8 @@ fn first_after_all_reduce(
         return None;
     }
     seen.iter().enumerate().find_map(|(unit, seen)| {
-        let parameter = context.parameter_at(UnitId::new(unit), seen.first_non_finite?)?;
+        let at = usize::try_from(seen.first_non_finite?).unwrap_or(usize::MAX);
+        let parameter = context.parameter_at(UnitId::new(unit), at)?;
         Some(Sighting { when: When::AllReduce, parameter, from: None })
     })
 }
@@ -204,8 +205,8 @@ impl Ended<'_> {
             return Some(Origin::Loss { rank });
         }
         let name_of = |parameter| self.context.name_of(parameter);
-        if let Some((holder, sighting)) = self.agreement.first_non_finite() {
-            return Some(sighting.origin(holder, name_of));
+        if let Some(found) = self.agreement.first_non_finite() {
+            return Some(found.sighting.origin(found.rank, name_of));
         }
         exceeds_f32(norm / divisor).then_some(Origin::Division { norm, divisor })
     }

@@ -1,13 +1,15 @@
 //! The finished gradients of a step: the only thing that drives an optimizer.
 
+use std::borrow::Cow;
+
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
 use crate::error::non_finite::NonFiniteGradient;
 use crate::state::context::Context;
-use crate::state::kept::GradShards;
 use crate::state::model_id::ModelId;
+use crate::state::sums::GradShards;
 use crate::step::clipping::{Clip, Clipping, is_limit};
 
 /// The decision of all ranks about a step's gradients.
@@ -134,8 +136,18 @@ impl Gradients {
         Self { is_measured: true, ..self }
     }
 
+    /// Returns this rank's sums of a unit's gradients on the host: borrowed, or a copy.
+    pub(crate) fn sums_on_host(
+        &self,
+        context: &Context,
+        unit: UnitId,
+    ) -> Result<Cow<'_, [f32]>, Error> {
+        let sums = self.grad_shards.of(unit);
+        sums.to_host(&context.site("read", self.step), 0..sums.len())
+    }
+
     pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
-        let grad_shard = self.grad_shards[unit.index()].to_host(context, self.step)?;
+        let grad_shard = self.sums_on_host(context, unit)?;
         let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
         scaled_copy(&mut divided, &grad_shard, self.divisor);
         Ok(divided)

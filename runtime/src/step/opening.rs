@@ -6,8 +6,7 @@ use hsdp_comm::Stage;
 use hsdp_sharding::step::{Begin, Conclusion, Intent};
 
 use crate::agree::comparison::{self, LastUpdate};
-use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::samples;
+use crate::agree::header::{self, Agreed, StepHeader};
 use crate::error::Error;
 use crate::options::StepOptions;
 use crate::options::uneven::EndOfRun;
@@ -49,7 +48,7 @@ impl Engine {
         begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
         state.shutdown = shutdown;
         let sums = state.kept.take(&self.context.plan);
-        state.reductions.begin(&self.context, sums);
+        state.reductions.begin(sums);
         (state.attempt, state.step) = (Some(Attempt::new(opened)), Some(begun));
         self.under_way.store(attempt, Ordering::Release);
         // The program's subscriber may panic. Then the next call between steps aborts this step.
@@ -215,7 +214,7 @@ impl State {
     /// Compares the samples of all ranks.
     pub(super) fn compare_samples(&self, context: &Context) -> Result<Conclusion, Error> {
         let opening = self.opening.as_ref().expect("a step begins");
-        samples::compare(context, &opening.header)?;
+        header::compare_samples(context, &opening.header)?;
         Ok(Conclusion::Agreed)
     }
 }

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use hsdp_sharding::step::StepMachine;
 
+use crate::agree::agreement::EvaluationTotals;
+use crate::agree::comparison::Updated;
 use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::mean::Totals;
-use crate::agree::updated::Updated;
 use crate::error::Error;
 use crate::options::precision::LossScale;
 use crate::options::uneven::Shutdown;
 use crate::state::context::Context;
-use crate::state::kept::Kept;
 use crate::state::shard::Shard;
+use crate::state::sums::SumsPool;
 use crate::step::attempt::{Attempt, Stopped, Token};
-use crate::step::gathers::Gathers;
+use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::reductions::Reductions;
+use crate::step::reductions::UnitReductions;
 use crate::step::step_state::StepState;
 
 /// The state that changes from step to step.
@@ -52,10 +52,10 @@ pub(crate) struct State {
     pub(crate) shutdown: Shutdown,
     /// The order of steps and evaluations.
     pub(super) machine: StepMachine,
-    pub(super) gathers: Gathers,
-    pub(super) reductions: Reductions,
+    pub(super) gathers: UnitGathers,
+    pub(super) reductions: UnitReductions,
     /// The source of the sums of a step. Gradients return the sums to it.
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) kept: Arc<SumsPool>,
     /// The attempt at a step or an evaluation that is under way.
     pub(super) attempt: Option<Attempt>,
     /// A step while it begins, or the end of the run.
@@ -80,7 +80,7 @@ pub(super) struct EvaluationState {
     /// This rank's sum and its items, while the mean is taken.
     pub(super) own: (f64, u64),
     /// The totals of all ranks, once they have agreed on them.
-    pub(super) totals: Option<Totals>,
+    pub(super) totals: Option<EvaluationTotals>,
 }
 
 impl State {
@@ -102,8 +102,8 @@ impl State {
             evaluations: 0,
             shutdown: Shutdown::default(),
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
-            gathers: Gathers::default(),
-            reductions: Reductions::new(&context.plan),
+            gathers: UnitGathers::default(),
+            reductions: UnitReductions::new(context),
             kept: Arc::default(),
             attempt: None,
             opening: None,

@@ -2,15 +2,14 @@
 
 use hsdp_sharding::Rank;
 
-use crate::agree::agreement::Agreement;
-use crate::agree::presence::Presence;
+use crate::agree::agreement::{Agreement, Presence};
 use crate::error::Error;
 use crate::options::StepOptions;
 use crate::options::objective::{LossSum, Objective};
 use crate::options::uneven::Input;
 use crate::state::context::Context;
-use crate::state::kept::GradShards;
-use crate::step::unit_gradients::UnitGradients;
+use crate::state::gradients::UnitGradients;
+use crate::state::sums::GradShards;
 
 /// A step that has begun and not finished.
 #[derive(Debug)]

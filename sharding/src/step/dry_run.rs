@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{
-    Begin, Conclusion, Exchange, Headers, Input, NextUnit, Output, Refused, Rules, StepMachine,
-    Supply,
-};
+use super::exchange::{Conclusion, Exchange, Headers, NextUnit};
+use super::inputs::{Begin, Refused};
+use super::machine::StepMachine;
+use super::output::Output;
+use super::rules::{Input, Rules, Supply};
 use crate::{AfterForward, Plan, UnitId};
 
 /// The outputs of a step, as one rank of a world has them whose ranks all do the same.
@@ -46,7 +47,7 @@ impl DryRun {
     /// If the number is 0.
     #[must_use]
     pub fn of(plan: &Arc<Plan>, rules: Rules, microbatches: Option<usize>, count: usize) -> Self {
-        let mut host = Host::new(plan, rules);
+        let mut host = DryHost::new(plan, rules);
         let opening = host.feed(|machine| machine.begin(Begin::step(0, microbatches)));
         let each = 0..microbatches.unwrap_or(count);
         let microbatches = each.map(|_| host.microbatch(plan)).collect();
@@ -81,14 +82,14 @@ impl fmt::Display for DryRun {
 }
 
 /// The host of the rank.
-struct Host {
+struct DryHost {
     machine: StepMachine,
     /// Number of ranks.
     ranks: usize,
     declared: Vec<UnitId>,
 }
 
-impl Host {
+impl DryHost {
     fn new(plan: &Arc<Plan>, rules: Rules) -> Self {
         let machine = StepMachine::new(Arc::clone(plan), rules);
         Self { machine, ranks: plan.mesh().world_size(), declared: plan.order().to_vec() }

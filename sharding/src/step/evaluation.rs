@@ -1,11 +1,16 @@
 //! An evaluation: forwards without a backward, between steps.
 
-use super::gathers::{Gathers, Purpose};
-use super::{Exchange, Goal, Input, Output, Refused, State, StepMachine, Supply};
+use super::exchange::{Conclusion, Exchange};
+use super::gathers::GatherQueue;
+use super::inputs::{Goal, Refused};
+use super::order::PlanOrders;
+use super::output::Output;
+use super::rules::{Input, Supply};
+use crate::UnitId;
 
 /// How far an evaluation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum BatchProgress {
     /// Between two batches of this rank.
     Between,
     /// In a batch.
@@ -16,141 +21,124 @@ enum Progress {
 
 /// An evaluation that is under way.
 #[derive(Debug)]
-pub(super) struct Evaluation {
-    progress: Progress,
+pub(super) struct EvaluationCourse {
+    progress: BatchProgress,
     /// Batches so far. A rank that has no batch left counts those of the others.
     pub(super) batches: usize,
-    pub(super) gathers: Gathers,
+    pub(super) gathers: GatherQueue,
     /// The ranks with and without another batch, as of the last question.
     pub(super) supply: Supply,
 }
 
-impl Evaluation {
-    pub(super) fn is_open(&self) -> bool {
-        self.progress == Progress::InBatch
-    }
-
-    pub(super) fn check_open(&self, input: &'static str) -> Result<(), Refused> {
-        match self.progress {
-            Progress::InBatch => Ok(()),
-            Progress::Between | Progress::Over => Err(Refused::OutOfTurn { input }),
-        }
-    }
-}
-
-impl StepMachine {
-    /// Begins an evaluation. Not collective.
-    ///
-    /// # Errors
-    /// [`Refused::OutOfTurn`].
-    pub fn evaluate(&mut self) -> Result<(), Refused> {
-        self.check_idle("evaluate")?;
-        if !matches!(self.state, State::Between) {
-            return Err(Refused::OutOfTurn { input: "evaluate" });
-        }
-        let gathers = Gathers::new(Purpose::Evaluation(None));
-        let evaluation = Evaluation {
-            progress: Progress::Between,
+/// The inputs of an evaluation. Each returns the goal of its answer.
+impl EvaluationCourse {
+    pub(super) fn new() -> Self {
+        Self {
+            progress: BatchProgress::Between,
             batches: 0,
-            gathers,
+            gathers: GatherQueue::of_evaluation(),
             supply: Supply::default(),
-        };
-        self.state = State::Evaluation(Box::new(evaluation));
-        Ok(())
+        }
     }
 
-    /// Begins this rank's next batch. Collective over the world.
-    ///
-    /// # Errors
-    /// [`Refused::Unfinished`], [`Refused::OutOfTurn`].
-    pub fn begin_batch(&mut self) -> Result<(), Refused> {
-        let evaluation = self.evaluation("begin_batch")?;
-        match evaluation.progress {
-            Progress::Between => self.goal = Goal::Batch,
-            Progress::InBatch => {
-                return Err(Refused::Unfinished { microbatch: evaluation.batches });
+    pub(super) fn begin_batch(&self) -> Result<Goal, Refused> {
+        match self.progress {
+            BatchProgress::Over => Err(Refused::OutOfTurn { input: "begin_batch" }),
+            BatchProgress::Between => Ok(Goal::Microbatch),
+            BatchProgress::InBatch => Err(Refused::Unfinished { microbatch: self.batches }),
+        }
+    }
+
+    pub(super) fn need(&mut self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
+        self.check_open("need")?;
+        self.gathers.check(orders, unit, self.batches)?;
+        self.gathers.find(orders, unit);
+        Ok(Goal::Unit(unit))
+    }
+
+    pub(super) fn end_batch(&self) -> Result<Goal, Refused> {
+        self.check_open("end_microbatch").map(|()| Goal::EndMicrobatch)
+    }
+
+    pub(super) fn mean(&self) -> Result<Goal, Refused> {
+        match self.progress {
+            BatchProgress::InBatch => Err(Refused::Unfinished { microbatch: self.batches }),
+            BatchProgress::Between | BatchProgress::Over => Ok(Goal::Finish),
+        }
+    }
+
+    pub(super) fn end(&self) -> Result<(), Refused> {
+        match self.progress {
+            BatchProgress::Over => Ok(()),
+            _ => Err(Refused::OutOfTurn { input: "end_evaluation" }),
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.progress == BatchProgress::InBatch
+    }
+
+    fn check_open(&self, input: &'static str) -> Result<(), Refused> {
+        if self.is_open() { Ok(()) } else { Err(Refused::OutOfTurn { input }) }
+    }
+
+    /// Takes the conclusion from an exchange. If a rank has another batch, all gather along.
+    pub(super) fn conclude(&mut self, conclusion: Conclusion, orders: &PlanOrders) {
+        match conclusion {
+            Conclusion::Supply(supply) => {
+                self.progress = if supply.ready.is_empty() {
+                    BatchProgress::Over
+                } else {
+                    self.gathers.begin(orders);
+                    BatchProgress::InBatch
+                };
+                self.supply = supply;
             }
-            Progress::Over => return Err(Refused::OutOfTurn { input: "begin_batch" }),
-        }
-        Ok(())
-    }
-
-    /// Takes part in the batches that other ranks still have, and exchanges sums. Collective over
-    /// the world.
-    ///
-    /// # Errors
-    /// [`Refused::Unfinished`], [`Refused::OutOfTurn`].
-    pub fn mean(&mut self) -> Result<(), Refused> {
-        let evaluation = self.evaluation("mean")?;
-        if evaluation.progress == Progress::InBatch {
-            return Err(Refused::Unfinished { microbatch: evaluation.batches });
-        }
-        self.goal = Goal::Mean;
-        Ok(())
-    }
-
-    /// Ends an evaluation whose mean was taken.
-    ///
-    /// # Errors
-    /// [`Refused::OutOfTurn`] if it was not: then [`abort`](Self::abort) ends it.
-    pub fn end_evaluation(&mut self) -> Result<(), Refused> {
-        if self.evaluation("end_evaluation")?.progress != Progress::Over {
-            return Err(Refused::OutOfTurn { input: "end_evaluation" });
-        }
-        self.state = State::Between;
-        Ok(())
-    }
-
-    fn evaluation(&mut self, input: &'static str) -> Result<&mut Evaluation, Refused> {
-        self.check_idle(input)?;
-        match &mut self.state {
-            State::Evaluation(evaluation) => Ok(evaluation),
-            _ => Err(Refused::OutOfTurn { input }),
+            Conclusion::Unit(place, next) => self.gathers.take_next_unit(place, next),
+            _ => {}
         }
     }
 
-    pub(super) fn end_batch_next(&mut self) -> Option<Output> {
-        let Self { orders, state, .. } = self;
-        let State::Evaluation(evaluation) = state else { return None };
-        evaluation.gathers.end_finding();
-        let output = evaluation.gathers.find_next(orders);
-        let output = output.or_else(|| evaluation.gathers.finish_next(usize::MAX));
+    /// Returns the next output to the goal; `None` if it is answered.
+    pub(super) fn next(&mut self, goal: Goal, orders: &mut PlanOrders) -> Option<Output> {
+        match goal {
+            Goal::Microbatch => Some(Output::Exchange(Exchange::Batch(Input::Ready))),
+            Goal::Unit(unit) => self.unit_next(unit, orders),
+            Goal::EndMicrobatch => self.end_batch_next(orders),
+            Goal::Finish => self.mean_next(orders),
+            Goal::Nothing | Goal::Begin | Goal::Loss | Goal::Gradients(_) => None,
+        }
+    }
+
+    fn unit_next(&mut self, unit: UnitId, orders: &mut PlanOrders) -> Option<Output> {
+        if let Some(output) = self.gathers.find_next(orders) {
+            return Some(output);
+        }
+        let place = self.gathers.place_of(unit)?;
+        let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
+        self.gathers.take_next(place, end)
+    }
+
+    fn end_batch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        self.gathers.end_finding();
+        let output = self.gathers.find_next(orders);
+        let output = output.or_else(|| self.gathers.finish_next(usize::MAX));
         if output.is_none() {
-            evaluation.batches += 1;
-            evaluation.progress = Progress::Between;
+            self.batches += 1;
+            self.progress = BatchProgress::Between;
         }
         output
     }
 
-    pub(super) fn mean_next(&mut self) -> Option<Output> {
-        loop {
-            let State::Evaluation(evaluation) = &mut self.state else { return None };
-            match evaluation.progress {
-                Progress::InBatch => {
-                    if let Some(output) = self.end_batch_next() {
-                        return Some(output);
-                    }
-                }
-                Progress::Between => {
-                    return Some(Output::Exchange(Exchange::Batch(Input::Exhausted)));
-                }
-                Progress::Over => return Some(Output::Exchange(Exchange::Mean)),
-            }
+    fn mean_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        if self.is_open()
+            && let Some(output) = self.end_batch_next(orders)
+        {
+            return Some(output);
         }
-    }
-
-    /// Takes the ranks that have another batch. If one has, all gather along.
-    pub(super) fn take_batch(&mut self, supply: Supply) {
-        let State::Evaluation(evaluation) = &mut self.state else { return };
-        evaluation.progress = if supply.ready.is_empty() {
-            Progress::Over
-        } else {
-            evaluation.gathers.begin(&self.orders);
-            Progress::InBatch
-        };
-        evaluation.supply = supply;
-        if self.goal == Goal::Batch {
-            self.goal = Goal::Nothing;
-        }
+        Some(Output::Exchange(match self.progress {
+            BatchProgress::Over => Exchange::Mean,
+            BatchProgress::Between | BatchProgress::InBatch => Exchange::Batch(Input::Exhausted),
+        }))
     }
 }

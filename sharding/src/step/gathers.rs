@@ -1,17 +1,23 @@
-//! The gathers of one microbatch, or of one batch of an evaluation: issued in the order of the units,
-//! whatever the order in which the program needs them.
+//! The gathers of one microbatch, or of one batch of an evaluation: issued in the order of the
+//! units, whatever the order in which the program needs them.
+//!
+//! The first forward finds that order: as declared at first, and from the first unit that is not,
+//! the ranks agree on each unit before they gather it. PROTOCOL.md of the runtime, "The order of
+//! units".
 
 use std::sync::Arc;
 
-use super::finding::Finding;
-use super::order::{Order, Orders};
-use super::{Operation, Output, Refused, Rules, UnitOrder};
+use super::exchange::{Exchange, NextUnit, UnitUse};
+use super::inputs::Refused;
+use super::order::{PlanOrder, PlanOrders};
+use super::output::{Operation, Output};
+use super::rules::UnitOrder;
 use crate::{AfterForward, Gather, ModelSpec, Phase, UnitId};
 
-/// One place in the sequence of gathers.
+/// State of the gather at one place in the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
-    /// Not issued. Slots before an issued one are never in this state.
+enum GatherState {
+    /// Not issued. Gathers before an issued one are never in this state.
     Waiting,
     /// Under way, as far as the machine knows.
     Issued,
@@ -23,45 +29,83 @@ pub(super) enum Slot {
 
 /// Purpose of the gathers.
 #[derive(Debug)]
-pub(super) enum Purpose {
+enum GatherPurpose {
     /// A microbatch. The first forward finds the order of the model.
     Training,
-    /// A forward alone. If the order of the model is open, the first forward of the evaluation finds
-    /// an order for the others.
-    Evaluation(Option<Arc<Order>>),
+    /// A forward alone. If the order of the model is open, the first forward of the evaluation
+    /// finds an order for the others.
+    Evaluation(Option<Arc<PlanOrder>>),
 }
 
-/// The sequence of the gathers.
+/// An order that is being found. There is no gather ahead.
 #[derive(Debug)]
-pub(super) enum Sequence {
-    /// In this order.
-    Known(Arc<Order>),
-    /// As the forward goes. There is no gather ahead.
-    Finding(Finding),
+struct StepFinding {
+    /// Units so far.
+    units: Vec<UnitId>,
+    /// Whether they are the first of the declared order, as far as this rank knows. Otherwise all
+    /// ranks have agreed on them.
+    is_declared: bool,
+    /// Record of the rank from the end of its forward until the order is found.
+    end: Option<UnitUse>,
+    stage: FindingStage,
+}
+
+/// How far an agreement on the next unit is.
+#[derive(Clone, Copy, Debug)]
+enum FindingStage {
+    /// No agreement is under way.
+    Open,
+    /// Before the first exchange: the other gathers of the forward, in the declared order. Other
+    /// ranks may wait in them, and come to the exchange after them.
+    Gathering { says: UnitUse, place: usize },
+    /// The exchange.
+    Asking { says: UnitUse, place: usize },
+    /// After the exchange: units that were gathered beyond `place` are dropped, to be gathered
+    /// again.
+    Returning { place: usize, next: NextUnit },
+}
+
+impl Default for StepFinding {
+    fn default() -> Self {
+        Self { units: Vec::new(), is_declared: true, end: None, stage: FindingStage::Open }
+    }
 }
 
 /// The gathers of one microbatch, or of one batch.
 #[derive(Debug)]
-pub(super) struct Gathers {
-    pub(super) purpose: Purpose,
-    pub(super) sequence: Sequence,
-    pub(super) slots: Vec<Slot>,
-    /// Number of slots that were issued: all before that index, and none from it on.
+pub(super) struct GatherQueue {
+    purpose: GatherPurpose,
+    /// Order of the gathers; `None` while this forward finds it.
+    order: Option<Arc<PlanOrder>>,
+    finding: StepFinding,
+    states: Vec<GatherState>,
+    /// Number of gathers that were issued: all before that index, and none from it on.
     pub(super) issued: usize,
     /// Place of the last gather for the forward that was taken.
     last_in_forward: Option<usize>,
-    /// Number of first slots that the end of the forward has dropped, or keeps.
+    /// Number of first gathers that the end of the forward has dropped, or keeps.
     forward_ended: usize,
-    /// Number of first slots that are all taken, as far as the end of the microbatch has seen.
+    /// Number of first gathers that are all taken, as far as the end of the microbatch has seen.
     ended: usize,
 }
 
-impl Gathers {
-    pub(super) fn new(purpose: Purpose) -> Self {
+impl GatherQueue {
+    /// Makes the queue of a step.
+    pub(super) fn of_step() -> Self {
+        Self::new(GatherPurpose::Training)
+    }
+
+    /// Makes the queue of an evaluation.
+    pub(super) fn of_evaluation() -> Self {
+        Self::new(GatherPurpose::Evaluation(None))
+    }
+
+    fn new(purpose: GatherPurpose) -> Self {
         Self {
             purpose,
-            sequence: Sequence::Finding(Finding::default()),
-            slots: Vec::new(),
+            order: None,
+            finding: StepFinding::default(),
+            states: Vec::new(),
             issued: 0,
             last_in_forward: None,
             forward_ended: 0,
@@ -70,49 +114,51 @@ impl Gathers {
     }
 
     /// Begins a microbatch, when the one before is over.
-    pub(super) fn begin(&mut self, orders: &Orders) {
-        self.slots.clear();
+    pub(super) fn begin(&mut self, orders: &PlanOrders) {
+        self.states.clear();
         self.last_in_forward = None;
-        (self.issued, self.forward_ended, self.ended) = (0, 0, 0);
-        let known = match (orders.known(), &self.purpose) {
-            (Some(known), _) => Some(Arc::clone(known)),
-            (None, Purpose::Evaluation(kept)) => kept.clone(),
-            (None, Purpose::Training) => None,
+        self.issued = 0;
+        self.forward_ended = 0;
+        self.ended = 0;
+        let kept = match &self.purpose {
+            GatherPurpose::Training => None,
+            GatherPurpose::Evaluation(kept) => kept.as_ref(),
         };
-        match known {
+        match orders.known().or(kept).map(Arc::clone) {
             Some(order) => self.follow(order),
-            None => self.sequence = Sequence::Finding(Finding::default()),
+            None => {
+                self.order = None;
+                self.finding = StepFinding::default();
+            }
         }
     }
 
     /// Goes on by an order that the gathers so far begin.
-    pub(super) fn follow(&mut self, order: Arc<Order>) {
+    fn follow(&mut self, order: Arc<PlanOrder>) {
         let gathers = match &self.purpose {
-            Purpose::Training => order.gathers().len(),
-            Purpose::Evaluation(_) => order.plan.order().len(),
+            GatherPurpose::Training => order.gathers().len(),
+            GatherPurpose::Evaluation(_) => order.plan.order().len(),
         };
-        self.slots.resize(gathers, Slot::Waiting);
-        self.sequence = Sequence::Known(order);
+        self.states.resize(gathers, GatherState::Waiting);
+        self.finding.units.clear();
+        self.order = Some(order);
     }
 
     /// Returns the gather at a place.
-    pub(super) fn gather(&self, place: usize) -> Gather {
-        match &self.sequence {
-            Sequence::Known(order) => order.gathers()[place],
-            Sequence::Finding(finding) => {
-                Gather { unit: finding.found[place], phase: Phase::Forward }
-            }
+    fn gather(&self, place: usize) -> Gather {
+        match &self.order {
+            Some(order) => order.gathers()[place],
+            None => Gather { unit: self.found()[place], phase: Phase::Forward },
         }
     }
 
     /// Returns the place of the next gather of `unit`, if there is one.
     pub(super) fn place_of(&self, unit: UnitId) -> Option<usize> {
-        let is_open = |place: &usize| self.slots.get(*place).is_some_and(|it| *it != Slot::Taken);
-        match &self.sequence {
-            Sequence::Known(order) => order.places_of(unit).find(is_open),
-            Sequence::Finding(finding) => {
-                finding.found.iter().position(|found| *found == unit).filter(is_open)
-            }
+        let is_open =
+            |place: &usize| self.states.get(*place).is_some_and(|it| *it != GatherState::Taken);
+        match &self.order {
+            Some(order) => order.places_of(unit).find(is_open),
+            None => self.found().iter().position(|found| *found == unit).filter(is_open),
         }
     }
 
@@ -120,22 +166,22 @@ impl Gathers {
     /// belongs to the backward.
     pub(super) fn check(
         &self,
-        rules: &Rules,
-        spec: &ModelSpec,
-        (unit, microbatch): (UnitId, usize),
+        orders: &PlanOrders,
+        unit: UnitId,
+        microbatch: usize,
     ) -> Result<(), Refused> {
-        let is_left = match &self.sequence {
-            Sequence::Finding(finding) if finding.found.contains(&unit) => {
-                spec[unit].after_forward == AfterForward::Reshard
-                    && matches!(self.purpose, Purpose::Training)
-            }
-            Sequence::Finding(_) => true,
-            Sequence::Known(_) => self.place_of(unit).is_some(),
+        let is_left = if self.order.is_some() {
+            self.place_of(unit).is_some()
+        } else if self.found().contains(&unit) {
+            orders.declared().plan.spec()[unit].after_forward == AfterForward::Reshard
+                && matches!(self.purpose, GatherPurpose::Training)
+        } else {
+            true
         };
         if !is_left {
             return Err(Refused::NoGatherLeft { unit, microbatch });
         }
-        let last = self.last_in_forward.filter(|_| rules.order == UnitOrder::Error);
+        let last = self.last_in_forward.filter(|_| orders.rules.order == UnitOrder::Error);
         match last {
             Some(last) if self.place_of(unit).is_some_and(|place| place < last) => {
                 Err(Refused::OutOfOrder { unit, after: self.gather(last).unit })
@@ -146,26 +192,27 @@ impl Gathers {
 
     /// Returns whether the next gather of `unit` belongs to the backward.
     pub(super) fn next_is_backward(&self, unit: UnitId) -> bool {
-        match &self.sequence {
-            Sequence::Finding(finding) => finding.found.contains(&unit),
-            Sequence::Known(_) => {
+        match &self.order {
+            Some(_) => {
                 self.place_of(unit).is_some_and(|at| self.gather(at).phase == Phase::Backward)
             }
+            None => self.found().contains(&unit),
         }
     }
 
-    /// Returns the number of gathers that are issued, at least, when the one at a place is handed out.
+    /// Returns the number of gathers that are issued, at least, when the one at a place is handed
+    /// out.
     pub(super) fn end_of_prefetch(&self, place: usize, prefetch: usize) -> usize {
-        self.slots.len().min(place.saturating_add(prefetch).saturating_add(1))
+        self.states.len().min(place.saturating_add(prefetch).saturating_add(1))
     }
 
     /// Issues the next gather, if fewer than `end` were issued.
     pub(super) fn issue_next(&mut self, end: usize) -> Option<Output> {
         let place = self.issued;
-        if place >= end.min(self.slots.len()) {
+        if place >= end.min(self.states.len()) {
             return None;
         }
-        self.slots[place] = Slot::Issued;
+        self.states[place] = GatherState::Issued;
         self.issued += 1;
         let Gather { unit, phase } = self.gather(place);
         Some(Output::Gather { place, unit, phase })
@@ -179,7 +226,7 @@ impl Gathers {
     }
 
     /// Waits for the gather at a place, and drops it, if it was issued and not handed out.
-    pub(super) fn free_next(&mut self, place: usize) -> Option<Output> {
+    fn free_next(&mut self, place: usize) -> Option<Output> {
         self.end_next(place, |Gather { unit, phase }| Output::Free { place, unit, phase })
     }
 
@@ -187,16 +234,16 @@ impl Gathers {
     fn end_next(&mut self, place: usize, end: impl Fn(Gather) -> Output) -> Option<Output> {
         let gather = self.gather(place);
         let Gather { unit, phase } = gather;
-        match self.slots[place] {
-            Slot::Issued => Some(Output::Await(Operation::Gather { place, unit, phase })),
-            Slot::Arrived => {
-                self.slots[place] = Slot::Taken;
+        match self.states[place] {
+            GatherState::Issued => Some(Output::Await(Operation::Gather { place, unit, phase })),
+            GatherState::Arrived => {
+                self.states[place] = GatherState::Taken;
                 if phase == Phase::Forward {
                     self.last_in_forward = self.last_in_forward.max(Some(place));
                 }
                 Some(end(gather))
             }
-            Slot::Waiting | Slot::Taken => None,
+            GatherState::Waiting | GatherState::Taken => None,
         }
     }
 
@@ -218,18 +265,18 @@ impl Gathers {
     }
 
     /// Drops the gather at a place as [`free_next`](Self::free_next) does, unless the unit is kept.
-    pub(super) fn free_unless_kept(&mut self, place: usize, spec: &ModelSpec) -> Option<Output> {
+    fn free_unless_kept(&mut self, place: usize, spec: &ModelSpec) -> Option<Output> {
         match spec[self.gather(place).unit].after_forward {
             AfterForward::Keep => None,
             AfterForward::Reshard | AfterForward::Discard => self.free_next(place),
         }
     }
 
-    /// Issues and drops the first `count` gathers, one after the other, except those that were handed
-    /// out: other ranks may wait for them, and a peer may still read this rank's shard.
+    /// Issues and drops the first `count` gathers, one after the other, except those that were
+    /// handed out: other ranks may wait for them, and a peer may still read this rank's shard.
     pub(super) fn finish_next(&mut self, count: usize) -> Option<Output> {
-        for place in self.ended..count.min(self.slots.len()) {
-            if self.slots[place] == Slot::Taken {
+        for place in self.ended..count.min(self.states.len()) {
+            if self.states[place] == GatherState::Taken {
                 self.ended = place + 1;
                 continue;
             }
@@ -246,9 +293,147 @@ impl Gathers {
     /// Notes that an operation is complete.
     pub(super) fn complete(&mut self, operation: Operation) {
         if let Operation::Gather { place, .. } = operation
-            && self.slots.get(place) == Some(&Slot::Issued)
+            && self.states.get(place) == Some(&GatherState::Issued)
         {
-            self.slots[place] = Slot::Arrived;
+            self.states[place] = GatherState::Arrived;
         }
     }
+
+    /// Returns the units of a forward that finds the order, so far.
+    pub(super) fn found(&self) -> &[UnitId] {
+        &self.finding.units
+    }
+
+    /// Where the order of the units is being found: takes `unit` as the next one, or begins to
+    /// agree on it with the other ranks, if it is not the next one as declared.
+    pub(super) fn find(&mut self, orders: &PlanOrders, unit: UnitId) {
+        let found = self.found();
+        if self.order.is_some() {
+            return;
+        }
+        if found.contains(&unit) {
+            self.end_finding();
+        } else if self.finding.is_declared && declared(orders)[found.len()] == unit {
+            self.add(unit);
+        } else {
+            self.agree(UnitUse::Needs(unit));
+        }
+    }
+
+    /// Where the order of the units is being found: ends the forward of this rank. A rank that has
+    /// used no unit gathers along with the others.
+    pub(super) fn end_finding(&mut self) {
+        let ends = if self.found().is_empty() { UnitUse::Follows } else { UnitUse::Ends };
+        self.finding.end.get_or_insert(ends);
+    }
+
+    /// Returns the next output of the agreement that is under way. `None`: the next unit is known,
+    /// or if this rank has ended its forward, the order is.
+    pub(super) fn find_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        while self.order.is_none() {
+            match self.finding.stage {
+                FindingStage::Open => {
+                    let end = self.finding.end?;
+                    // A unit on which the others have agreed.
+                    if let Some(output) = self.gather_along(orders) {
+                        return Some(output);
+                    }
+                    self.agree(end);
+                }
+                FindingStage::Gathering { says, place } => {
+                    if let Some(output) = self.gather_as_declared(orders, place) {
+                        return Some(output);
+                    }
+                    self.finding.stage = FindingStage::Asking { says, place };
+                }
+                FindingStage::Asking { says, place } => {
+                    return Some(Output::Exchange(Exchange::Unit { says, place }));
+                }
+                FindingStage::Returning { place, next } => {
+                    let mut beyond = place..self.states.len();
+                    if let Some(output) = beyond.find_map(|at| self.free_next(at)) {
+                        return Some(output);
+                    }
+                    self.resume(orders, place, next);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes the conclusion of all ranks.
+    pub(super) fn take_next_unit(&mut self, place: usize, next: NextUnit) {
+        // If the declared order stays to its end, nothing was gathered that is not used.
+        let place = match next {
+            NextUnit::Gather(_) | NextUnit::Differ(_) => place,
+            NextUnit::Over | NextUnit::Nothing => self.states.len(),
+        };
+        self.finding.stage = FindingStage::Returning { place, next };
+    }
+
+    fn agree(&mut self, says: UnitUse) {
+        let place = self.states.len();
+        self.finding.stage = match self.finding.is_declared {
+            true => FindingStage::Gathering { says, place },
+            false => FindingStage::Asking { says, place },
+        };
+    }
+
+    fn gather_along(&mut self, orders: &PlanOrders) -> Option<Output> {
+        let last = self.states.len().checked_sub(1)?;
+        let spec = orders.declared().plan.spec();
+        self.issue_next(last + 1).or_else(|| self.free_unless_kept(last, spec))
+    }
+
+    fn gather_as_declared(&mut self, orders: &PlanOrders, place: usize) -> Option<Output> {
+        let spec = orders.declared().plan.spec();
+        for (at, unit) in declared(orders).iter().enumerate().skip(place) {
+            if self.states.len() == at {
+                self.add(*unit);
+            }
+            let output = self.issue_next(at + 1).or_else(|| self.free_unless_kept(at, spec));
+            if output.is_some() {
+                return output;
+            }
+        }
+        None
+    }
+
+    /// Goes on by the conclusion of all ranks, when all that was gathered beyond is dropped.
+    fn resume(&mut self, orders: &mut PlanOrders, place: usize, next: NextUnit) {
+        self.finding.stage = FindingStage::Open;
+        self.finding.units.truncate(place);
+        self.states.truncate(place);
+        self.issued = self.issued.min(place);
+        if let NextUnit::Gather(unit) = next {
+            self.finding.is_declared = false;
+            self.add(unit);
+            return;
+        }
+        // The units that were not used so far follow in the declared order.
+        let order = orders.beginning_with(self.found());
+        self.follow(Arc::clone(&order));
+        match next {
+            NextUnit::Gather(_) | NextUnit::Nothing => {}
+            NextUnit::Over => self.keep(orders, order),
+            NextUnit::Differ(_) => self.keep(orders, Arc::clone(orders.declared())),
+        }
+    }
+
+    /// Keeps an order: for the model, or for the rest of the evaluation.
+    fn keep(&mut self, orders: &mut PlanOrders, order: Arc<PlanOrder>) {
+        match &mut self.purpose {
+            GatherPurpose::Training => orders.find(order),
+            GatherPurpose::Evaluation(kept) => *kept = Some(order),
+        }
+    }
+
+    fn add(&mut self, unit: UnitId) {
+        self.finding.units.push(unit);
+        self.states.push(GatherState::Waiting);
+    }
+}
+
+fn declared(orders: &PlanOrders) -> &[UnitId] {
+    orders.declared().plan.order()
 }

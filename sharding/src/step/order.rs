@@ -1,13 +1,13 @@
-//! The order of the units: as declared, or as the first forward has used them.
+//! The order of the units: as declared, or as the first forward has used them; and the rules.
 
 use std::sync::Arc;
 
-use super::UnitOrder;
+use super::rules::{Rules, UnitOrder};
 use crate::{Gather, Plan, UnitId};
 
 /// A plan in one order of its units, and the places of each unit's gathers.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct PlanOrder {
     pub(super) plan: Arc<Plan>,
     /// By unit: the places of its gathers, for the forward and for the backward.
     places: Vec<[Option<usize>; 2]>,
@@ -15,7 +15,7 @@ pub(super) struct Order {
     gathers_before: Vec<usize>,
 }
 
-impl Order {
+impl PlanOrder {
     fn new(plan: Arc<Plan>) -> Self {
         let mut places = vec![[None; 2]; plan.spec().units().len()];
         for (place, gather) in plan.gathers().iter().enumerate() {
@@ -41,31 +41,34 @@ impl Order {
     }
 }
 
-/// The order of a model's units: the declared one, until the ranks have agreed on another.
+/// The order of a model's units: the declared one, until the ranks have agreed on another. And the
+/// rules of the order of its steps.
 #[derive(Debug)]
-pub(super) struct Orders {
-    declared: Arc<Order>,
+pub(super) struct PlanOrders {
+    /// Rules of the order of a step.
+    pub(super) rules: Rules,
+    declared: Arc<PlanOrder>,
     /// The order on which the ranks have agreed in the step that is under way.
-    found: Option<Arc<Order>>,
+    found: Option<Arc<PlanOrder>>,
     /// The order of all steps after the first one that was finished.
-    settled: Option<Arc<Order>>,
+    settled: Option<Arc<PlanOrder>>,
 }
 
-impl Orders {
-    pub(super) fn new(plan: Arc<Plan>, policy: UnitOrder) -> Self {
-        let is_settled = policy == UnitOrder::Error || plan.order().len() == 1;
-        let declared = Arc::new(Order::new(plan));
+impl PlanOrders {
+    pub(super) fn new(plan: Arc<Plan>, rules: Rules) -> Self {
+        let is_settled = rules.order == UnitOrder::Error || plan.order().len() == 1;
+        let declared = Arc::new(PlanOrder::new(plan));
         let settled = is_settled.then(|| Arc::clone(&declared));
-        Self { declared, found: None, settled }
+        Self { rules, declared, found: None, settled }
     }
 
     /// Returns the order of the next operation.
-    pub(super) fn current(&self) -> &Arc<Order> {
+    pub(super) fn current(&self) -> &Arc<PlanOrder> {
         self.known().unwrap_or(&self.declared)
     }
 
     /// Returns the order that is settled; the declared one before that.
-    pub(super) fn settled(&self) -> &Arc<Order> {
+    pub(super) fn settled(&self) -> &Arc<PlanOrder> {
         self.settled.as_ref().unwrap_or(&self.declared)
     }
 
@@ -74,16 +77,16 @@ impl Orders {
     }
 
     /// Returns the order, unless the next forward finds it.
-    pub(super) fn known(&self) -> Option<&Arc<Order>> {
+    pub(super) fn known(&self) -> Option<&Arc<PlanOrder>> {
         self.settled.as_ref().or(self.found.as_ref())
     }
 
-    pub(super) fn declared(&self) -> &Arc<Order> {
+    pub(super) fn declared(&self) -> &Arc<PlanOrder> {
         &self.declared
     }
 
     /// Makes the order of these units, followed by all others as they are declared.
-    pub(super) fn beginning_with(&self, units: &[UnitId]) -> Arc<Order> {
+    pub(super) fn beginning_with(&self, units: &[UnitId]) -> Arc<PlanOrder> {
         let mut is_used = vec![false; self.declared.plan.order().len()];
         units.iter().for_each(|unit| is_used[unit.index()] = true);
         let rest = self.declared.plan.order().iter().filter(|unit| !is_used[unit.index()]);
@@ -91,11 +94,11 @@ impl Orders {
         if order == self.declared.plan.order() {
             return Arc::clone(&self.declared);
         }
-        Arc::new(Order::new(Arc::new(self.declared.plan.in_order(&order))))
+        Arc::new(PlanOrder::new(Arc::new(self.declared.plan.in_order(&order))))
     }
 
     /// Keeps the order on which the ranks have agreed, for the rest of the step.
-    pub(super) fn find(&mut self, order: Arc<Order>) {
+    pub(super) fn find(&mut self, order: Arc<PlanOrder>) {
         self.found = Some(order);
     }
 

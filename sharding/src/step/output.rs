@@ -1,9 +1,9 @@
-//! What a host does next.
+//! The next action of a host, and the collective that it issues.
 
 use std::fmt;
 
-use super::{Conclusion, Input, UnitUse};
-use crate::{Phase, UnitId};
+use super::exchange::Exchange;
+use crate::{DType, FullCopies, Mesh, Phase, Plan, UnitId};
 
 /// The next action of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,74 +101,6 @@ pub enum Target {
     Microbatch,
 }
 
-/// An exchange of records between all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    /// Step headers.
-    Headers,
-    /// Digests of samples, if a header names some.
-    Samples,
-    /// Digests of the shards of replicas.
-    Replicas,
-    /// Whether the rank has another microbatch.
-    Microbatch(Input),
-    /// The unit that the rank needs next, in a forward that finds the order.
-    Unit {
-        /// Next operation of the rank.
-        says: UnitUse,
-        /// Number of units that it has used before.
-        place: usize,
-    },
-    /// The weights of the first microbatch.
-    Weights,
-    /// Overflows of partials.
-    Interim {
-        /// Number of all-reduces that the rank has issued.
-        all_reduces: usize,
-    },
-    /// The end of the step.
-    Statement,
-    /// Whether the rank has another batch of an evaluation.
-    Batch(Input),
-    /// Sums of an evaluation.
-    Mean,
-}
-
-impl Exchange {
-    /// Returns whether the conclusion is one of this exchange.
-    pub(super) fn has(self, conclusion: &Conclusion) -> bool {
-        match self {
-            Self::Headers => matches!(conclusion, Conclusion::Headers(_)),
-            Self::Microbatch(_) | Self::Batch(_) => matches!(conclusion, Conclusion::Supply(_)),
-            Self::Unit { .. } => matches!(conclusion, Conclusion::Unit(..)),
-            Self::Interim { .. } => matches!(conclusion, Conclusion::Overflow(_)),
-            _ => *conclusion == Conclusion::Agreed,
-        }
-    }
-}
-
-/// Shows the word of the exchange: see [the table](super#text).
-impl fmt::Display for Exchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Headers => f.write_str("<headers>"),
-            Self::Samples => f.write_str("<samples>"),
-            Self::Replicas => f.write_str("<replicas>"),
-            Self::Microbatch(Input::Ready) => f.write_str("<microbatch>"),
-            Self::Microbatch(Input::Exhausted) => f.write_str("<no microbatch>"),
-            Self::Unit { says: UnitUse::Needs(unit), .. } => write!(f, "<unit {unit}>"),
-            Self::Unit { says: UnitUse::Ends, .. } => f.write_str("<no unit>"),
-            Self::Unit { says: UnitUse::Follows, .. } => f.write_str("<any unit>"),
-            Self::Weights => f.write_str("<weights>"),
-            Self::Interim { .. } => f.write_str("<interim>"),
-            Self::Statement => f.write_str("<statement>"),
-            Self::Batch(Input::Ready) => f.write_str("<batch>"),
-            Self::Batch(Input::Exhausted) => f.write_str("<no batch>"),
-            Self::Mean => f.write_str("<mean>"),
-        }
-    }
-}
-
 /// Shows the word of the operation: see [the table](super#text).
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,5 +133,103 @@ fn prime(phase: Phase) -> &'static str {
     match phase {
         Phase::Forward => "",
         Phase::Backward => "'",
+    }
+}
+
+/// The ranks that take part in a collective of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Members {
+    /// The rank's shard group.
+    Shard,
+    /// The rank's replicate group.
+    Replicate,
+    /// All ranks.
+    World,
+}
+
+impl Members {
+    /// Returns the number of them.
+    #[must_use]
+    pub const fn count(self, mesh: Mesh) -> usize {
+        match self {
+            Self::Shard => mesh.shard_size(),
+            Self::Replicate => mesh.replicate_size(),
+            Self::World => mesh.world_size(),
+        }
+    }
+}
+
+/// The kind of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An all-gather of a unit's shards.
+    Gather,
+    /// A reduce-scatter of a unit's gradients.
+    ReduceScatter,
+    /// An all-reduce of a unit's sums.
+    AllReduce,
+    /// An all-gather of records.
+    Exchange(Exchange),
+}
+
+/// A collective, as each of its members calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its members.
+    pub members: Members,
+    /// Dtype of its elements on the wire.
+    pub dtype: DType,
+    /// Number of elements that a member gives: a shard, a whole unit of gradients, its sums, or a
+    /// record.
+    pub elements: usize,
+    /// The unit, if it is of one unit.
+    pub unit: Option<UnitId>,
+}
+
+impl Output {
+    /// Returns the collective that is issued in a step of `plan`, if one is.
+    #[must_use]
+    pub fn call(self, plan: &Plan) -> Option<Call> {
+        Some(match self {
+            Self::Gather { unit, .. } => Call {
+                kind: Kind::Gather,
+                members: match plan.options().full_copies {
+                    FullCopies::PerRank => Members::Shard,
+                    FullCopies::PerProcess => Members::World,
+                },
+                dtype: plan.compute_dtype(unit),
+                elements: plan.layout(unit).shard_len(),
+                unit: Some(unit),
+            },
+            Self::ReduceScatter { unit, .. } => Call {
+                kind: Kind::ReduceScatter,
+                members: Members::Shard,
+                dtype: plan.options().reduce_dtype,
+                elements: plan.layout(unit).trainable().len,
+                unit: Some(unit),
+            },
+            Self::AllReduce(unit) => Call {
+                kind: Kind::AllReduce,
+                members: Members::Replicate,
+                dtype: plan.options().reduce_dtype,
+                elements: plan.layout(unit).trainable().shard_len,
+                unit: Some(unit),
+            },
+            Self::Exchange(exchange) => Call {
+                kind: Kind::Exchange(exchange),
+                members: Members::World,
+                dtype: DType::U64,
+                elements: exchange.words(plan.spec().params().count()),
+                unit: None,
+            },
+            Self::Hand { .. }
+            | Self::Free { .. }
+            | Self::Accumulate(_)
+            | Self::Fold(_)
+            | Self::Await(_)
+            | Self::Follow(_) => return None,
+        })
     }
 }

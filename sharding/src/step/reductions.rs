@@ -3,18 +3,36 @@
 //! Gradients may be offered in any order. Reductions are issued in the reverse order of the units,
 //! which is equal on all ranks. A unit that a rank does not offer is reduced with zeros.
 
-use super::order::Order;
-use super::rules::{reduces_every_microbatch, reduces_once};
-use super::{Operation, Output, Refused, Rules, Source, Target};
+use super::inputs::Refused;
+use super::order::PlanOrder;
+use super::output::{Operation, Output, Source, Target};
+use super::rules::{ReductionTime, Rules, reduces_every_microbatch, reduces_once};
 use crate::{Accumulation, Plan, UnitId};
 
 /// Whether another microbatch follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum MicrobatchTurn {
     /// It does, or it is not known.
     MayFollow,
     /// None follows, so that all-reduces may start.
     Last,
+}
+
+/// Facts on which it depends whether a reduction is due.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due<'a> {
+    pub(super) order: &'a PlanOrder,
+    pub(super) rules: &'a Rules,
+    pub(super) turn: MicrobatchTurn,
+    /// Number of gathers that were issued.
+    pub(super) gathers: usize,
+}
+
+impl Due<'_> {
+    /// Returns whether all-reduces may start.
+    fn has_all_reduces(&self) -> bool {
+        self.turn == MicrobatchTurn::Last && reduces_once(&self.order.plan)
+    }
 }
 
 /// State of a unit's gradients in a microbatch.
@@ -34,10 +52,10 @@ enum Offer {
 
 /// The sums of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sums {
+enum SumsState {
     /// No gradient has come to them in this step.
     Empty,
-    /// Sums that no collective uses.
+    /// SumsState that no collective uses.
     Held,
     /// A reduce-scatter adds to them.
     Scattering,
@@ -47,25 +65,25 @@ enum Sums {
 
 /// The reductions of one step.
 #[derive(Debug)]
-pub(super) struct Reductions {
+pub(super) struct ReductionQueue {
     /// State of the gradients, by unit.
     offers: Vec<Offer>,
     /// State of the sums, by unit.
-    sums: Vec<Sums>,
+    sums: Vec<SumsState>,
     /// Number of reductions that were issued in this microbatch.
     scattered: usize,
     /// Number of all-reduces that were issued: in the step, or in mode `Every` in the microbatch.
-    all_reduced: usize,
+    pub(super) all_reduced: usize,
     /// Mode `Every`: number of units whose sums of the microbatch were added to their partials.
     folded: usize,
 }
 
-impl Reductions {
+impl ReductionQueue {
     pub(super) fn new(plan: &Plan) -> Self {
         let units = plan.spec().units().len();
         Self {
             offers: vec![Offer::Nothing; units],
-            sums: vec![Sums::Empty; units],
+            sums: vec![SumsState::Empty; units],
             scattered: 0,
             all_reduced: 0,
             folded: 0,
@@ -74,7 +92,8 @@ impl Reductions {
 
     pub(super) fn begin_microbatch(&mut self, plan: &Plan) {
         self.offers.fill(Offer::Nothing);
-        (self.scattered, self.folded) = (0, 0);
+        self.scattered = 0;
+        self.folded = 0;
         if reduces_every_microbatch(plan) {
             self.all_reduced = 0;
         }
@@ -91,13 +110,23 @@ impl Reductions {
         }
     }
 
+    /// Returns whether the unit was not offered, and no zeros were reduced in its place.
+    pub(super) fn wants(&self, unit: UnitId) -> bool {
+        self.offers[unit.index()] == Offer::Nothing
+    }
+
     /// Takes the gradients of a unit. Mode `Local` accumulates them.
-    pub(super) fn offer(&mut self, plan: &Plan, turn: Turn, unit: UnitId) -> Option<Output> {
+    pub(super) fn offer(
+        &mut self,
+        plan: &Plan,
+        turn: MicrobatchTurn,
+        unit: UnitId,
+    ) -> Option<Output> {
         let is_local = plan.options().accumulation == Accumulation::Local;
         self.offers[unit.index()] = match (is_local, turn) {
             (false, _) => Offer::Waiting(Source::Offered),
-            (true, Turn::Last) => Offer::Waiting(Source::Accumulated),
-            (true, Turn::MayFollow) => Offer::Taken,
+            (true, MicrobatchTurn::Last) => Offer::Waiting(Source::Accumulated),
+            (true, MicrobatchTurn::MayFollow) => Offer::Taken,
         };
         is_local.then_some(Output::Accumulate(unit))
     }
@@ -111,83 +140,52 @@ impl Reductions {
         }
     }
 
-    /// Returns the number of gathers before the next reduction of this microbatch, where they are one
-    /// sequence; `None` behind the last one.
-    pub(super) fn gathers_before_next(
-        &self,
-        order: &Order,
-        rules: &Rules,
-        turn: Turn,
-    ) -> Option<usize> {
-        if !rules.is_one_sequence() || !has_reductions(&order.plan, turn) {
+    /// Returns the number of gathers before the next reduction of this microbatch, where they are
+    /// one sequence; `None` behind the last one.
+    pub(super) fn gathers_before_next(&self, due: Due<'_>) -> Option<usize> {
+        let Due { order, rules, .. } = due;
+        if !rules.is_one_sequence() || !has_reductions(&order.plan, due.turn) {
             return None;
         }
         let before = order.gathers_before(self.scattered)?;
         Some(match rules.reductions {
-            super::ReductionTime::InTurn => before,
-            super::ReductionTime::AtTheEnd => order.gathers().len(),
+            ReductionTime::InTurn => before,
+            ReductionTime::AtTheEnd => order.gathers().len(),
         })
     }
 
-    /// Issues the next reduction, whose place among `gathers` has come, without gradients of this
+    /// Issues the next reduction, whose place among gathers has come, without gradients of this
     /// microbatch if none were offered.
-    pub(super) fn issue_next(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        (turn, gathers): (Turn, usize),
-    ) -> Option<Output> {
-        self.pass_next(&order.plan);
-        self.next(order, rules, (turn, gathers))
+    pub(super) fn issue_next(&mut self, due: Due<'_>) -> Option<Output> {
+        self.pass_next(&due.order.plan);
+        self.next(due)
     }
 
-    /// Issues the reductions that are next, as far as their gradients were offered. Where gathers and
-    /// reductions are one sequence, `gathers` is the number of gathers that were issued.
-    pub(super) fn next(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        (turn, gathers): (Turn, usize),
-    ) -> Option<Output> {
-        self.scatter_rest(order, rules, (turn, gathers))
-            .or_else(|| self.all_reduce_if_complete(order, rules, turn))
+    /// Issues the reductions that are next, as far as their gradients were offered.
+    pub(super) fn next(&mut self, due: Due<'_>) -> Option<Output> {
+        self.scatter_rest(due).or_else(|| self.all_reduce_if_complete(due))
     }
 
     /// Issues the reduce-scatters that are next, with the all-reduces that go between them in one
     /// sequence.
-    pub(super) fn scatter_rest(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        (turn, gathers): (Turn, usize),
-    ) -> Option<Output> {
-        self.all_reduce_behind(order, rules, turn)
-            .or_else(|| self.scatter_next(order, rules, (turn, gathers)))
+    pub(super) fn scatter_rest(&mut self, due: Due<'_>) -> Option<Output> {
+        self.all_reduce_behind(due).or_else(|| self.scatter_next(due))
     }
 
-    /// In one sequence: issues the all-reduce of each unit behind the reduce-scatter of the next one.
-    pub(super) fn all_reduce_behind(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        turn: Turn,
-    ) -> Option<Output> {
-        let may_start = turn == Turn::Last && reduces_once(&order.plan) && rules.is_one_sequence();
+    /// In one sequence: issues the all-reduce of each unit behind the reduce-scatter of the next
+    /// one.
+    pub(super) fn all_reduce_behind(&mut self, due: Due<'_>) -> Option<Output> {
+        let may_start = due.has_all_reduces() && due.rules.is_one_sequence();
         if !may_start || self.all_reduced + 1 >= self.scattered {
             return None;
         }
-        self.all_reduce_next(&order.plan, usize::MAX)
+        self.all_reduce_next(&due.order.plan, usize::MAX)
     }
 
-    fn scatter_next(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        (turn, gathers): (Turn, usize),
-    ) -> Option<Output> {
-        let plan = &*order.plan;
+    fn scatter_next(&mut self, due: Due<'_>) -> Option<Output> {
+        let plan = &*due.order.plan;
         let unit = *plan.reductions().get(self.scattered)?;
-        if self.gathers_before_next(order, rules, turn).is_some_and(|before| before > gathers) {
+        if self.gathers_before_next(due).is_some_and(|before| before > due.gathers) {
             return None;
         }
         let (from, then) = match self.offers[unit.index()] {
@@ -197,14 +195,14 @@ impl Reductions {
         };
         let into = match self.sums[unit.index()] {
             _ if reduces_every_microbatch(plan) => Target::Microbatch,
-            Sums::Empty => Target::NewPartial,
-            Sums::Held => Target::Partial,
-            Sums::Scattering | Sums::AllReducing => {
+            SumsState::Empty => Target::NewPartial,
+            SumsState::Held => Target::Partial,
+            SumsState::Scattering | SumsState::AllReducing => {
                 return Some(Output::Follow(Operation::ReduceScatter(unit)));
             }
         };
         self.offers[unit.index()] = then;
-        self.sums[unit.index()] = Sums::Scattering;
+        self.sums[unit.index()] = SumsState::Scattering;
         self.scattered += 1;
         Some(Output::ReduceScatter { unit, from, into })
     }
@@ -215,37 +213,35 @@ impl Reductions {
             return None;
         }
         let unit = plan.reductions()[self.all_reduced];
-        if self.sums[unit.index()] == Sums::Scattering {
+        if self.sums[unit.index()] == SumsState::Scattering {
             return Some(Output::Follow(Operation::ReduceScatter(unit)));
         }
-        self.sums[unit.index()] = Sums::AllReducing;
+        self.sums[unit.index()] = SumsState::AllReducing;
         self.all_reduced += 1;
         Some(Output::AllReduce(unit))
     }
 
-    /// In a sequence of each channel: issues the next all-reduce, if its reduce-scatter is complete.
-    fn all_reduce_if_complete(
-        &mut self,
-        order: &Order,
-        rules: &Rules,
-        turn: Turn,
-    ) -> Option<Output> {
-        let plan = &*order.plan;
-        if turn != Turn::Last || !reduces_once(plan) || rules.is_one_sequence() {
+    /// In a sequence of each channel: issues the next all-reduce, if its reduce-scatter is
+    /// complete.
+    fn all_reduce_if_complete(&mut self, due: Due<'_>) -> Option<Output> {
+        if !due.has_all_reduces() || due.rules.is_one_sequence() {
             return None;
         }
+        let plan = &due.order.plan;
         let unit = self.next_all_reduced(plan)?;
         match self.sums[unit.index()] {
-            Sums::Held => self.all_reduce_next(plan, usize::MAX),
-            Sums::Empty | Sums::Scattering | Sums::AllReducing => None,
+            SumsState::Held => self.all_reduce_next(plan, usize::MAX),
+            SumsState::Empty | SumsState::Scattering | SumsState::AllReducing => None,
         }
     }
 
-    /// Returns the reduce-scatter that the next all-reduce follows, if it is under way.
-    pub(super) fn watching(&self, plan: &Plan) -> Option<Operation> {
-        let unit = self.next_all_reduced(plan)?;
-        let is_under_way = self.sums[unit.index()] == Sums::Scattering;
-        is_under_way.then_some(Operation::ReduceScatter(unit))
+    /// Returns the reduce-scatter whose completion lets the next all-reduce begin.
+    pub(super) fn watching(&self, due: Due<'_>) -> Option<Operation> {
+        let unit = self.next_all_reduced(&due.order.plan)?;
+        let is_watched = self.sums[unit.index()] == SumsState::Scattering
+            && due.has_all_reduces()
+            && !due.rules.is_one_sequence();
+        is_watched.then_some(Operation::ReduceScatter(unit))
     }
 
     fn next_all_reduced(&self, plan: &Plan) -> Option<UnitId> {
@@ -255,11 +251,11 @@ impl Reductions {
             .filter(|_| self.all_reduced < self.scattered)
     }
 
-    /// Mode `Every` with replicas, at the end of a microbatch: all-reduces its sums, and adds them to
-    /// the partials.
+    /// Mode `Every` with replicas, at the end of a microbatch: all-reduces its sums, and adds them
+    /// to the partials.
     ///
-    /// All gathers of the microbatch are done then. An earlier wait for a reduction could be a wait for
-    /// a rank that waits for one of this rank's gathers.
+    /// All gathers of the microbatch are done then. An earlier wait for a reduction could be a wait
+    /// for a rank that waits for one of this rank's gathers.
     pub(super) fn fold_next(&mut self, plan: &Plan) -> Option<Output> {
         if !reduces_every_microbatch(plan) {
             return None;
@@ -268,7 +264,7 @@ impl Reductions {
             return Some(output);
         }
         let unit = *plan.reductions().get(self.folded)?;
-        if self.sums[unit.index()] == Sums::AllReducing {
+        if self.sums[unit.index()] == SumsState::AllReducing {
             return Some(Output::Await(Operation::AllReduce(unit)));
         }
         self.folded += 1;
@@ -284,15 +280,10 @@ impl Reductions {
     ) -> impl Iterator<Item = (usize, Operation)> {
         let reductions = plan.reductions().iter().enumerate().skip(from);
         reductions.filter_map(|(place, unit)| match self.sums[unit.index()] {
-            Sums::Scattering => Some((place, Operation::ReduceScatter(*unit))),
-            Sums::AllReducing => Some((place, Operation::AllReduce(*unit))),
-            Sums::Empty | Sums::Held => None,
+            SumsState::Scattering => Some((place, Operation::ReduceScatter(*unit))),
+            SumsState::AllReducing => Some((place, Operation::AllReduce(*unit))),
+            SumsState::Empty | SumsState::Held => None,
         })
-    }
-
-    /// Returns the number of all-reduces that were issued.
-    pub(super) fn all_reduced(&self) -> usize {
-        self.all_reduced
     }
 
     /// Notes that an operation is complete.
@@ -300,13 +291,13 @@ impl Reductions {
         let (Operation::ReduceScatter(unit) | Operation::AllReduce(unit)) = operation else {
             return;
         };
-        self.sums[unit.index()] = Sums::Held;
+        self.sums[unit.index()] = SumsState::Held;
     }
 }
 
 /// Returns whether reductions take place in a microbatch.
-pub(super) fn has_reductions(plan: &Plan, turn: Turn) -> bool {
-    plan.options().accumulation != Accumulation::Local || turn == Turn::Last
+pub(super) fn has_reductions(plan: &Plan, turn: MicrobatchTurn) -> bool {
+    plan.options().accumulation != Accumulation::Local || turn == MicrobatchTurn::Last
 }
 
 /// Returns the source that stands for gradients that were not offered.

@@ -1,5 +1,7 @@
+use std::sync::Arc;
+
 use super::*;
-use crate::{Accumulation, Mesh, ModelSpec, Param, PlanOptions, Unit};
+use crate::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit};
 
 /// One microbatch with every unit resharded, nothing ahead, and no replicas.
 const PLAIN: &str = "g0 u0 g1 u1 g2 u2 g2' u2' r2 g1' u1' r1 g0' u0' r0";

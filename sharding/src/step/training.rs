@@ -1,100 +1,240 @@
-//! A step: its microbatches, one after the other. `finish` has its end.
+//! A step: its opening, its microbatches one after the other, and its end.
 
-use super::finish::Stage;
-use super::gathers::{Gathers, Purpose};
-use super::order::Order;
-use super::reductions::{Reductions, Turn, has_reductions};
-use super::rules::reduces_once;
-use super::{
-    Conclusion, Exchange, Goal, Headers, Input, Operation, Output, Refused, Rules, State,
-    StepMachine, Supply, Weights,
-};
-use crate::{Plan, UnitId};
+use super::exchange::{Conclusion, Exchange, Headers};
+use super::gathers::GatherQueue;
+use super::inputs::{Begin, Goal, Intent, Refused};
+use super::order::PlanOrders;
+use super::output::{Operation, Output};
+use super::reductions::{Due, MicrobatchTurn, ReductionQueue, has_reductions};
+use super::rules::{Course, Input, Supply, Uneven, Weights, reduces_once};
+use crate::{Accumulation, UnitId};
 
-/// A step that is under way.
+/// A step that begins, or the end of a run.
 #[derive(Debug)]
-pub(super) struct Training {
-    /// Number of microbatches, if it was given.
-    pub(super) microbatches: Option<usize>,
-    /// Whether another microbatch may follow, where no number was given.
-    pub(super) may_follow: bool,
-    /// Microbatches finished so far.
-    pub(super) finished: usize,
-    pub(super) open: Option<Open>,
-    /// Whether the ranks know the size of weights, so far as they need it.
-    knows_weights: bool,
-    pub(super) gathers: Gathers,
-    pub(super) reductions: Reductions,
-    /// The ranks with and without data, as of the last question.
-    pub(super) supply: Supply,
-    /// How far its end is.
-    pub(super) stage: Stage,
+pub(super) struct StepOpening {
+    begin: Begin,
+    headers: Headers,
+    stage: OpeningStage,
 }
 
-/// A microbatch that is under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Open {
-    has_loss: bool,
+/// The next exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpeningStage {
+    Headers,
+    Samples,
+    Replicas,
 }
 
-impl Training {
-    pub(super) fn new(
-        plan: &Plan,
-        weights: Weights,
-        microbatches: Option<usize>,
-        headers: Headers,
-    ) -> Self {
-        Self {
+impl StepOpening {
+    pub(super) fn new(begin: Begin) -> Self {
+        Self { begin, headers: Headers::default(), stage: OpeningStage::Headers }
+    }
+
+    /// Returns the next exchange.
+    pub(super) fn next(&self) -> Output {
+        Output::Exchange(match self.stage {
+            OpeningStage::Headers => Exchange::Headers,
+            OpeningStage::Samples => Exchange::Samples,
+            OpeningStage::Replicas => Exchange::Replicas,
+        })
+    }
+
+    /// Takes the conclusion from an exchange. Returns whether the step begins; `None` if another
+    /// exchange follows.
+    pub(super) fn conclude(
+        &mut self,
+        conclusion: Conclusion,
+        orders: &PlanOrders,
+    ) -> Result<Option<Course>, Refused> {
+        if let Conclusion::Headers(headers) = conclusion {
+            self.headers = headers;
+            if self.headers.names_samples {
+                self.stage = OpeningStage::Samples;
+                return Ok(None);
+            }
+        }
+        if self.stage == OpeningStage::Replicas {
+            return Ok(Some(Course::Goes));
+        }
+        let Headers { supply, ending, .. } = &self.headers;
+        match supply.course(orders.rules.uneven) {
+            Some(Course::Ends) => Ok(Some(Course::Ends)),
+            // A rank that ends its run takes no part in steps of other ranks, not even without
+            // data.
+            _ if !ending.is_empty() => {
+                Err(Refused::UnevenEnds { ending: ending.clone(), ready: supply.ready.clone() })
+            }
+            Some(Course::Goes) if orders.rules.compares_replicas(self.begin.step) => {
+                self.stage = OpeningStage::Replicas;
+                Ok(None)
+            }
+            Some(Course::Goes) => Ok(Some(Course::Goes)),
+            None => Err(Refused::UnevenInputs { microbatch: None, supply: supply.clone() }),
+        }
+    }
+
+    /// Returns the step that begins; `None` at the end of the run.
+    pub(super) fn step(&mut self, orders: &PlanOrders) -> Option<StepCourse> {
+        let Intent::Step { microbatches, .. } = self.begin.intent else { return None };
+        Some(StepCourse {
             microbatches,
             may_follow: true,
             finished: 0,
             open: None,
-            knows_weights: weights == Weights::Ignored || headers.weight_hint > 0,
-            gathers: Gathers::new(Purpose::Training),
-            reductions: Reductions::new(plan),
-            supply: headers.supply,
-            stage: Stage::default(),
+            knows_weights: orders.rules.weights == Weights::Ignored || self.headers.weight_hint > 0,
+            gathers: GatherQueue::of_step(),
+            reductions: ReductionQueue::new(&orders.declared().plan),
+            supply: std::mem::take(&mut self.headers.supply),
+            stage: FinishStage::RunningOut,
+        })
+    }
+}
+
+/// A step that is under way.
+#[derive(Debug)]
+pub(super) struct StepCourse {
+    /// Number of microbatches, if it was given.
+    microbatches: Option<usize>,
+    /// Whether another microbatch may follow, where no number was given.
+    may_follow: bool,
+    /// Microbatches finished so far.
+    pub(super) finished: usize,
+    open: Option<OpenMicrobatch>,
+    /// Whether the ranks know the size of weights, so far as they need it.
+    knows_weights: bool,
+    pub(super) gathers: GatherQueue,
+    reductions: ReductionQueue,
+    /// The ranks with and without data, as of the last question.
+    pub(super) supply: Supply,
+    stage: FinishStage,
+}
+
+/// A microbatch that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct OpenMicrobatch {
+    has_loss: bool,
+}
+
+/// How far the end of a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FinishStage {
+    /// Microbatches that only other ranks have.
+    RunningOut,
+    /// Reduce-scatters that are left. In mode `Local` they are all left, if the last microbatch was
+    /// not known to be the last.
+    Reducing,
+    /// The exchange about overflows, when the reduce-scatters before it are complete.
+    Asking {
+        /// Number of first reductions that were awaited.
+        awaited: usize,
+    },
+    /// The all-reduces that are left, up to a number.
+    AllReducing {
+        /// Number of all-reduces that all ranks issue.
+        limit: usize,
+    },
+    /// Waits for all that is under way.
+    Awaiting {
+        /// Number of first reductions that were awaited.
+        awaited: usize,
+    },
+    /// The exchange of statements.
+    Stating,
+}
+
+/// The inputs of a step. Each returns the goal of its answer.
+impl StepCourse {
+    pub(super) fn begin_microbatch(&mut self, orders: &PlanOrders) -> Result<Goal, Refused> {
+        if self.open.is_some() {
+            return Err(Refused::Unfinished { microbatch: self.finished });
+        }
+        match self.microbatches {
+            Some(count) if count == self.finished => return Err(Refused::AllDone { count }),
+            None if self.may_follow => return Ok(Goal::Microbatch),
+            None => {}
+            Some(_) => self.open_microbatch(orders),
+        }
+        Ok(Goal::Nothing)
+    }
+
+    pub(super) fn need(&mut self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
+        let open = self.microbatch("need")?;
+        let needs_loss = orders.rules.weights == Weights::Enter && !open.has_loss;
+        if needs_loss && self.gathers.next_is_backward(unit) {
+            return Err(Refused::BeforeLoss { unit });
+        }
+        self.gathers.check(orders, unit, self.finished)?;
+        self.gathers.find(orders, unit);
+        Ok(Goal::Unit(unit))
+    }
+
+    pub(super) fn loss(&self) -> Result<Goal, Refused> {
+        if self.microbatch("loss")?.has_loss {
+            return Err(Refused::SecondLoss { microbatch: self.finished });
+        }
+        Ok(Goal::Loss)
+    }
+
+    pub(super) fn offer(&self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
+        let open = self.microbatch("offer")?;
+        if orders.rules.weights == Weights::Enter && !open.has_loss {
+            return Err(Refused::GradientsBeforeLoss { unit });
+        }
+        if !orders.declared().plan.spec()[unit].is_trainable() {
+            return Err(Refused::Frozen { unit });
+        }
+        self.reductions.check(unit, self.finished)?;
+        Ok(Goal::Gradients(unit))
+    }
+
+    pub(super) fn end_microbatch(&self) -> Result<Goal, Refused> {
+        self.microbatch("end_microbatch").map(|_| Goal::EndMicrobatch)
+    }
+
+    pub(super) fn finish(&self, orders: &PlanOrders) -> Result<Goal, Refused> {
+        let finished = self.finished;
+        match (self.open, self.microbatches) {
+            (Some(_), _) => Err(Refused::Unfinished { microbatch: finished }),
+            (None, Some(count))
+                if finished < count && orders.rules.uneven != Uneven::ZeroWeight =>
+            {
+                Err(Refused::Missing { finished, count })
+            }
+            (None, None) if finished == 0 && !self.may_follow => {
+                Err(Refused::NoData { supply: self.supply.clone() })
+            }
+            _ => Ok(Goal::Finish),
         }
     }
 
-    /// Returns the turn of the open microbatch, or of the last one that was finished.
-    pub(super) fn turn(&self) -> Turn {
+    fn microbatch(&self, input: &'static str) -> Result<OpenMicrobatch, Refused> {
+        self.open.ok_or(Refused::OutOfTurn { input })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    fn open_microbatch(&mut self, orders: &PlanOrders) {
+        self.gathers.begin(orders);
+        self.reductions.begin_microbatch(&orders.declared().plan);
+        self.open = Some(OpenMicrobatch::default());
+    }
+
+    /// Returns the facts on which reductions depend in the open microbatch, or in the last one that
+    /// was finished.
+    fn due<'a>(&self, orders: &'a PlanOrders) -> Due<'a> {
         let microbatch = self.finished + usize::from(self.open.is_some());
-        if self.microbatches == Some(microbatch) { Turn::Last } else { Turn::MayFollow }
-    }
-
-    /// In one sequence: issues the reductions before gather number `end`, and the gathers before them.
-    fn reduce_before(&mut self, order: &Order, rules: &Rules, end: usize) -> Option<Output> {
-        let turn = self.turn();
-        if let Some(output) = self.reductions.all_reduce_behind(order, rules, turn) {
-            return Some(output);
-        }
-        let before = self.reductions.gathers_before_next(order, rules, turn)?;
-        if before >= end {
-            return None;
-        }
-        let output = self.gathers.issue_next(before);
-        let issued = self.gathers.issued;
-        output.or_else(|| self.reductions.issue_next(order, rules, (turn, issued)))
-    }
-
-    /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops the
-    /// units that are gathered before them.
-    fn reduce_rest(&mut self, order: &Order, rules: &Rules) -> Option<Output> {
-        let turn = self.turn();
-        if let Some(output) = self.reductions.all_reduce_behind(order, rules, turn) {
-            return Some(output);
-        }
-        let before = self.reductions.gathers_before_next(order, rules, turn)?;
-        let output = self.gathers.finish_next(before);
-        let issued = self.gathers.issued;
-        output.or_else(|| self.reductions.issue_next(order, rules, (turn, issued)))
+        let turn = match self.microbatches == Some(microbatch) {
+            true => MicrobatchTurn::Last,
+            false => MicrobatchTurn::MayFollow,
+        };
+        Due { order: orders.current(), rules: &orders.rules, turn, gathers: self.gathers.issued }
     }
 
     /// Returns the reduce-scatter whose completion lets an all-reduce begin.
-    pub(super) fn watching(&self, plan: &Plan, rules: &Rules) -> Option<Operation> {
-        let may_start = self.turn() == Turn::Last && reduces_once(plan) && !rules.is_one_sequence();
-        self.reductions.watching(plan).filter(|_| may_start)
+    pub(super) fn watching(&self, orders: &PlanOrders) -> Option<Operation> {
+        self.reductions.watching(self.due(orders))
     }
 
     /// Notes that an operation is complete.
@@ -102,348 +242,238 @@ impl Training {
         self.gathers.complete(operation);
         self.reductions.complete(operation);
     }
-}
 
-/// The inputs of a step.
-impl StepMachine {
-    /// Begins the rank's next microbatch. Collective over the world if the step has no given number of
-    /// microbatches. Afterwards [`has_microbatch`](Self::has_microbatch) tells whether there is one.
-    ///
-    /// # Errors
-    /// [`Refused::Unfinished`], [`Refused::AllDone`], [`Refused::OutOfTurn`].
-    pub fn begin_microbatch(&mut self) -> Result<(), Refused> {
-        let training = self.step("begin_microbatch")?;
-        if training.open.is_some() {
-            return Err(Refused::Unfinished { microbatch: training.finished });
-        }
-        match training.microbatches {
-            Some(count) if count == training.finished => Err(Refused::AllDone { count }),
-            None if training.may_follow => {
-                self.goal = Goal::Microbatch;
-                Ok(())
+    /// Takes the conclusion from an exchange before the statements.
+    pub(super) fn conclude(
+        &mut self,
+        conclusion: Conclusion,
+        goal: Goal,
+        orders: &PlanOrders,
+    ) -> Result<(), Refused> {
+        match conclusion {
+            Conclusion::Supply(supply) => {
+                let course = supply.course(orders.rules.uneven);
+                self.supply = supply;
+                return self.take_course(course, goal, orders);
             }
-            None => Ok(()),
-            Some(_) => {
-                self.open_microbatch();
-                Ok(())
+            Conclusion::Unit(place, next) => self.gathers.take_next_unit(place, next),
+            Conclusion::Overflow(limit) => {
+                self.stage = FinishStage::AllReducing { limit: limit.unwrap_or(usize::MAX) };
             }
+            Conclusion::Headers(_) | Conclusion::Agreed => self.knows_weights = true,
         }
+        Ok(())
     }
 
-    /// Returns whether a microbatch is open, or a batch of an evaluation. After
-    /// [`begin_microbatch`](Self::begin_microbatch) there is none if the step ends because ranks have
-    /// no more data.
-    #[must_use]
-    pub fn has_microbatch(&self) -> bool {
-        match &self.state {
-            State::Step(training) => training.open.is_some(),
-            State::Evaluation(evaluation) => evaluation.is_open(),
-            State::Between | State::Opening(_) => false,
-        }
-    }
-
-    /// Returns the ranks with and without data, as of the last exchange about data in the step or the
-    /// evaluation that is under way.
-    #[must_use]
-    pub fn supply(&self) -> Option<&Supply> {
-        match &self.state {
-            State::Step(training) => Some(&training.supply),
-            State::Evaluation(evaluation) => Some(&evaluation.supply),
-            State::Between | State::Opening(_) => None,
-        }
-    }
-
-    /// Returns the number of microbatches that are finished in the step, or of batches in the
-    /// evaluation. It is the number of the open one, too: they count from 0.
-    #[must_use]
-    pub fn microbatches(&self) -> usize {
-        match &self.state {
-            State::Step(training) => training.finished,
-            State::Evaluation(evaluation) => evaluation.batches,
-            State::Between | State::Opening(_) => 0,
-        }
-    }
-
-    /// Needs the parameters of a unit: the next gather of it.
-    ///
-    /// # Errors
-    /// [`Refused::NoSuchUnit`], [`Refused::BeforeLoss`], [`Refused::NoGatherLeft`],
-    /// [`Refused::OutOfOrder`], [`Refused::OutOfTurn`].
-    pub fn need(&mut self, unit: UnitId) -> Result<(), Refused> {
-        self.check_idle("need")?;
-        self.check_unit(unit)?;
-        let (spec, rules) = (self.plan.spec(), &self.rules);
-        let gathers = match &mut self.state {
-            State::Step(training) => {
-                let open = training.open.ok_or(Refused::OutOfTurn { input: "need" })?;
-                let needs_loss = rules.weights == Weights::Enter && !open.has_loss;
-                if needs_loss && training.gathers.next_is_backward(unit) {
-                    return Err(Refused::BeforeLoss { unit });
+    fn take_course(
+        &mut self,
+        course: Option<Course>,
+        goal: Goal,
+        orders: &PlanOrders,
+    ) -> Result<(), Refused> {
+        let supply = &self.supply;
+        match course {
+            Some(Course::Goes) => self.open_microbatch(orders),
+            Some(Course::Ends) => {
+                self.may_follow = false;
+                if goal == Goal::Finish && self.finished == 0 {
+                    return Err(Refused::NoData { supply: supply.clone() });
                 }
-                training.gathers.check(rules, spec, (unit, training.finished))?;
-                &mut training.gathers
             }
-            State::Evaluation(evaluation) => {
-                evaluation.check_open("need")?;
-                evaluation.gathers.check(rules, spec, (unit, evaluation.batches))?;
-                &mut evaluation.gathers
+            None => {
+                let microbatch = Some(self.finished);
+                return Err(Refused::UnevenInputs { microbatch, supply: supply.clone() });
             }
-            State::Between | State::Opening(_) => {
-                return Err(Refused::OutOfTurn { input: "need" });
-            }
-        };
-        gathers.find(&self.orders, unit);
-        self.goal = Goal::Unit { unit, place: None };
-        Ok(())
-    }
-
-    /// Has the loss of the microbatch, whose forward is over.
-    ///
-    /// # Errors
-    /// [`Refused::SecondLoss`], [`Refused::OutOfTurn`].
-    pub fn loss(&mut self) -> Result<(), Refused> {
-        let training = self.microbatch("loss")?;
-        if training.open.is_some_and(|open| open.has_loss) {
-            return Err(Refused::SecondLoss { microbatch: training.finished });
-        }
-        self.goal = Goal::Loss;
-        Ok(())
-    }
-
-    /// Has the gradients of a unit.
-    ///
-    /// # Errors
-    /// [`Refused::NoSuchUnit`], [`Refused::Frozen`], [`Refused::GradientsBeforeLoss`],
-    /// [`Refused::Twice`], [`Refused::TooLate`], [`Refused::OutOfTurn`].
-    pub fn offer(&mut self, unit: UnitId) -> Result<(), Refused> {
-        self.check_unit(unit)?;
-        let is_trainable = self.plan.spec()[unit].is_trainable();
-        let weights = self.rules.weights;
-        let training = self.microbatch("offer")?;
-        if weights == Weights::Enter && !training.open.is_some_and(|open| open.has_loss) {
-            return Err(Refused::GradientsBeforeLoss { unit });
-        }
-        if !is_trainable {
-            return Err(Refused::Frozen { unit });
-        }
-        training.reductions.check(unit, training.finished)?;
-        self.goal = Goal::Gradients { unit, are_taken: false };
-        Ok(())
-    }
-
-    /// Ends the microbatch, or the batch of an evaluation.
-    ///
-    /// # Errors
-    /// [`Refused::OutOfTurn`] if none is open.
-    pub fn end_microbatch(&mut self) -> Result<(), Refused> {
-        self.check_idle("end_microbatch")?;
-        match &mut self.state {
-            State::Step(training) if training.open.is_some() => self.goal = Goal::EndMicrobatch,
-            State::Evaluation(evaluation) => {
-                evaluation.check_open("end_microbatch")?;
-                self.goal = Goal::EndBatch;
-            }
-            _ => return Err(Refused::OutOfTurn { input: "end_microbatch" }),
         }
         Ok(())
-    }
-
-    pub(super) fn check_idle(&self, input: &'static str) -> Result<(), Refused> {
-        if self.is_idle() { Ok(()) } else { Err(Refused::OutOfTurn { input }) }
-    }
-
-    fn check_unit(&self, unit: UnitId) -> Result<(), Refused> {
-        let units = self.plan.spec().units().len();
-        if unit.index() < units { Ok(()) } else { Err(Refused::NoSuchUnit { unit, units }) }
-    }
-
-    /// Returns the step, if one is under way and the last input is answered.
-    pub(super) fn step(&mut self, input: &'static str) -> Result<&mut Training, Refused> {
-        self.check_idle(input)?;
-        match &mut self.state {
-            State::Step(training) => Ok(training),
-            _ => Err(Refused::OutOfTurn { input }),
-        }
-    }
-
-    fn microbatch(&mut self, input: &'static str) -> Result<&mut Training, Refused> {
-        let training = self.step(input)?;
-        if training.open.is_some() { Ok(training) } else { Err(Refused::OutOfTurn { input }) }
-    }
-
-    pub(super) fn open_microbatch(&mut self) {
-        if let State::Step(training) = &mut self.state {
-            training.gathers.begin(&self.orders);
-            training.reductions.begin_microbatch(&self.plan);
-            training.open = Some(Open::default());
-        }
     }
 }
 
 /// The outputs of a step.
-impl StepMachine {
-    /// Returns the next output to the goal.
-    pub(super) fn next(&mut self) -> Option<Output> {
-        let output = match self.goal {
+impl StepCourse {
+    /// Returns the next output to the goal; `None` if it is answered.
+    pub(super) fn next(&mut self, goal: Goal, orders: &mut PlanOrders) -> Option<Output> {
+        match goal {
+            Goal::Begin => None,
             // An all-reduce may have become ready.
-            Goal::Nothing => self.reduce_next(),
-            Goal::Begin => self.begin_next(),
+            Goal::Nothing => self.reduce_next(orders),
             Goal::Microbatch => Some(Output::Exchange(Exchange::Microbatch(Input::Ready))),
-            Goal::Unit { unit, place } => self.unit_next(unit, place),
-            Goal::Loss => self.loss_next(),
-            Goal::Gradients { unit, are_taken } => self.gradients_next(unit, are_taken),
-            Goal::EndMicrobatch => self.end_microbatch_next(),
-            Goal::Finish => self.finish_next(),
-            Goal::Batch => Some(Output::Exchange(Exchange::Batch(Input::Ready))),
-            Goal::EndBatch => self.end_batch_next(),
-            Goal::Mean => self.mean_next(),
-        };
-        let hands_out =
-            matches!((self.goal, output), (Goal::Unit { .. }, Some(Output::Hand { .. })));
-        if output.is_none() || hands_out {
-            self.goal = Goal::Nothing;
+            Goal::Unit(unit) => self.unit_next(unit, orders),
+            Goal::Loss => self.loss_next(orders),
+            Goal::Gradients(unit) => self.gradients_next(unit, orders),
+            Goal::EndMicrobatch => self.end_microbatch_next(orders),
+            Goal::Finish => self.finish_next(orders),
         }
-        output
     }
 
-    fn unit_next(&mut self, unit: UnitId, place: Option<usize>) -> Option<Output> {
-        let Self { plan, rules, orders, state, goal, .. } = self;
-        let gathers = match state {
-            State::Step(training) => &mut training.gathers,
-            State::Evaluation(evaluation) => &mut evaluation.gathers,
-            State::Between | State::Opening(_) => return None,
-        };
-        if let Some(output) = gathers.find_next(orders) {
+    fn unit_next(&mut self, unit: UnitId, orders: &mut PlanOrders) -> Option<Output> {
+        if let Some(output) = self.gathers.find_next(orders) {
             return Some(output);
         }
-        let place = place.or_else(|| gathers.place_of(unit))?;
-        *goal = Goal::Unit { unit, place: Some(place) };
-        let end = gathers.end_of_prefetch(place, plan.options().prefetch);
-        if let State::Step(training) = state {
-            // In one sequence, reductions that come before these gathers.
-            if let Some(output) = training.reduce_before(orders.current(), rules, end) {
-                return Some(output);
-            }
-            return training.gathers.take_next(place, end);
-        }
-        match state {
-            State::Evaluation(evaluation) => evaluation.gathers.take_next(place, end),
-            _ => None,
-        }
+        let place = self.gathers.place_of(unit)?;
+        let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
+        // In one sequence, reductions that come before these gathers.
+        let due = self.due(orders);
+        self.reduce_before(due, end).or_else(|| self.gathers.take_next(place, end))
     }
 
-    fn loss_next(&mut self) -> Option<Output> {
-        let Self { plan, orders, state, .. } = self;
-        let State::Step(training) = state else { return None };
-        training.gathers.end_finding();
-        let output = training.gathers.find_next(orders);
-        let output = output.or_else(|| training.gathers.end_forward_next(plan.spec()));
+    fn loss_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        self.gathers.end_finding();
+        let output = self.gathers.find_next(orders);
+        let spec = orders.declared().plan.spec();
+        let output = output.or_else(|| self.gathers.end_forward_next(spec));
         if output.is_some() {
             return output;
         }
-        if !training.knows_weights {
+        if !self.knows_weights {
             return Some(Output::Exchange(Exchange::Weights));
         }
-        if let Some(open) = &mut training.open {
+        if let Some(open) = &mut self.open {
             open.has_loss = true;
         }
         None
     }
 
-    fn gradients_next(&mut self, unit: UnitId, are_taken: bool) -> Option<Output> {
-        let State::Step(training) = &mut self.state else { return None };
+    fn gradients_next(&mut self, unit: UnitId, orders: &mut PlanOrders) -> Option<Output> {
         // The order of reductions is that of the forward, which is over on this rank.
-        training.gathers.end_finding();
-        if let Some(output) = training.gathers.find_next(&mut self.orders) {
+        self.gathers.end_finding();
+        if let Some(output) = self.gathers.find_next(orders) {
             return Some(output);
         }
-        if !are_taken {
-            self.goal = Goal::Gradients { unit, are_taken: true };
-            let turn = training.turn();
-            if let Some(output) = training.reductions.offer(&self.plan, turn, unit) {
+        if self.reductions.wants(unit) {
+            let due = self.due(orders);
+            if let Some(output) = self.reductions.offer(&due.order.plan, due.turn, unit) {
                 return Some(output);
             }
         }
-        self.reduce_next()
+        self.reduce_next(orders)
     }
 
     /// Issues reductions whose turn has come.
-    pub(super) fn reduce_next(&mut self) -> Option<Output> {
-        let State::Step(training) = &mut self.state else { return None };
-        training.open?;
-        let (turn, issued) = (training.turn(), training.gathers.issued);
-        training.reductions.next(self.orders.current(), &self.rules, (turn, issued))
+    fn reduce_next(&mut self, orders: &PlanOrders) -> Option<Output> {
+        self.open?;
+        self.reductions.next(self.due(orders))
     }
 
-    pub(super) fn end_microbatch_next(&mut self) -> Option<Output> {
-        let State::Step(training) = &self.state else { return None };
-        let open = training.open?;
-        if self.rules.weights == Weights::Enter && !open.has_loss {
+    /// In one sequence: issues the reductions before gather number `end`, and the gathers before
+    /// them.
+    fn reduce_before(&mut self, due: Due<'_>, end: usize) -> Option<Output> {
+        if let Some(output) = self.reductions.all_reduce_behind(due) {
+            return Some(output);
+        }
+        let before = self.reductions.gathers_before_next(due).filter(|before| *before < end)?;
+        self.gathers.issue_next(before).or_else(|| self.reductions.issue_next(due))
+    }
+
+    /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops
+    /// the units that are gathered before them.
+    fn reduce_rest(&mut self, due: Due<'_>) -> Option<Output> {
+        if let Some(output) = self.reductions.all_reduce_behind(due) {
+            return Some(output);
+        }
+        let before = self.reductions.gathers_before_next(due)?;
+        self.gathers.finish_next(before).or_else(|| self.reductions.issue_next(due))
+    }
+
+    fn end_microbatch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        if orders.rules.weights == Weights::Enter && !self.open?.has_loss {
             // This rank has no items: the other ranks agree with it in their `loss`.
-            if let Some(output) = self.loss_next() {
+            if let Some(output) = self.loss_next(orders) {
                 return Some(output);
             }
         }
-        let Self { plan, rules, orders, state, .. } = self;
-        let State::Step(training) = state else { return None };
-        let turn = training.turn();
-        training.gathers.end_finding();
-        let output = training
-            .gathers
-            .find_next(orders)
-            .or_else(|| training.reduce_rest(orders.current(), rules))
-            .or_else(|| training.gathers.finish_next(usize::MAX));
+        self.gathers.end_finding();
+        if let Some(output) = self.gathers.find_next(orders) {
+            return Some(output);
+        }
+        let due = self.due(orders);
+        let output = self.reduce_rest(due).or_else(|| self.gathers.finish_next(usize::MAX));
         if output.is_some() {
             return output;
         }
-        if has_reductions(plan, turn) {
-            let place = (turn, training.gathers.issued);
-            let output = training.reductions.issue_next(orders.current(), rules, place);
-            let output = output.or_else(|| training.reductions.fold_next(plan));
+        let plan = &orders.declared().plan;
+        if has_reductions(plan, due.turn) {
+            let output = self.reductions.issue_next(due);
+            let output = output.or_else(|| self.reductions.fold_next(plan));
             if output.is_some() {
                 return output;
             }
         }
-        training.open = None;
-        training.finished += 1;
+        self.open = None;
+        self.finished += 1;
         None
     }
 
-    /// Notes that the ranks know the size of weights.
-    pub(super) fn take_weights(&mut self) {
-        if let State::Step(training) = &mut self.state {
-            training.knows_weights = true;
+    fn finish_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+        loop {
+            match self.stage {
+                FinishStage::RunningOut if self.open.is_some() => {
+                    if let Some(output) = self.end_microbatch_next(orders) {
+                        return Some(output);
+                    }
+                }
+                FinishStage::RunningOut => match self.microbatches {
+                    Some(count) if self.finished < count => self.open_microbatch(orders),
+                    None if self.may_follow => {
+                        return Some(Output::Exchange(Exchange::Microbatch(Input::Exhausted)));
+                    }
+                    _ => self.begin_to_reduce(self.due(orders)),
+                },
+                FinishStage::Reducing => {
+                    let plan = &orders.current().plan;
+                    let asks = orders.rules.asks_for_overflow(plan);
+                    // Where ranks ask each other for overflows, no all-reduce begins before that.
+                    let turn = if asks { MicrobatchTurn::MayFollow } else { MicrobatchTurn::Last };
+                    let due = Due { turn, ..self.due(orders) };
+                    self.reductions.pass_next(plan);
+                    if let Some(output) = self.reductions.scatter_rest(due) {
+                        return Some(output);
+                    }
+                    self.stage = match asks {
+                        true => FinishStage::Asking { awaited: 0 },
+                        false => FinishStage::AllReducing { limit: usize::MAX },
+                    };
+                }
+                FinishStage::Asking { awaited } => {
+                    let is_scatter =
+                        |it: &(usize, Operation)| matches!(it.1, Operation::ReduceScatter(_));
+                    let plan = &orders.current().plan;
+                    let next = self.reductions.under_way(plan, awaited).find(is_scatter);
+                    let Some((place, scatter)) = next else {
+                        let all_reduces = self.reductions.all_reduced;
+                        return Some(Output::Exchange(Exchange::Interim { all_reduces }));
+                    };
+                    self.stage = FinishStage::Asking { awaited: place + 1 };
+                    return Some(Output::Await(scatter));
+                }
+                FinishStage::AllReducing { limit } => {
+                    let plan = &orders.current().plan;
+                    let limit = if reduces_once(plan) { limit } else { 0 };
+                    if let Some(output) = self.reductions.all_reduce_next(plan, limit) {
+                        return Some(output);
+                    }
+                    self.stage = FinishStage::Awaiting { awaited: 0 };
+                }
+                FinishStage::Awaiting { awaited } => {
+                    let plan = &orders.current().plan;
+                    let next = self.reductions.under_way(plan, awaited).next();
+                    if let Some((place, operation)) = next {
+                        self.stage = FinishStage::Awaiting { awaited: place + 1 };
+                        return Some(Output::Await(operation));
+                    }
+                    self.stage = FinishStage::Stating;
+                }
+                FinishStage::Stating => return Some(Output::Exchange(Exchange::Statement)),
+            }
         }
     }
 
-    /// Takes the conclusion from an exchange.
-    pub(super) fn take_conclusion(
-        &mut self,
-        exchange: Exchange,
-        conclusion: Conclusion,
-    ) -> Result<(), Refused> {
-        match (exchange, conclusion) {
-            (_, Conclusion::Headers(headers)) => self.take_headers(headers),
-            (Exchange::Batch(_), Conclusion::Supply(supply)) => {
-                self.take_batch(supply);
-                Ok(())
-            }
-            (_, Conclusion::Supply(supply)) => self.take_supply(supply),
-            (_, Conclusion::Unit(place, next)) => {
-                match &mut self.state {
-                    State::Step(training) => training.gathers.take_next_unit(place, next),
-                    State::Evaluation(evaluation) => evaluation.gathers.take_next_unit(place, next),
-                    State::Between | State::Opening(_) => {}
-                }
-                Ok(())
-            }
-            (_, Conclusion::Overflow(limit)) => {
-                if let State::Step(training) = &mut self.state {
-                    training.stage = Stage::AllReducing { limit: limit.unwrap_or(usize::MAX) };
-                }
-                Ok(())
-            }
-            (exchange, Conclusion::Agreed) => self.take_agreement(exchange),
+    fn begin_to_reduce(&mut self, due: Due<'_>) {
+        let plan = &due.order.plan;
+        let is_local = plan.options().accumulation == Accumulation::Local;
+        if is_local && due.turn == MicrobatchTurn::MayFollow {
+            self.reductions.begin_microbatch(plan);
         }
+        self.stage = FinishStage::Reducing;
     }
 }

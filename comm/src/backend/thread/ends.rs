@@ -19,7 +19,7 @@ impl Core {
     #[cfg(feature = "nccl")]
     pub(crate) fn end_requested(&self, rank: Rank, reason: &str) {
         let reason = AbortReason::Requested { reason: reason.into() };
-        self.end(self.ended_by(rank, reason));
+        self.end(self.state.ended_by(rank, reason));
     }
 
     /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
@@ -30,7 +30,7 @@ impl Core {
         reason: AbortReason,
     ) -> Error {
         match rank {
-            Some(rank) => self.ended_by(rank, reason),
+            Some(rank) => self.state.ended_by(rank, reason),
             None => Error::WorkFailed { operation: Arc::clone(operation), reason },
         }
     }
@@ -40,14 +40,14 @@ impl Core {
     /// Where the other ranks share no memory with this one, one of them decides, which is waited for: half a second at the most.
     pub(crate) fn end(&self, error: Error) -> Error {
         match self.endpoint() {
-            None => self.end_here(error, &[]),
+            None => self.state.end_here(error, &[]),
             Some(endpoint) => endpoint.end(error),
         }
     }
 
     /// An operation fails with the end of the world, now or when it is known.
     pub(crate) fn fail_at_end(&self, operation: &Arc<Operation>) {
-        match (self.status().world_end(), self.endpoint()) {
+        match (self.state.status.world_end(), self.endpoint()) {
             (Some(end), _) => operation.fail(&end),
             (None, Some(endpoint)) => endpoint.doom(Arc::clone(operation)),
             (None, None) => unreachable!("the world has just ended"),
@@ -62,22 +62,22 @@ impl Core {
         if let Some(endpoint) = self.endpoint() {
             return endpoint.end_epoch(epoch, error);
         }
-        let end = self.status().end_epoch(epoch, error);
-        for operation in self.table.take_out(Some(epoch)) {
+        let end = self.state.status.end_epoch(epoch, error);
+        for operation in self.state.table.take_out(Some(epoch)) {
             operation.fail_gathering(&end);
         }
     }
 
     /// A rank goes. If others wait for it, now or later, the world ends.
     pub(crate) fn leave(&self, rank: Rank) {
-        if !self.record(rank).leave() {
+        if !self.state.record(rank).leave() {
             return;
         }
-        self.status().ring();
+        self.state.status.ring();
         if let Some(endpoint) = self.endpoint() {
             return endpoint.leave();
         }
-        for operation in self.table.snapshot() {
+        for operation in self.state.table.snapshot() {
             // If no member has arrived yet, the first that does will look.
             let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
             if let (true, Some(awaited)) = (waits, operation.awaited()) {
@@ -92,7 +92,7 @@ impl Core {
         operation: &Operation,
         awaited: &Arc<Descriptor>,
     ) -> Result<(), Error> {
-        let left = |rank: &Rank| self.record(*rank).has_left();
+        let left = |rank: &Rank| self.state.record(*rank).has_left();
         if !operation.ranks.iter().any(left) {
             return Ok(());
         }
@@ -107,10 +107,10 @@ impl Core {
     /// A member that has left is missing at an operation. That ends the world, or, if the epoch has ended before, only the
     /// operation: the thread that has announced the end of the epoch may not have come to this operation yet. Returns that end.
     fn end_left(&self, rank: Rank, operation: &Operation, awaited: Arc<Descriptor>) -> Error {
-        match self.status().check(awaited.epoch) {
-            Ok(()) => self.end(self.ended_by(rank, AbortReason::Left { awaited })),
+        match self.state.status.check(awaited.epoch) {
+            Ok(()) => self.end(self.state.ended_by(rank, AbortReason::Left { awaited })),
             Err(end) => {
-                self.fail_in_epoch(operation, awaited.epoch);
+                self.state.fail_in_epoch(operation, awaited.epoch);
                 end
             }
         }
@@ -155,7 +155,7 @@ impl Core {
             rank: *rank,
             wanted: match wanted {
                 Some(descriptor) => Wanted::Arrived(descriptor),
-                None => Wanted::Missing(self.record(*rank).last()),
+                None => Wanted::Missing(self.state.record(*rank).last()),
             },
         };
         let rows = operation.ranks.iter().zip(wanted).map(row).collect();
@@ -189,7 +189,7 @@ impl Core {
             // Members that arrived during the search are no culprits any more, but they were late.
             Ok(culprit) => culprit.or(missing.first().copied()),
         };
-        let (awaited, deadline) = (Arc::clone(descriptor), self.options().deadline);
+        let (awaited, deadline) = (Arc::clone(descriptor), self.state.options.deadline);
         let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
@@ -218,7 +218,7 @@ impl Core {
     /// Ends the world because the comparer of a rank is silent.
     pub(crate) fn end_unjudged(&self, silent: Rank) {
         let problem = "it does not answer a rank whose deadline has passed".into();
-        self.end(self.ended_by(silent, AbortReason::Unreachable { problem }));
+        self.end(self.state.ended_by(silent, AbortReason::Unreachable { problem }));
     }
 
     /// Ends the world because the device of `rank` has waited in a call of NCCL for longer than the deadline.
@@ -232,7 +232,7 @@ impl Core {
         let is_there = |rank: &Rank| Some(*rank) != culprit;
         let members = wait.missing.iter().chain([&rank]).copied();
         let (arrived, missing) = members.partition(is_there);
-        let (awaited, deadline) = (Arc::clone(&wait.operation), self.options().deadline);
+        let (awaited, deadline) = (Arc::clone(&wait.operation), self.state.options.deadline);
         let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, &wait.operation, reason));
     }

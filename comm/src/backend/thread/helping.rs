@@ -27,7 +27,7 @@ impl Core {
             return self.run_here(running, rank);
         }
         // Members that wait help, too.
-        let threads = self.cores.min(workers + self.records().len());
+        let threads = self.cores.min(workers + self.state.records.len());
         let useful = running.blocks.min(threads);
         let queued = Arc::new(Queued::new(running, threads));
         self.queue.push(&queued);
@@ -45,13 +45,13 @@ impl Core {
     fn help_for(&self, queued: Arc<Queued>, rank: Rank) {
         let operation = Arc::clone(&queued.running.operation);
         let _blocked =
-            queued.running.work.calls_users().then(|| self.record(rank).block_on(&operation));
+            queued.running.work.calls_users().then(|| self.state.record(rank).block_on(&operation));
         self.help(queued, None);
     }
 
     /// Whether there is a core that no rank uses, and a member that sleeps for this very operation.
     fn has_helpers(&self, operation: &Operation) -> bool {
-        let awake = self.records().len() - self.sleepers.load(Ordering::Relaxed);
+        let awake = self.state.records.len() - self.sleepers.load(Ordering::Relaxed);
         awake < self.cores && operation.has_sleepers()
     }
 
@@ -66,9 +66,9 @@ impl Core {
     /// away from a rank that computes.
     fn wanted_workers(&self) -> usize {
         // Where the other ranks are processes, they have workers of their own.
-        match (self.options().workers, self.endpoint()) {
+        match (self.state.options.workers, self.endpoint()) {
             (Workers::Auto, Some(_)) => 1,
-            (Workers::Auto, None) if self.has_a_core_for_each() => self.records().len(),
+            (Workers::Auto, None) if self.has_a_core_for_each() => self.state.records.len(),
             (Workers::Auto, None) => 0,
             (Workers::Count(count), _) => count,
         }
@@ -78,7 +78,8 @@ impl Core {
     /// so that others can find the owner of the code.
     fn run_here(&self, running: Running, rank: Rank) {
         let operation = Arc::clone(&running.operation);
-        let _blocked = running.work.calls_users().then(|| self.record(rank).block_on(&operation));
+        let _blocked =
+            running.work.calls_users().then(|| self.state.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
         let ran = (0..running.blocks).try_for_each(|block| running.run(block));

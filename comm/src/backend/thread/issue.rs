@@ -3,34 +3,34 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::core::{Core, Member};
+use super::core::{Core, MemberCall};
 use super::running::{Running, WorkPanic};
 use super::wait::Ticket;
 use crate::engine::{Arrivals, Arrived, Key, Operation};
-use crate::execute::{Assemble, Work};
+use crate::execute::Work;
 use crate::{Descriptor, Error};
 use hsdp_flight::FlightState;
 
 impl Core {
-    /// A member issues an operation, with its contribution; the last member makes the work of all contributions, in slot order, and
-    /// starts it. Never waits for another rank.
+    /// Issues an operation for a member, with its contribution; the last member makes the work of all
+    /// contributions, in slot order, and starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        member: Member<'_>,
+        member: MemberCall<'_>,
         descriptor: Arc<Descriptor>,
         contribution: D,
-        assemble: impl Assemble<D, W>,
+        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Ticket, Error> {
         let (key, site) = (Key::from(&*descriptor), member.site);
-        let flight = &self.record(member.rank).flight;
-        let operation = self.table.enter(key, || {
+        let flight = &member.own.record.flight;
+        let operation = self.state.table.enter(key, || {
             self.admit(descriptor.epoch)?;
-            Ok(Arc::new(Operation::new(key, &site.ranks, self.origin)))
+            Ok(Arc::new(Operation::new(key, &site.ranks, self.state.origin)))
         });
         let submitted = operation.and_then(|operation| {
             // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
             flight.ends_with(member.entry, &operation.ending);
-            self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
+            self.arrive(&operation, site.slot, &descriptor, contribution, assemble)?;
             Ok(operation)
         });
         // A member that is refused is none of those for which the operation is settled.
@@ -39,29 +39,32 @@ impl Core {
         Ok(Ticket::new(member, operation, descriptor))
     }
 
-    /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
-    /// and they were told.
+    /// Checks whether an operation may be made in `epoch`. Where the other ranks share no memory with this
+    /// one, that was checked before, and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
-            None => self.status().check(epoch),
-            Some(_) => self.status().check_world(),
+            None => self.state.status.check(epoch),
+            Some(_) => self.state.status.check_world(),
         }
     }
 
-    /// A member arrives in its slot: one of this process, or the message of a rank that shares no memory with it.
+    /// Has a member arrive in its slot: one of this process, or the message of a rank that shares no
+    /// memory with it.
     pub(crate) fn arrive<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        (operation, slot): (&Arc<Operation>, usize),
+        operation: &Arc<Operation>,
+        slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
-        assemble: impl Assemble<D, W>,
+        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<(), Error> {
-        match operation.arrive::<D, W>(slot, descriptor, contribution) {
-            // A member whose message is on its way is missed by the progress engine, which knows all messages that are here.
+        match operation.arrive(slot, descriptor, contribution) {
+            // A member whose message is on its way is missed by the progress engine, which knows all
+            // messages that are here.
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
-                self.table.remove(operation.key);
+                self.state.table.remove(operation.key);
                 let work = || assemble(contributions);
                 let running = self.assemble(operation, descriptor, arrivals, work)?;
                 let rank = operation.ranks[slot];
@@ -75,17 +78,18 @@ impl Core {
         }
     }
 
-    /// Work of an operation has another round, to which the member in `slot` brings a contribution. The operation fails if the world
-    /// is over.
-    pub(crate) fn gather_again<D: Send + 'static, W: Work>(
+    /// Begins another round of an operation with the contribution of the member in `slot`. The operation
+    /// fails if the world is over.
+    pub(crate) fn gather_again<D: Send + 'static>(
         &self,
-        (operation, slot): (&Arc<Operation>, usize),
+        operation: &Arc<Operation>,
+        slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
     ) {
-        operation.gather_again::<D, W>((slot, descriptor), contribution);
-        let entered = self.table.enter(operation.key, || {
-            self.status().check_world()?;
+        operation.gather_again(slot, descriptor, contribution);
+        let entered = self.state.table.enter(operation.key, || {
+            self.state.status.check_world()?;
             Ok(Arc::clone(operation))
         });
         if let Err(end) = entered {
@@ -93,7 +97,8 @@ impl Core {
         }
     }
 
-    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends the world.
+    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends
+    /// the world.
     fn assemble<W: Work>(
         &self,
         operation: &Arc<Operation>,
@@ -104,7 +109,7 @@ impl Core {
         // Contributions that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(work)) => {
-                let slow = &self.options().slow;
+                let slow = &self.state.options.slow;
                 let due = self.links.carry(slow, descriptor, &operation.ranks);
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
                 let (blocks, work) = (work.blocks(), Box::new(work));

@@ -23,8 +23,8 @@ impl Core {
 
     /// The states of `waiter`, and of the ranks that it reaches.
     fn look(&self, waiter: Rank) -> Look {
-        let own = self.state(waiter);
-        let mut look = judge::reached(&own.waits, |rank| self.state(rank));
+        let own = self.state.rank_state(waiter);
+        let mut look = judge::reached(&own.waits, |rank| self.state.rank_state(rank));
         look.insert(waiter, own);
         look
     }
@@ -32,7 +32,7 @@ impl Core {
     /// The rank that keeps `operation` from ending: JUDGE.md.
     pub(super) fn culprit(&self, waiter: Rank, operation: &Arc<Operation>) -> Option<Rank> {
         let wait = operation.wait_of(waiter);
-        let look = judge::reached(slice::from_ref(&wait), |rank| self.state(rank));
+        let look = judge::reached(slice::from_ref(&wait), |rank| self.state.rank_state(rank));
         judge::culprit(&look, waiter, &wait)
     }
 }

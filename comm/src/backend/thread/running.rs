@@ -65,7 +65,7 @@ pub(crate) trait AnyWork: Send + Sync {
     fn calls_users(&self) -> bool;
     fn run(&self, block: usize, meter: &Meter<'_>);
     fn next_round(&mut self) -> Option<NextRound>;
-    /// [`Outputs`] of the work.
+    /// Returns the [`Outputs`](crate::engine::Outputs) of the work.
     fn finish(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 

@@ -41,7 +41,7 @@ fn operation() -> Operation {
 
 /// A member arrives, says that it brings so many elements, and brings ten times its slot.
 fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize> {
-    operation.arrive::<_, Listing>(slot, &descriptor(0, count), slot * 10)
+    operation.arrive(slot, &descriptor(0, count), slot * 10)
 }
 
 /// Every member gets all contributions, in the order in which the work got them, and its slot.
@@ -50,7 +50,7 @@ struct Listing {
 }
 
 impl Work for Listing {
-    type Output = (Vec<usize>, usize);
+    type Gets = (Vec<usize>, usize);
 
     fn blocks(&self) -> usize {
         1
@@ -101,14 +101,10 @@ fn the_last_member_gets_all_contributions_in_slot_order() {
     }
 }
 
-/// Other work with the same contributions.
-struct Other;
-
 #[test]
 fn the_first_that_arrives_says_what_work_it_is() {
-    let come = |operation: &Operation, slot, count| {
-        operation.arrive::<usize, Other>(slot, &descriptor(0, count), 5)
-    };
+    let come =
+        |operation: &Operation, slot, count| operation.arrive(slot, &descriptor(0, count), 5_u8);
     let differing = operation();
     assert!(matches!(arrive(&differing, 2, 5), Arrived::Waiting));
     assert!(matches!(come(&differing, 1, 6), Arrived::Differs(Difference::Descriptor)));
@@ -289,7 +285,7 @@ fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
     // 0 waits for 1 and 2; 1 waits for 2, elsewhere.
     let (first, second) = (gathering(&[0]), gathering(&[0, 1]));
     assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for no rank");
-    let waits = core.record(Rank::new(1)).block_on(&second);
+    let waits = core.state.record(Rank::new(1)).block_on(&second);
     assert_eq!(culprit(&core, &first), Some(2));
     drop(waits);
     assert_eq!(culprit(&core, &first), Some(1));
@@ -301,7 +297,7 @@ fn ranks_that_wait_in_a_circle_are_named_by_the_lowest() {
     let [zero, one, two] =
         [&[0, 1], &[1, 2], &[0, 2]].map(|arrived: &[usize; 2]| gathering(arrived));
     // 0 waits for 2, which waits for 1, which waits for 0.
-    let waits = |rank, operation| core.record(Rank::new(rank)).block_on(operation);
+    let waits = |rank, operation| core.state.record(Rank::new(rank)).block_on(operation);
     let _circle = [waits(0, &zero), waits(1, &one), waits(2, &two)];
     for operation in [&zero, &one, &two] {
         assert_eq!(culprit(&core, operation), Some(0));
@@ -318,6 +314,6 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     hanging.readers[2].fetch_add(1, Ordering::Relaxed);
     assert_eq!(culprit(&core, &hanging), Some(2));
     // Rank 1 runs a block of it, and so does not come to another operation.
-    let _runs = core.record(Rank::new(1)).block_on(&hanging);
+    let _runs = core.state.record(Rank::new(1)).block_on(&hanging);
     assert_eq!(culprit(&core, &awaited), Some(2));
 }

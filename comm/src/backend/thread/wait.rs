@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::core::{Access, Core, Member};
+use super::core::{Core, MemberCall, OwnRank};
 use super::running::in_work;
 use crate::engine::judge::WaitKey;
 use crate::engine::{Alarm, Clock, Operation, from_now};
@@ -17,22 +17,21 @@ use hsdp_flight::EntryNumber;
 
 /// A member's claim on its output of one operation.
 pub(crate) struct Ticket {
-    core: Arc<Access>,
+    own: Arc<OwnRank>,
     operation: Arc<Operation>,
     descriptor: Arc<Descriptor>,
-    rank: Rank,
     slot: usize,
     entry: EntryNumber,
 }
 
 impl Ticket {
     pub(super) fn new(
-        member: Member<'_>,
+        member: MemberCall<'_>,
         operation: Arc<Operation>,
         descriptor: Arc<Descriptor>,
     ) -> Self {
-        let Member { access, rank, site, entry } = member;
-        Self { core: Arc::clone(access), operation, descriptor, rank, slot: site.slot, entry }
+        let MemberCall { own, site, entry } = member;
+        Self { own: Arc::clone(own), operation, descriptor, slot: site.slot, entry }
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -50,16 +49,16 @@ impl Ticket {
     /// Waits until the operation is settled, by completion, deadline or abort.
     pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
         if in_work() {
-            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
+            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.own.rank });
         }
         if !self.is_settled() {
-            self.core.record(self.rank).flight.wait(self.entry);
+            self.own.record.flight.wait(self.entry);
             let Descriptor { op, channel, tag, .. } = &*self.descriptor;
             let unit = tag.unit.map(|unit| unit.get());
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
             span.in_scope(|| self.until_settled());
         }
-        let record = self.core.record(self.rank);
+        let record = &self.own.record;
         record.flight.close(self.entry);
         let output = self.operation.take(self.slot)?;
         record.meet(self.descriptor.epoch, &self.operation.ranks);
@@ -67,23 +66,25 @@ impl Ticket {
     }
 
     fn until_settled(&self) {
-        let mut wakefulness = Wakefulness::of(&self.core);
-        let mut clock = Clock::start(self.core.options());
+        let mut wakefulness = Wakefulness::of(&self.own.core);
+        let mut clock = Clock::start(self.own.options());
         let mut late = Vec::new();
-        let _blocked = self.core.record(self.rank).block_on(&self.operation);
+        let _blocked = self.own.record.block_on(&self.operation);
         while !self.operation.is_settled() {
             match clock.alarm() {
                 Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
                 Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
                 Alarm::Circle => self.stall(),
                 // If members came in at the last moment, their work is waited for once more.
-                Alarm::Deadline => self.core.end_late(self.rank, &self.operation, &self.descriptor),
+                Alarm::Deadline => {
+                    self.own.core.end_late(self.own.rank, &self.operation, &self.descriptor)
+                }
             }
         }
         if !late.is_empty() && self.operation.failure().is_none() {
             self.welcome(&late, clock.waited());
         }
-        if let Some(endpoint) = self.core.endpoint() {
+        if let Some(endpoint) = self.own.endpoint() {
             endpoint.forget_reports(self.key());
         }
     }
@@ -94,8 +95,8 @@ impl Ticket {
 
     /// Has the judge look whether ranks wait for each other.
     fn stall(&self) {
-        match self.core.endpoint() {
-            None => self.core.end_if_circle(self.rank),
+        match self.own.endpoint() {
+            None => self.own.core.end_if_circle(self.own.rank),
             Some(_) if self.operation.attendance().is_none() => {}
             Some(endpoint) => endpoint.report(Urgency::Stalled, self.key()),
         }
@@ -103,25 +104,25 @@ impl Ticket {
 
     /// The rank that keeps the operation from ending, as far as this rank knows.
     fn culprit(&self) -> Option<Rank> {
-        let judged = self.core.endpoint().and_then(|endpoint| {
+        let judged = self.own.endpoint().and_then(|endpoint| {
             endpoint.report(Urgency::Late, self.key());
             endpoint.culprit(self.key())
         });
-        judged.or_else(|| self.core.culprit(self.rank, &self.operation))
+        judged.or_else(|| self.own.core.culprit(self.own.rank, &self.operation))
     }
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
     fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
-        if let Some(running) = self.core.queue.pick(&self.operation) {
-            self.core.help(running, Some(&self.operation));
+        if let Some(running) = self.own.core.queue.pick(&self.operation) {
+            self.own.core.help(running, Some(&self.operation));
             clock.has_worked();
-        } else if self.core.endpoint().is_some_and(|endpoint| endpoint.hear()) {
+        } else if self.own.endpoint().is_some_and(|endpoint| endpoint.hear()) {
             clock.has_worked();
         } else if !wakefulness.stay_awake() {
             let is_left_alone =
-                self.core.endpoint().is_some_and(|endpoint| endpoint.is_left_alone());
+                self.own.endpoint().is_some_and(|endpoint| endpoint.is_left_alone());
             let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
-            self.core.sleep_on(&self.operation, from_now(rest));
+            self.own.core.sleep_on(&self.operation, from_now(rest));
         }
     }
 
@@ -133,7 +134,7 @@ impl Ticket {
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
         let culprit = self.culprit().map(Rank::get);
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+            (self.own.rank.get(), self.own.record.step(), &self.descriptor);
         if missing.is_empty() {
             hsdp_warnings::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
@@ -145,7 +146,7 @@ impl Ticket {
     /// Reports that late members have arrived, and how late they were.
     fn welcome(&self, late: &[u32], lateness: Duration) {
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+            (self.own.rank.get(), self.own.record.step(), &self.descriptor);
         tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have arrived");
     }
 }
@@ -183,7 +184,7 @@ impl Wakefulness {
             true => SPINS,
             // Messages come to another thread, which wakes this one.
             false if core.endpoint().is_some() => {
-                let ranks = u32::try_from(core.records().len()).unwrap_or(u32::MAX);
+                let ranks = u32::try_from(core.state.records.len()).unwrap_or(u32::MAX);
                 SHARED_SPINS.min(ALL_SPINS / ranks.max(1))
             }
             false => SHARED_SPINS,
