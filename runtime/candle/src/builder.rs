@@ -6,7 +6,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::Role;
 
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 use crate::model::Parameters;
 use crate::recorded::is_buffer;
 
@@ -28,11 +28,14 @@ use crate::recorded::is_buffer;
 ///
 /// The builder reads a parameter when the constructor asks for it, and copies nothing. It has the
 /// names of the whole model; a parameter of another unit is gathered with that unit. Its `get`
-/// fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the constructor asks for
+/// fails with [`DeclarationError::Shape`](crate::DeclarationError::Shape),
+/// [`DeclarationError::Dtype`](crate::DeclarationError::Dtype) or
+/// [`DeclarationError::Device`](crate::DeclarationError::Device) if the constructor asks for
 /// something other than the model declares. For example, an f32 builder over a bf16 model would
-/// copy each parameter. It fails with [`Error::Buffers`] if the constructor asks for running
-/// statistics that the model declares as trainable. Initialization hints have no effect (see
-/// [`record`](crate::record)).
+/// copy each parameter. It fails with
+/// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if the constructor asks for
+/// running statistics that the model declares as trainable. Initialization hints have no effect
+/// (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
     let device = parameters.device().clone();
@@ -54,26 +57,41 @@ impl UnitBackend<'_> {
         if let Some(id) = spec.find(name) {
             let declared = &spec[id].shape;
             if is_buffer(name) && spec[id].role == Role::Trainable {
-                Err(Error::Buffers { names: name.to_owned() })?;
+                Err(Error::Declaration(DeclarationError::Buffers { names: name.to_owned() }))?;
             }
             let parameter = || name.to_owned();
             let unit = || spec[id.unit].name.clone();
             if let Some(asked) = shape.filter(|shape| shape.dims() != declared.as_slice()) {
                 let asked = asked.dims().to_vec();
                 let declared = declared.clone();
-                Err(Error::Shape { parameter: parameter(), unit: unit(), asked, declared })?;
+                Err(Error::Declaration(DeclarationError::Shape {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    declared,
+                }))?;
             }
             if !device.same_device(self.0.device()) {
                 let asked = device.location();
                 let lies_on = self.0.device().location();
-                Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
+                Err(Error::Declaration(DeclarationError::Device {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    lies_on,
+                }))?;
             }
             let tensor = self.0.get(name)?;
             // The read parameter may belong to another unit, which computes in another dtype.
             let computed = tensor.dtype();
             if dtype != computed {
                 let asked = dtype;
-                Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
+                Err(Error::Declaration(DeclarationError::Dtype {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    computed,
+                }))?;
             }
             return Ok(tensor);
         }

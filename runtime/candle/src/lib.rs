@@ -159,7 +159,7 @@ mod zeros;
 
 pub use builder::var_builder;
 pub use convert::{candle_dtype, device};
-pub use error::Error;
+pub use error::{DeclarationError, Error, LostGradients};
 pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;
 pub use plain::Plain;

@@ -16,7 +16,7 @@ use self::reader::PassReader;
 use self::recomputed::FirstRuns;
 use self::start::{LossForm, Start};
 use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
-use crate::error::Error;
+use crate::error::{DeclarationError, Error, LostGradients};
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp};
 use crate::recompute::is_differentiated;
@@ -145,9 +145,10 @@ impl<'step> Pass<'step> {
     /// dropped.
     ///
     /// # Errors
-    /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
-    /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and the error that
-    /// `forward` returns.
+    /// [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit),
+    /// [`DeclarationError::UnknownParameter`](crate::DeclarationError::UnknownParameter);
+    /// [`Error::Freed`] if a unit that is not kept is needed a second time; [`Error::Runtime`] if a
+    /// gather fails; and the error that `forward` returns.
     pub fn unit(
         &self,
         name: &str,
@@ -246,9 +247,11 @@ impl<'step> Pass<'step> {
     /// Collective over the shard group, and in the first step over the world.
     ///
     /// # Errors
-    /// [`Error::Undeclared`] if `loss` depends on a variable of the program whose gradient was not
-    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left
-    /// a recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that
+    /// [`LostGradients::Undeclared`](crate::LostGradients::Undeclared) if `loss` depends on a
+    /// variable of the program whose gradient was not [asked for](Self::gradient_of);
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if it depends on a
+    /// tensor that left a recomputed unit beside its output;
+    /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
     /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
     /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
     /// backward.
@@ -338,7 +341,9 @@ impl<'step> Pass<'step> {
             self.inner.handle().note_cuts();
         }
         if reached.anchors.iter().any(|anchor| anchor.id() != self.anchor.id()) {
-            return Err(Error::OtherPass { what: "parameters".to_owned() });
+            return Err(Error::LostGradients(LostGradients::OtherPass {
+                what: "parameters".to_owned(),
+            }));
         }
         self.wanted.deliver(reached, |variable| match gradients.get(variable) {
             Some(gradient) => start.unscaled(gradient),
@@ -362,7 +367,10 @@ impl<'step> Pass<'step> {
             Some(index) => Ok(&self.units.states[index]),
             None => {
                 let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-                Err(Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") })
+                Err(Error::Declaration(DeclarationError::UnknownUnit {
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                }))
             }
         }
     }

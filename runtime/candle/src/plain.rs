@@ -7,7 +7,7 @@ use hsdp::Precision;
 use hsdp_sharding::{ModelSpec, Unit};
 
 use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs};
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 use crate::model::{Forward, Parameters, Units};
 
 /// Whole parameters in candle [`Var`]s, for comparison with a sharded run, and to sample from a
@@ -126,9 +126,11 @@ impl Units for Plain {
         let units = self.spec.units();
         let Some(unit) = units.iter().find(|unit| unit.name == name) else {
             let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-            return Err(
-                Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") }.into()
-            );
+            return Err(Error::Declaration(DeclarationError::UnknownUnit {
+                name: name.to_owned(),
+                known: known.join(", "),
+            })
+            .into());
         };
         let of_unit = PlainUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
         match self.casts_inputs {

@@ -26,7 +26,7 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use crate::error::Error;
+use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
 use crate::ops::{IdentityOp, copy};
 use crate::storage::{move_back, move_to_variable};
@@ -106,7 +106,7 @@ impl RecomputeOp {
     }
 
     fn not_repeatable(&self, how: String) -> Error {
-        Error::NotRepeatable { unit: self.own.name().to_owned(), how }
+        Error::LostGradients(LostGradients::NotRepeatable { unit: self.own.name().to_owned(), how })
     }
 
     fn take_output(&self) -> Result<Tensor> {

@@ -12,7 +12,7 @@ use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::{AfterForward, ModelSpec, Param, Unit};
 use parking_lot::Mutex;
 
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 
 /// Calls `load` with a `VarBuilder` that records the requested parameters. Not collective.
 ///
@@ -23,9 +23,12 @@ use crate::error::Error;
 /// it gives no shape.
 ///
 /// # Errors
-/// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and
-/// [`Error::NoShape`]; [`Error::Buffers`] if it asks for the running statistics of a norm or a
-/// codebook, or for integers. These are no parameters, and hsdp does not keep their changes.
+/// The error of `load`; [`DeclarationError::Reshaped`](crate::DeclarationError::Reshaped) if it
+/// asks for one name with two shapes, and
+/// [`DeclarationError::NoShape`](crate::DeclarationError::NoShape);
+/// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if it asks for the running
+/// statistics of a norm or a codebook, or for integers. These are no parameters, and hsdp does not
+/// keep their changes.
 pub fn record<M>(
     load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
 ) -> Result<Recorded, Error> {
@@ -34,7 +37,7 @@ pub fn record<M>(
     load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
     let AskedParameters { parameters, buffers, .. } = std::mem::take(&mut *asked.lock());
     if !buffers.is_empty() {
-        return Err(Error::Buffers { names: listed(&buffers) });
+        return Err(Error::Declaration(DeclarationError::Buffers { names: listed(&buffers) }));
     }
     Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
 }
@@ -136,25 +139,30 @@ impl Recorded {
     /// weights) is kept.
     ///
     /// # Errors
-    /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no
-    /// name; [`Error::UnknownUnit`] if a marked unit does not exist; [`Error::Redeclared`] if
-    /// [`map`](Self::map) changed a name or a shape; the planner's error if the units make no
+    /// [`DeclarationError::NoUnit`](crate::DeclarationError::NoUnit) if no pattern takes a name;
+    /// [`DeclarationError::EmptyPattern`](crate::DeclarationError::EmptyPattern) if a pattern takes
+    /// no name; [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit) if a marked
+    /// unit does not exist; [`DeclarationError::Redeclared`](crate::DeclarationError::Redeclared)
+    /// if [`map`](Self::map) changed a name or a shape; the planner's error if the units make no
     /// model.
     pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
         if let Some((recorded, changed)) = self.redeclared.clone() {
-            return Err(Error::Redeclared {
+            return Err(Error::Declaration(DeclarationError::Redeclared {
                 parameter: recorded.name,
                 recorded: recorded.shape,
                 name: changed.name,
                 shape: changed.shape,
-            });
+            }));
         }
         let mut units = group(&self.parameters, patterns)?;
         for (name, mark) in &self.marked {
             let known =
                 || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
-                return Err(Error::UnknownUnit { name: name.clone(), known: known() });
+                return Err(Error::Declaration(DeclarationError::UnknownUnit {
+                    name: name.clone(),
+                    known: known(),
+                }));
             };
             match *mark {
                 Mark::AfterForward(after_forward) => units[place].after_forward = after_forward,
@@ -208,11 +216,11 @@ impl AskedParameters {
         };
         let known = &mut self.parameters[place];
         if known.param.shape != shape.dims() {
-            return Err(Error::Reshaped {
+            return Err(Error::Declaration(DeclarationError::Reshaped {
                 parameter: name.to_owned(),
                 first: known.param.shape.clone(),
                 second: shape.dims().to_vec(),
-            });
+            }));
         }
         known.is_tied = true;
         Ok(())
@@ -241,7 +249,7 @@ impl SimpleBackend for VarRecorder {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> CandleResult<Tensor> {
-        Err(Error::NoShape { parameter: name.to_owned() }.into())
+        Err(Error::Declaration(DeclarationError::NoShape { parameter: name.to_owned() }).into())
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -295,10 +303,12 @@ fn group(parameters: &[RecordedParameter], patterns: &[&str]) -> Result<Vec<Unit
         }
     }
     if !left.is_empty() {
-        return Err(Error::NoUnit { parameters: left.join(", ") });
+        return Err(Error::Declaration(DeclarationError::NoUnit { parameters: left.join(", ") }));
     }
     match units.iter().position(Vec::is_empty) {
-        Some(empty) => Err(Error::EmptyPattern { pattern: patterns[empty].to_owned() }),
+        Some(empty) => Err(Error::Declaration(DeclarationError::EmptyPattern {
+            pattern: patterns[empty].to_owned(),
+        })),
         None => Ok(units.concat()),
     }
 }

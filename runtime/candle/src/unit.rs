@@ -23,7 +23,7 @@ use hsdp::{Full, ModelSpec, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
-use crate::error::Error;
+use crate::error::{Error, LostGradients};
 use crate::gradient;
 use crate::storage::{Gathered, vacate};
 
@@ -259,14 +259,16 @@ impl LiveUnit {
         }
         let error = match BackwardHere::runs_here() {
             true => self.of_another_pass(),
-            false => Error::TensorBackward { unit: self.name().to_owned() },
+            false => {
+                Error::LostGradients(LostGradients::TensorBackward { unit: self.name().to_owned() })
+            }
         };
         self.handle.note_failure(&error);
         Err(error)
     }
 
     fn of_another_pass(&self) -> Error {
-        Error::OtherPass { what: format!("unit {}", self.name()) }
+        Error::LostGradients(LostGradients::OtherPass { what: format!("unit {}", self.name()) })
     }
 
     /// Keeps the unit full until a [`release`](Self::release), even if all gradients arrive before.

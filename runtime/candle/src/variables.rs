@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor, TensorId, Var};
 use parking_lot::Mutex;
 
 use crate::convert::is_in_16_bits;
-use crate::error::Error;
+use crate::error::{Error, LostGradients};
 
 /// The purpose for which hsdp makes a variable. Such a variable's gradient is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl WantedGradients {
     /// Refuses variables of the program that a loss depends on, and whose gradients would be lost.
     ///
     /// # Errors
-    /// [`Error::Undeclared`].
+    /// [`LostGradients::Undeclared`](crate::LostGradients::Undeclared).
     pub(crate) fn check(&self, reached: &Reached) -> std::result::Result<(), Error> {
         let wanted = self.0.lock();
         let is_wanted = |id| wanted.iter().any(|(variable, _)| variable.id() == id);
@@ -156,7 +156,7 @@ impl WantedGradients {
             return Ok(());
         }
         let variables = described(lost.iter().copied());
-        Err(Error::Undeclared { count: lost.len(), variables })
+        Err(Error::LostGradients(LostGradients::Undeclared { count: lost.len(), variables }))
     }
 
     /// Passes the requested gradients to the program, if the backward reached their variables.

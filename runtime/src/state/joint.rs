@@ -21,6 +21,12 @@ impl Failure for Error {
     fn mistake(&self, step: u64, place: &Location<'_>) -> Mistake {
         match self {
             Self::Comm(error) => error.mistake(step, place),
+            Self::Data(error) => {
+                Mistake::of(&(mem::discriminant(self), mem::discriminant(error), step, place))
+            }
+            Self::Gradients(error) => {
+                Mistake::of(&(mem::discriminant(self), mem::discriminant(error), step, place))
+            }
             _ => Mistake::of(&(mem::discriminant(self), self.operation(), step, place)),
         }
     }

@@ -3,7 +3,7 @@
 
 use hsdp_comm::Error as CommError;
 
-use crate::error::Error;
+use crate::error::{DataError, Error};
 
 /// A step or an evaluation that was begun: the step's number, the number of the attempt, and the
 /// epoch of the world.
@@ -86,8 +86,7 @@ impl Attempt {
             Err(
                 Error::Misuse { .. }
                 | Error::Size { .. }
-                | Error::UnevenInputs { .. }
-                | Error::EndOfData { .. },
+                | Error::Data(DataError::UnevenInputs { .. } | DataError::EndOfData { .. }),
             )
             | Ok(_) => Wholeness::Whole,
             Err(_) => Wholeness::Broken,

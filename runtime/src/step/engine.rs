@@ -25,7 +25,7 @@ use hsdp_comm::{Mistake, StepFailure, in_work};
 use hsdp_sharding::step::Refused;
 use hsdp_sharding::{ParamId, UnitId};
 
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::options::objective::{LossSum, Seed};
 use crate::options::uneven::EndOfRun;
 use crate::state::context::Context;
@@ -109,11 +109,11 @@ impl Engine {
     /// Returns the error of a step that has no next microbatch.
     pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
         match self.in_step(opened, "microbatch") {
-            Ok(state) => Error::EndOfData {
+            Ok(state) => Error::Data(DataError::EndOfData {
                 step: opened.step,
                 microbatch: Some(state.machine.microbatches()),
                 supply: state.machine.supply().cloned().unwrap_or_default(),
-            },
+            }),
             Err(error) => error,
         }
     }

@@ -9,8 +9,8 @@ use hsdp_sharding::step::Conclusion;
 use hsdp_sharding::{ParamId, Unit, UnitId};
 
 use crate::agree::agreement::{Agreement, Statement};
-use crate::error::Error;
-use crate::error::non_finite::{NonFiniteGradient, Origin};
+use crate::error::gradients::{NonFiniteGradient, Origin};
+use crate::error::{DataError, Error, GradientError};
 use crate::options::NonFinite;
 use crate::options::divide::final_divisor;
 use crate::options::objective::Objective;
@@ -181,10 +181,13 @@ impl Ended<'_> {
             None => {
                 let (heaviest, weight) = self.agreement.heaviest();
                 let ranks = self.agreement.too_heavy();
-                Err(Error::WeightOverflow { step, ranks, heaviest, weight })
+                Err(Error::Data(DataError::WeightOverflow { step, ranks, heaviest, weight }))
             }
             Some(0) if self.context.options.objective == Objective::WeightedMean => {
-                Err(Error::EmptyStep { step, ranks: self.context.plan.mesh().ranks().collect() })
+                Err(Error::Data(DataError::EmptyStep {
+                    step,
+                    ranks: self.context.plan.mesh().ranks().collect(),
+                }))
             }
             Some(weight) => Ok(weight),
         }
@@ -195,7 +198,11 @@ impl Ended<'_> {
         let found = NonFiniteGradient { step: self.step.number, origin };
         let skips = state.loss_scale.expects_overflow()
             || self.context.options.non_finite == NonFinite::Skip;
-        if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
+        if skips {
+            Ok(Verdict::Skip(found))
+        } else {
+            Err(Error::Gradients(GradientError::NonFinite(found)))
+        }
     }
 
     /// Returns the origin of a gradient or a loss that is not finite, if there is one. A loss comes

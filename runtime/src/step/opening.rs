@@ -59,7 +59,7 @@ impl Engine {
     /// Exchanges with all ranks that this one makes no more steps.
     ///
     /// # Errors
-    /// [`Error::UnevenEnds`] if another rank has data for a step.
+    /// [`DataError::UnevenEnds`](crate::DataError::UnevenEnds) if another rank has data for a step.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
         let mut state = self.state_between_steps("end_run")?;
         let begin = Begin { step: state.next_step, intent: Intent::End };

@@ -3,7 +3,7 @@
 use hsdp_sharding::step::Refused;
 use hsdp_sharding::{AfterForward, UnitId};
 
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::state::context::Context;
 use crate::step::step_state::GRADIENTS_BEFORE_LOSS;
 
@@ -22,13 +22,13 @@ pub(super) fn error(context: &Context, call: Call, refused: Refused) -> Error {
     let name = |unit: UnitId| &context.plan.spec()[unit].name;
     let what = match refused {
         Refused::UnevenInputs { microbatch, supply } => {
-            return Error::UnevenInputs { step, microbatch, supply };
+            return Error::Data(DataError::UnevenInputs { step, microbatch, supply });
         }
         Refused::UnevenEnds { ending, ready } => {
-            return Error::UnevenEnds { step, committed, ending, ready };
+            return Error::Data(DataError::UnevenEnds { step, committed, ending, ready });
         }
         Refused::NoData { supply } => {
-            return Error::EndOfData { step, microbatch: Some(0), supply };
+            return Error::Data(DataError::EndOfData { step, microbatch: Some(0), supply });
         }
         Refused::BeforeLoss { .. } => {
             "the backward pass begins with `loss`: ranks agree on a weight in that call".to_owned()

@@ -3,7 +3,7 @@
 use hsdp_sharding::Role;
 
 use crate::agree::agreement::Agreement;
-use crate::error::{Error, Without};
+use crate::error::{Error, GradientError, Without};
 use crate::options::Unused;
 use crate::state::context::Context;
 
@@ -11,7 +11,7 @@ use crate::state::context::Context;
 /// [`Unused::ErrorOnAnyRank`]. All ranks come to the same end.
 ///
 /// # Errors
-/// [`Error::UnusedParameters`].
+/// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters).
 pub(super) fn check_each_rank(
     context: &Context,
     step: u64,
@@ -27,7 +27,11 @@ pub(super) fn check_each_rank(
     if parameters.is_empty() {
         return Ok(());
     }
-    Err(Error::UnusedParameters { step, parameters, causes: context.unused.causes() })
+    Err(Error::Gradients(GradientError::UnusedParameters {
+        step,
+        parameters,
+        causes: context.unused.causes(),
+    }))
 }
 
 /// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
@@ -35,7 +39,7 @@ pub(super) fn check_each_rank(
 /// and one without data, is followed by another first step. All ranks come to the same end.
 ///
 /// # Errors
-/// [`Error::WithoutGradient`].
+/// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient).
 pub(super) fn check_first(
     context: &Context,
     step: u64,
@@ -52,7 +56,12 @@ pub(super) fn check_first(
     if !parameters.is_empty() && policy != Unused::Zeros {
         let (trainable, causes) = (trainable(context).count(), context.unused.causes());
         if policy == Unused::ErrorInFirstStep && !context.unused.is_trained() {
-            return Err(Error::WithoutGradient { step, trainable, parameters, causes });
+            return Err(Error::Gradients(GradientError::WithoutGradient {
+                step,
+                trainable,
+                parameters,
+                causes,
+            }));
         }
         if context.rank().index() == 0 {
             let without = Without::of(&parameters, trainable);

@@ -8,7 +8,7 @@ use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use super::{Pass, PassKind};
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 use crate::model::Parameters;
 use crate::ops::Unshard;
 use crate::unit::LiveUnit;
@@ -38,7 +38,10 @@ impl PassReader<'_> {
     pub(super) fn gathered(&self, name: &str) -> Result<(&Arc<LiveUnit>, ParamId), Error> {
         let Some(id) = self.spec().find(name) else {
             let unit = self.own.name().to_owned();
-            return Err(Error::UnknownParameter { unit, name: name.to_owned() });
+            return Err(Error::Declaration(DeclarationError::UnknownParameter {
+                unit,
+                name: name.to_owned(),
+            }));
         };
         let unit = &self.pass.units.states[id.unit.index()];
         self.usage.reads(unit);

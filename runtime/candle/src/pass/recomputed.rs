@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::reader::PassReader;
 use super::{Pass, PassKind};
 use crate::convert::cast_input;
-use crate::error::Error;
+use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{RecomputeOp, RecomputedRead, is_differentiated};
 use crate::storage::{move_back, move_to_variable};
@@ -46,9 +46,12 @@ impl Pass<'_> {
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// The errors of [`unit`](Self::unit); [`Error::History`] if the output has a gradient for
-    /// anything beside the unit's parameters and input, and [`Error::BesideOutput`] if that left
-    /// another recomputed unit. The backward fails with [`Error::NotRepeatable`] if the second run
+    /// The errors of [`unit`](Self::unit);
+    /// [`LostGradients::History`](crate::LostGradients::History) if the output has a gradient for
+    /// anything beside the unit's parameters and input, and
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if that left another
+    /// recomputed unit. The backward fails with
+    /// [`LostGradients::NotRepeatable`](crate::LostGradients::NotRepeatable) if the second run
     /// differs.
     pub fn recomputed(
         &self,
@@ -105,7 +108,10 @@ impl Pass<'_> {
         reached.programs.retain(|variable| !own_leaves.contains(&variable.id()));
         self.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
         if let Some(what) = reached.described() {
-            return Err(Error::History { unit: own.name().to_owned(), what });
+            return Err(Error::LostGradients(LostGradients::History {
+                unit: own.name().to_owned(),
+                what,
+            }));
         }
         let depends_on_input = reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
@@ -224,12 +230,15 @@ impl FirstRuns {
     /// Refuses tensors that depend on a tensor that left a recomputed unit beside its output.
     ///
     /// # Errors
-    /// [`Error::BesideOutput`].
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput).
     pub(super) fn check(&self, reached: &Reached, what: &dyn fmt::Display) -> Result<(), Error> {
         let leaves = self.leaves.lock();
         match reached.programs.iter().find_map(|variable| leaves.get(&variable.id())) {
             None => Ok(()),
-            Some(unit) => Err(Error::BesideOutput { unit: unit.clone(), what: what.to_string() }),
+            Some(unit) => Err(Error::LostGradients(LostGradients::BesideOutput {
+                unit: unit.clone(),
+                what: what.to_string(),
+            })),
         }
     }
 }

@@ -12,7 +12,7 @@ use hsdp_sharding::{Param, Role};
 use parking_lot::Mutex;
 
 use super::{Recorded, RecordedParameter, initial};
-use crate::error::Error;
+use crate::error::{DeclarationError, Error, LostGradients};
 
 /// Seed of the values of a trial. Values differ from each other, so that the tokens of a mixture of
 /// experts choose several experts.
@@ -56,9 +56,11 @@ impl Recorded {
     /// all parameters and all their gradients in f32, and for the activations.
     ///
     /// # Errors
-    /// [`Error::NoGradient`], which lists all parameters without a gradient. [`Error::Buffers`],
-    /// [`Error::Reshaped`] and candle's error of a missing tensor if `loss` asks for something that
-    /// was not recorded. The errors of `loss` and of candle's backward.
+    /// [`LostGradients::NoGradient`](crate::LostGradients::NoGradient), which lists all parameters
+    /// without a gradient. [`DeclarationError::Buffers`](crate::DeclarationError::Buffers),
+    /// [`DeclarationError::Reshaped`](crate::DeclarationError::Reshaped) and candle's error of a
+    /// missing tensor if `loss` asks for something that was not recorded. The errors of `loss` and
+    /// of candle's backward.
     pub fn check_backward(
         &self,
         loss: impl FnOnce(VarBuilder<'static>) -> CandleResult<Tensor>,
@@ -78,12 +80,12 @@ impl Recorded {
             return Ok(());
         }
         let trainable = self.params().filter(|param| param.role == Role::Trainable).count();
-        Err(Error::NoGradient {
+        Err(Error::LostGradients(LostGradients::NoGradient {
             trainable,
             listed: report::listed(&lost),
             causes: report::causes(&lost, |name| made.contains_key(name)),
             parameters: lost.iter().map(|param| param.name.clone()).collect(),
-        })
+        }))
     }
 }
 
@@ -103,11 +105,11 @@ impl Trial {
                 .context("the constructors that were recorded did not ask for this parameter"));
         };
         if let Some(shape) = shape.filter(|shape| shape.dims() != param.shape) {
-            Err(Error::Reshaped {
+            Err(Error::Declaration(DeclarationError::Reshaped {
                 parameter: name.to_owned(),
                 first: param.shape.clone(),
                 second: shape.dims().to_vec(),
-            })?;
+            }))?;
         }
         let mut made = self.made.lock();
         if let Some(tensor) = made.get(name) {
@@ -132,7 +134,9 @@ impl Trial {
         device: &Device,
     ) -> CandleResult<Tensor> {
         if dtype.is_int() {
-            Err(Error::Buffers { names: format!("{name} (of {})", dtype.as_str()) })?;
+            Err(Error::Declaration(DeclarationError::Buffers {
+                names: format!("{name} (of {})", dtype.as_str()),
+            }))?;
         }
         self.tensor(name, shape)?.to_dtype(dtype)?.to_device(device)
     }
