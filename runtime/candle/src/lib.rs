@@ -131,9 +131,9 @@
 //!
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
-//! `usage`, `unit` (the state of a unit in a microbatch), `variables` (the variables that a loss
-//! depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending
-//! buffers), `error`; [`distributed`].
+//! `unit` (the state of a unit in a microbatch, and its uses), `variables` (the variables that a
+//! loss depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending buffers),
+//! `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
@@ -153,7 +153,6 @@ mod recompute;
 mod recorded;
 mod storage;
 mod unit;
-mod usage;
 mod variables;
 mod zeros;
 

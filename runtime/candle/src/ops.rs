@@ -32,8 +32,7 @@ use parking_lot::Mutex;
 #[cfg(feature = "candle-cuda")]
 use crate::cuda;
 use crate::storage::Gathered;
-use crate::unit::LiveUnit;
-use crate::usage::UnitUsage;
+use crate::unit::{LiveUnit, UnitUsage};
 use crate::zeros;
 
 /// Op that makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its

@@ -20,8 +20,7 @@ use crate::error::{DeclarationError, Error, LostGradients};
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp};
 use crate::recompute::is_differentiated;
-use crate::unit::{BackwardHere, LiveUnit, PassProgress};
-use crate::usage::{InputWatch, UnitUsage};
+use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassProgress, UnitUsage};
 use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
 use crate::zeros::{self, UnitCuts, ZeroSearch};
 

@@ -11,8 +11,7 @@ use super::{Pass, PassKind};
 use crate::error::{DeclarationError, Error};
 use crate::model::Parameters;
 use crate::ops::Unshard;
-use crate::unit::LiveUnit;
-use crate::usage::UnitUsage;
+use crate::unit::{LiveUnit, UnitUsage};
 
 /// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
 pub(super) struct PassReader<'a> {

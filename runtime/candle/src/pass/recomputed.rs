@@ -16,8 +16,7 @@ use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{RecomputeOp, RecomputedRead, is_differentiated};
 use crate::storage::{move_back, move_to_variable};
-use crate::unit::LiveUnit;
-use crate::usage::UnitUsage;
+use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 
 impl Pass<'_> {
