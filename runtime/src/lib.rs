@@ -90,8 +90,8 @@ mod step;
 pub mod testing;
 
 pub use autograd::{collective, dist};
-pub use error::Error;
-pub use error::non_finite::{NonFiniteGradient, Origin};
+pub use error::gradients::{NonFiniteGradient, Origin};
+pub use error::{DataError, Error, GradientError};
 pub use model::ShardedModel;
 pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;

@@ -21,7 +21,7 @@ use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::model::updates::Updates;
 use crate::options::placement::Placement;
 use crate::options::{EndOfRun, ModelOptions, StepOptions};
@@ -161,35 +161,44 @@ impl ShardedModel {
         self.engine.context.updates_on_device()
     }
 
-    /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
-    /// [options](crate::Optimizer::check) with which an optimizer has updated the last step.
+    /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss
+    /// scale, and the [options](crate::Optimizer::check) with which an optimizer has updated the
+    /// last step.
     ///
-    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no
-    /// step to drop. This rank calls this method again, and so do the others: they may have another error (`StepAborted` if they
-    /// had begun the step already), or still wait for this rank's header.
+    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is
+    /// open on this rank, and there is no step to drop. This rank calls this method again, and so
+    /// do the others: they may have another error (`StepAborted` if they had begun the step
+    /// already), or still wait for this rank's header.
     ///
     /// # Errors
-    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that returns [`NextStep::End`].
+    /// As [`next_step`](Self::next_step), and [`DataError::EndOfData`](crate::DataError::EndOfData)
+    /// where that returns [`NextStep::End`].
     pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
         match self.next_step(options)? {
             NextStep::Step(step) => Ok(step),
             NextStep::End(EndOfRun { step, supply }) => {
-                Err(Error::EndOfData { step, microbatch: None, supply })
+                Err(Error::Data(DataError::EndOfData { step, microbatch: None, supply }))
             }
         }
     }
 
-    /// As [`begin_step`](Self::begin_step), for runs in which some ranks may have more data than others. Each rank states with
-    /// [`StepOptions::input`] whether it has data, and all ranks get the same result: a step, or the end of the run.
+    /// As [`begin_step`](Self::begin_step), for runs in which some ranks may have more data than
+    /// others. Each rank states with [`StepOptions::input`] whether it has data, and all ranks get
+    /// the same result: a step, or the end of the run.
     ///
     /// Collective over the world, with the [`end_run`](Self::end_run) of ranks that end their run.
     ///
     /// # Errors
-    /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
-    /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
-    /// loss scale, number of microbatches or the [options](crate::Optimizer::check) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
-    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, inside
-    /// [`with_shards`](Self::with_shards), or while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
+    /// [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) on all ranks if only some ranks
+    /// have data and the model's [`Uneven`](crate::Uneven) refuses that, and
+    /// [`DataError::UnevenEnds`](crate::DataError::UnevenEnds) if some ranks [end their
+    /// run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options, loss
+    /// scale, number of microbatches or the [options](crate::Optimizer::check) of the last update,
+    /// or replicas in the [bits of their shards](ModelOptions::compare_replicas);
+    /// [`DataError::SameSamples`](crate::DataError::SameSamples) if two ranks name the same
+    /// [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, inside
+    /// [`with_shards`](Self::with_shards), or while a step is neither finished nor dropped;
+    /// [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
             ControlFlow::Continue(id) => NextStep::Step(Step::new(Arc::clone(&self.engine), id)),
@@ -197,20 +206,24 @@ impl ShardedModel {
         })
     }
 
-    /// Ends this rank's run, after the steps that it has committed, and checks that the run ends on all ranks. This is the last call
-    /// of a training loop. [Collective calls](Self::full_parameters) outside of steps may follow.
+    /// Ends this rank's run, after the steps that it has committed, and checks that the run ends on
+    /// all ranks. This is the last call of a training loop. [Collective
+    /// calls](Self::full_parameters) outside of steps may follow.
     ///
-    /// A rank that ends its loop without this call *leaves* the world when it drops its last handle of it. Ranks that begin another
-    /// step then get `WorldAborted`, and the rank that left gets no error.
+    /// A rank that ends its loop without this call *leaves* the world when it drops its last handle
+    /// of it. Ranks that begin another step then get `WorldAborted`, and the rank that left gets no
+    /// error.
     ///
-    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin another step. That call returns the end
-    /// of the run if no rank has data, or under [`Uneven::Stop`](crate::Uneven::Stop).
+    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin
+    /// another step. That call returns the end of the run if no rank has data, or under
+    /// [`Uneven::Stop`](crate::Uneven::Stop).
     ///
     /// # Errors
-    /// [`Error::UnevenEnds`] on all ranks if another rank has data for a step, except under
-    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps, or differ in
-    /// the [options](crate::Optimizer::check) of the last update;
-    /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the communication fails.
+    /// [`DataError::UnevenEnds`](crate::DataError::UnevenEnds) on all ranks if another rank has
+    /// data for a step, except under [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`]
+    /// if ranks have committed different numbers of steps, or differ in the
+    /// [options](crate::Optimizer::check) of the last update; [`Error::Misuse`] if a step was
+    /// neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn end_run(&mut self) -> Result<(), Error> {
         self.engine.end_run()
     }

@@ -161,11 +161,12 @@ impl ModelOptions {
 /// a rank on which it left out zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// The first step of a model fails on all ranks with [`Error::WithoutGradient`] if parameters got
-    /// no gradient on any rank. It names them and the likely causes, and the next step counts as the
-    /// first. Later steps may leave parameters without a gradient. Skipped steps, and steps in which
-    /// no rank has data, do not count. After a load of a model that was trained before, rank 0 warns
-    /// in place of the error.
+    /// The first step of a model fails on all ranks with
+    /// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient) if parameters got
+    /// no gradient on any rank. It names them and the likely causes, and the next step counts as
+    /// the first. Later steps may leave parameters without a gradient. Skipped steps, and steps in
+    /// which no rank has data, do not count. After a load of a model that was trained before, rank
+    /// 0 warns in place of the error.
     #[default]
     ErrorInFirstStep,
     /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first step
@@ -174,17 +175,19 @@ pub enum Unused {
     /// Every step passes, without a warning. Where processes compute on devices, all units are reduced
     /// at the end of a microbatch, for gradients that come then.
     Zeros,
-    /// A step fails on all ranks with [`Error::UnusedParameters`] if parameters got no gradient on some
-    /// ranks. It names both. Ranks without items (whose weights in the step add up to 0) need no
-    /// gradient, unless the objective is `RankMean`.
+    /// A step fails on all ranks with
+    /// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters) if parameters
+    /// got no gradient on some ranks. It names both. Ranks without items (whose weights in the step
+    /// add up to 0) need no gradient, unless the objective is `RankMean`.
     ErrorOnAnyRank,
 }
 
 /// The policy for a step whose gradient or loss holds a NaN or an infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// `Step::finish` fails on all ranks with [`Error::NonFinite`], which names parameter, rank and microbatch, or the rank of the
-    /// loss. No parameter changes.
+    /// `Step::finish` fails on all ranks with
+    /// [`GradientError::NonFinite`](crate::GradientError::NonFinite), which names parameter, rank
+    /// and microbatch, or the rank of the loss. No parameter changes.
     #[default]
     Abort,
     /// The optimizer skips the step on all ranks.
@@ -204,8 +207,10 @@ pub struct StepOptions {
     pub input: Input,
     /// Whether this rank asks that the step be the last. All ranks learn it from [`Step::shutdown`](crate::Step::shutdown).
     pub shutdown: Shutdown,
-    /// A digest of this rank's samples in the step, if it names them. Two ranks with the same samples are an error on all ranks,
-    /// [`Error::SameSamples`]. The ranks exchange 8 bytes each in steps in which a rank names its samples.
+    /// A digest of this rank's samples in the step, if it names them. Two ranks with the same
+    /// samples are an error on all ranks,
+    /// [`DataError::SameSamples`](crate::DataError::SameSamples). The ranks exchange 8 bytes each
+    /// in steps in which a rank names its samples.
     pub samples: Option<Samples>,
 }
 

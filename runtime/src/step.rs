@@ -77,9 +77,10 @@ impl<'model> Step<'model> {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the last microbatch was not finished, or the step has had all of its
-    /// microbatches; [`Error::EndOfData`] if the step ends here because other ranks have no more
-    /// data, or [`Error::UnevenInputs`] if the model's [`Uneven`](crate::Uneven) refuses that;
-    /// [`Error::Comm`] if the exchange fails.
+    /// microbatches; [`DataError::EndOfData`](crate::DataError::EndOfData) if the step ends here
+    /// because other ranks have no more data, or
+    /// [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) if the model's
+    /// [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
         match self.engine.begin_microbatch(self.id)? {
             Some(token) => Ok(self.pass(token)),
@@ -109,13 +110,17 @@ impl<'model> Step<'model> {
     /// weight 0.
     ///
     /// # Errors
-    /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`,
-    /// [`Error::WeightOverflow`] if the sum of the weights exceeds a `u64`, [`Error::NonFinite`],
-    /// [`Error::WithoutGradient`] and [`Error::UnusedParameters`] as the model's options say. In a
-    /// step without a given number of microbatches [`Error::EndOfData`] if ranks had no data for
-    /// the first microbatch, and [`Error::UnevenInputs`] if ranks differ and the model's
-    /// [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
-    /// finished, or an earlier call of the step failed or panicked on this rank;
+    /// On all ranks: [`DataError::EmptyStep`](crate::DataError::EmptyStep) if all weights are 0 and
+    /// the objective is `WeightedMean`,
+    /// [`DataError::WeightOverflow`](crate::DataError::WeightOverflow) if the sum of the weights
+    /// exceeds a `u64`, [`GradientError::NonFinite`](crate::GradientError::NonFinite),
+    /// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient) and
+    /// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters) as the model's
+    /// options say. In a step without a given number of microbatches
+    /// [`DataError::EndOfData`](crate::DataError::EndOfData) if ranks had no data for the first
+    /// microbatch, and [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) if ranks differ
+    /// and the model's [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is
+    /// missing or not finished, or an earlier call of the step failed or panicked on this rank;
     /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective
     /// fails.
     pub fn finish(self) -> Result<Gradients, Error> {

@@ -6,9 +6,9 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::Role;
 
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 use crate::model::Parameters;
-use crate::recorded::buffers;
+use crate::recorded::is_buffer;
 
 /// Makes a `VarBuilder` over `parameters`, in the compute dtype of the unit that reads them, and on
 /// their device.
@@ -28,47 +28,70 @@ use crate::recorded::buffers;
 ///
 /// The builder reads a parameter when the constructor asks for it, and copies nothing. It has the
 /// names of the whole model; a parameter of another unit is gathered with that unit. Its `get`
-/// fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the constructor asks for
+/// fails with [`DeclarationError::Shape`](crate::DeclarationError::Shape),
+/// [`DeclarationError::Dtype`](crate::DeclarationError::Dtype) or
+/// [`DeclarationError::Device`](crate::DeclarationError::Device) if the constructor asks for
 /// something other than the model declares. For example, an f32 builder over a bf16 model would
-/// copy each parameter. It fails with [`Error::Buffers`] if the constructor asks for running
-/// statistics that the model declares as trainable. Initialization hints have no effect (see
-/// [`record`](crate::record)).
+/// copy each parameter. It fails with
+/// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if the constructor asks for
+/// running statistics that the model declares as trainable. Initialization hints have no effect
+/// (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
-    let (dtype, device) = (parameters.dtype(), parameters.device().clone());
-    VarBuilder::from_backend(Box::new(OfUnit(parameters)), dtype, device)
+    let device = parameters.device().clone();
+    VarBuilder::from_backend(Box::new(UnitBackend(parameters)), parameters.dtype(), device)
 }
 
-struct OfUnit<'a>(&'a dyn Parameters);
+struct UnitBackend<'a>(&'a dyn Parameters);
 
-impl OfUnit<'_> {
+impl UnitBackend<'_> {
     /// Gets a parameter, and checks its shape if one is given.
     fn checked(
         &self,
         name: &str,
         shape: Option<&Shape>,
-        (dtype, device): (DType, &Device),
+        dtype: DType,
+        device: &Device,
     ) -> Result<Tensor> {
         let spec = self.0.spec();
         if let Some(id) = spec.find(name) {
             let declared = &spec[id].shape;
-            if buffers::is_name(name) && spec[id].role == Role::Trainable {
-                Err(Error::Buffers { names: name.to_owned() })?;
+            if is_buffer(name) && spec[id].role == Role::Trainable {
+                Err(Error::Declaration(DeclarationError::Buffers { names: name.to_owned() }))?;
             }
-            let (parameter, unit) = (|| name.to_owned(), || spec[id.unit].name.clone());
+            let parameter = || name.to_owned();
+            let unit = || spec[id.unit].name.clone();
             if let Some(asked) = shape.filter(|shape| shape.dims() != declared.as_slice()) {
-                let (asked, declared) = (asked.dims().to_vec(), declared.clone());
-                Err(Error::Shape { parameter: parameter(), unit: unit(), asked, declared })?;
+                let asked = asked.dims().to_vec();
+                let declared = declared.clone();
+                Err(Error::Declaration(DeclarationError::Shape {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    declared,
+                }))?;
             }
             if !device.same_device(self.0.device()) {
-                let (asked, lies_on) = (device.location(), self.0.device().location());
-                Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
+                let asked = device.location();
+                let lies_on = self.0.device().location();
+                Err(Error::Declaration(DeclarationError::Device {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    lies_on,
+                }))?;
             }
             let tensor = self.0.get(name)?;
             // The read parameter may belong to another unit, which computes in another dtype.
-            let (asked, computed) = (dtype, tensor.dtype());
-            if asked != computed {
-                Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
+            let computed = tensor.dtype();
+            if dtype != computed {
+                let asked = dtype;
+                Err(Error::Declaration(DeclarationError::Dtype {
+                    parameter: parameter(),
+                    unit: unit(),
+                    asked,
+                    computed,
+                }))?;
             }
             return Ok(tensor);
         }
@@ -76,7 +99,7 @@ impl OfUnit<'_> {
     }
 }
 
-impl SimpleBackend for OfUnit<'_> {
+impl SimpleBackend for UnitBackend<'_> {
     fn get(
         &self,
         shape: Shape,
@@ -85,11 +108,11 @@ impl SimpleBackend for OfUnit<'_> {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        self.checked(name, Some(&shape), (dtype, device))
+        self.checked(name, Some(&shape), dtype, device)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.checked(name, None, (dtype, device))
+        self.checked(name, None, dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

@@ -6,7 +6,6 @@
 //! gradient is lent as foreign memory, which candle's stream may use again once the gradient is
 //! packed (`DeviceBuffer::foreign`).
 
-use std::mem;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
@@ -14,25 +13,22 @@ use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, DevicePtr, DevicePtrMut, DeviceRepr, result,
 };
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
-use candle_core::{
-    CudaDevice, CudaStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail,
-};
+use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::{bf16, f16};
 use hsdp::GradientValues;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, DevicePart, DeviceSlice, Stream};
-use parking_lot::Mutex;
 
 /// A gathered parameter, and the candle device of the tensors that will hold it.
 #[derive(Debug)]
-pub(crate) struct Parameter {
+pub(crate) struct DeviceParameter {
     pub(crate) part: DevicePart,
     pub(crate) device: CudaDevice,
 }
 
-impl Parameter {
+impl DeviceParameter {
     /// Returns a new storage with the parameter's elements.
     pub(crate) fn storage(&self) -> Result<CudaStorage> {
-        let slice = self.part.on_device().expect("a `Parameter` is on a device");
+        let slice = self.part.on_device().expect("a `DeviceParameter` is on a device");
         match slice.dtype() {
             hsdp::DType::F32 => copied::<f32>(&slice, &self.device),
             hsdp::DType::F16 => copied::<f16>(&slice, &self.device),
@@ -81,67 +77,10 @@ fn library(device: &CudaDevice) -> Result<Arc<Stream>> {
     Ok(Arc::new(unsafe { Stream::foreign(&ours, stream.cu_stream()) }))
 }
 
-/// Makes a tensor of a parameter, a leaf of candle's graph.
-pub(crate) fn tensor_of(parameter: &Parameter, shape: Shape) -> Result<Tensor> {
-    let storage = Storage::Cuda(parameter.storage()?);
-    Ok(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false))
-}
-
-/// Moves a parameter into the storage of `tensor`, for all views of it.
-pub(crate) fn fill(tensor: &Tensor, parameter: &Parameter) -> Result<()> {
-    exchange(tensor, parameter.storage()?).map(drop)
-}
-
-/// Frees the storage of `tensor`, for all views of it. Leaves a storage with a dtype that every
-/// candle op refuses.
-pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
-    exchange(tensor, vacant(tensor)?).map(drop)
-}
-
-/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until
-/// [`move_back`].
-pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
-    let storage = Storage::Cuda(exchange(tensor, vacant(tensor)?)?);
-    Ok(Tensor::from_storage(storage, tensor.shape(), candle_core::op::BackpropOp::none(), true))
-}
-
-/// Moves the storage of `variable` back into `tensor`.
-pub(crate) fn move_back(variable: &Tensor, tensor: &Tensor) -> Result<()> {
-    exchange(tensor, exchange(variable, vacant(tensor)?)?).map(drop)
-}
-
-fn vacant(tensor: &Tensor) -> Result<CudaStorage> {
-    let candle_core::Device::Cuda(device) = tensor.device() else {
-        bail!("the parameter to free is not on a GPU")
-    };
+/// Returns the storage of a freed parameter, with a dtype that every candle op refuses.
+pub(crate) fn vacant(device: &CudaDevice) -> Result<CudaStorage> {
     let slice = CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
     Ok(CudaStorage { slice, device: device.clone() })
-}
-
-/// Replaces the storage of `tensor`, and returns the old one.
-fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<CudaStorage> {
-    let exchange = Exchange(Mutex::new(storage));
-    tensor.inplace_op1(&exchange)?;
-    Ok(exchange.0.into_inner())
-}
-
-/// Op that exchanges a whole storage. candle lends it under its lock, so no other code may be
-/// reading the tensor.
-struct Exchange(Mutex<CudaStorage>);
-
-impl InplaceOp1 for Exchange {
-    fn name(&self) -> &'static str {
-        "exchange storage"
-    }
-
-    fn cpu_fwd(&self, _: &mut candle_core::CpuStorage, _: &Layout) -> Result<()> {
-        bail!("exchange storage: the new storage is on a GPU, the tensor is on the CPU")
-    }
-
-    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        mem::swap(storage, &mut self.0.lock());
-        Ok(())
-    }
 }
 
 /// Copies a tensor's elements, as the result of an identity op.
@@ -151,7 +90,8 @@ pub(crate) fn copy(storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorag
     };
     if (start, end) != (0, length(storage)?) {
         bail!(
-            "the input and the output of a unit on a GPU must be whole storages, this one is a part: {start}..{end}"
+            "the input and the output of a unit on a GPU must be whole storages, this one is a \
+             part: {start}..{end}"
         )
     }
     Ok((storage.try_clone(layout)?, layout.shape().clone()))

@@ -20,6 +20,37 @@ pub enum Error {
     /// name of the unit.
     #[error("{}", in_one_line(.0))]
     Candle(#[source] CandleError),
+    /// The program asks for something other than the model declares, or declares what no model has.
+    #[error(transparent)]
+    Declaration(#[from] DeclarationError),
+    /// Gradients would be lost without a trace: the loss depends on something that this backward
+    /// does not reach.
+    #[error(transparent)]
+    LostGradients(#[from] LostGradients),
+    /// A forward needs a unit again that was freed after an earlier use.
+    #[error(
+        "unit {unit} was freed after its use in this forward and is needed again: either it runs \
+         twice, or another unit reads its parameters; mark it `keep`"
+    )]
+    Freed {
+        /// The unit whose parameters were freed.
+        unit: String,
+    },
+    /// An op read a parameter after it was freed.
+    #[error(
+        "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \
+         inside `Pass::unit`, and a value computed from it must leave the unit as its output"
+    )]
+    Resharded {
+        /// candle's name of the op.
+        op: &'static str,
+    },
+}
+
+/// A difference between the declaration of a model and its code: change one of the two.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeclarationError {
     /// The model has no unit of this name.
     #[error("the model has no unit {name}, it has {known}")]
     UnknownUnit {
@@ -35,15 +66,6 @@ pub enum Error {
         unit: String,
         /// The name in the call.
         name: String,
-    },
-    /// A forward needs a unit again that was freed after an earlier use.
-    #[error(
-        "unit {unit} was freed after its use in this forward and is needed again: either it runs \
-         twice, or another unit reads its parameters; mark it `keep`"
-    )]
-    Freed {
-        /// The unit whose parameters were freed.
-        unit: String,
     },
     /// A constructor asks for a parameter in another shape than the model declares.
     #[error(
@@ -119,22 +141,6 @@ pub enum Error {
         /// Names separated by commas, each with a reason if the name itself is not the reason.
         names: String,
     },
-    /// The loss of a check has no gradient for these parameters.
-    #[error(
-        "{} of {trainable} trainable parameters get no gradient from this loss: {listed}; likely \
-         causes: {causes}; freeze those that are not trained with `Recorded::map`",
-        .parameters.len()
-    )]
-    NoGradient {
-        /// The number of trainable parameters.
-        trainable: usize,
-        /// The names of the parameters without a gradient, in the order of the recording.
-        parameters: Vec<String>,
-        /// The names by layer, with numbers and names in braces as in a shell.
-        listed: String,
-        /// The likely causes.
-        causes: String,
-    },
     /// `Recorded::map` changed a name or a shape, which the constructors determine.
     #[error(
         "`Recorded::map` declares parameter {parameter} as {name} of shape {shape:?}: its name and \
@@ -163,6 +169,29 @@ pub enum Error {
     EmptyPattern {
         /// The pattern.
         pattern: String,
+    },
+}
+
+/// Gradients that would be lost, because the loss depends on something that its backward does not
+/// reach, or reaches in another way: change the forward or the loss.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostGradients {
+    /// The loss of a check has no gradient for these parameters.
+    #[error(
+        "{} of {trainable} trainable parameters get no gradient from this loss: {listed}; likely \
+         causes: {causes}; freeze those that are not trained with `Recorded::map`",
+        .parameters.len()
+    )]
+    NoGradient {
+        /// The number of trainable parameters.
+        trainable: usize,
+        /// The names of the parameters without a gradient, in the order of the recording.
+        parameters: Vec<String>,
+        /// The names by layer, with numbers and names in braces as in a shell.
+        listed: String,
+        /// The likely causes.
+        causes: String,
     },
     /// A recomputed unit depends on something with a history other than its parameters and its
     /// input.
@@ -231,15 +260,6 @@ pub enum Error {
     TensorBackward {
         /// The unit.
         unit: String,
-    },
-    /// An op read a parameter after it was freed.
-    #[error(
-        "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \
-         inside `Pass::unit`, and a value computed from it must leave the unit as its output"
-    )]
-    Resharded {
-        /// candle's name of the op.
-        op: &'static str,
     },
 }
 
@@ -343,14 +363,17 @@ mod tests {
     use super::*;
 
     fn ours() -> Error {
-        Error::UnknownUnit { name: "h.9".to_owned(), known: "h.0".to_owned() }
+        DeclarationError::UnknownUnit { name: "h.9".to_owned(), known: "h.0".to_owned() }.into()
     }
 
     #[test]
     fn an_error_comes_out_of_candle_as_it_went_in() {
         let carried = CandleError::from(ours());
         assert_eq!(carried.to_string(), ours().to_string());
-        assert!(matches!(Error::from(carried), Error::UnknownUnit { name, .. } if name == "h.9"));
+        let known = Error::from(carried);
+        assert!(
+            matches!(known, Error::Declaration(DeclarationError::UnknownUnit { name, .. }) if name == "h.9")
+        );
     }
 
     #[test]
@@ -367,7 +390,10 @@ mod tests {
         let inner = Box::new(CandleError::from(ours()));
         let backtrace = Box::new(std::backtrace::Backtrace::disabled());
         let wrapped = CandleError::WithBacktrace { inner, backtrace };
-        assert!(matches!(Error::from(wrapped), Error::UnknownUnit { .. }));
+        assert!(matches!(
+            Error::from(wrapped),
+            Error::Declaration(DeclarationError::UnknownUnit { .. })
+        ));
     }
 
     #[test]

@@ -21,18 +21,18 @@ pub(crate) fn lent(gradient: &Tensor, factor: f32) -> Result<Arc<dyn GradientVal
     let gradient = TensorGradient::new(gradient)?;
     Ok(match factor {
         1.0 => Arc::new(gradient),
-        _ => Arc::new(Scaled { gradient, factor }),
+        _ => Arc::new(ScaledGradient { gradient, factor }),
     })
 }
 
 /// A gradient times a factor, in f32. Products are computed as they are read, a range at a time.
 #[derive(Debug)]
-struct Scaled {
+struct ScaledGradient {
     gradient: TensorGradient,
     factor: f32,
 }
 
-impl GradientValues for Scaled {
+impl GradientValues for ScaledGradient {
     fn len(&self) -> usize {
         self.gradient.len()
     }

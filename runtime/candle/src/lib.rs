@@ -131,20 +131,18 @@
 //!
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
-//! `usage`, `unit` (the state of a unit in a microbatch), `variables` (the variables that a loss
-//! depends on), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and lending
-//! buffers), `error`; [`distributed`].
+//! `unit` (the state of a unit in a microbatch, and its uses), `variables` (the variables that a
+//! loss depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending buffers),
+//! `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
 mod builder;
+mod convert;
 #[cfg(feature = "candle-cuda")]
 mod cuda;
-mod device;
 pub mod distributed;
-mod dtype;
 mod error;
-mod gathered;
 mod gradient;
 mod model;
 mod ops;
@@ -155,14 +153,12 @@ mod recompute;
 mod recorded;
 mod storage;
 mod unit;
-mod usage;
 mod variables;
 mod zeros;
 
 pub use builder::var_builder;
-pub use device::device;
-pub use dtype::candle_dtype;
-pub use error::Error;
+pub use convert::{candle_dtype, device};
+pub use error::{DeclarationError, Error, LostGradients};
 pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;
 pub use plain::Plain;

@@ -19,31 +19,36 @@
 //! reduced at the end of the backward, and in forward order. An output that does not depend on the
 //! input does not have this parent, so that parameters before the input do not seem to be trained.
 //!
-//! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward
-//! of its own. [`Identity::Seed`] ends the graph of that backward.
+//! A recomputed unit is one op, [`RecomputeOp`](crate::recompute::RecomputeOp), which runs a
+//! backward of its own. [`IdentityOp::Seed`] ends the graph of that backward.
 
 use std::sync::Arc;
 
 #[cfg(feature = "candle-cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Storage, Tensor, bail};
 use parking_lot::Mutex;
 
 #[cfg(feature = "candle-cuda")]
 use crate::cuda;
-use crate::gathered::Gathered;
-use crate::storage::storage_of;
-use crate::unit::UnitState;
-use crate::usage::Usage;
+use crate::storage::Gathered;
+use crate::unit::{LiveUnit, UnitUsage};
 use crate::zeros;
 
 /// Op that makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its
 /// backward takes the gradient.
 pub(crate) struct Unshard {
-    pub(crate) unit: Arc<UnitState>,
+    pub(crate) unit: Arc<LiveUnit>,
     /// Index of the parameter in the unit.
     pub(crate) index: usize,
     pub(crate) parameter: Mutex<Option<Gathered>>,
+}
+
+impl Unshard {
+    /// Takes the parameter's storage, once.
+    fn storage(&self) -> Result<Option<Storage>> {
+        self.parameter.lock().take().map(Gathered::into_storage).transpose()
+    }
 }
 
 impl CustomOp1 for Unshard {
@@ -52,18 +57,16 @@ impl CustomOp1 for Unshard {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        match self.parameter.lock().take() {
-            Some(Gathered::Host(buffer)) => Ok((storage_of(buffer), self.unit.shape(self.index))),
+        match self.storage()? {
+            Some(Storage::Cpu(storage)) => Ok((storage, self.unit.shape(self.index))),
             _ => bail!("unshard ran twice, or on another device than its pass"),
         }
     }
 
     #[cfg(feature = "candle-cuda")]
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        match self.parameter.lock().take() {
-            Some(Gathered::Device(parameter)) => {
-                Ok((parameter.storage()?, self.unit.shape(self.index)))
-            }
+        match self.storage()? {
+            Some(Storage::Cuda(storage)) => Ok((storage, self.unit.shape(self.index))),
             _ => bail!("unshard ran twice, or on another device than its pass"),
         }
     }
@@ -77,7 +80,7 @@ impl CustomOp1 for Unshard {
 
 /// Op that returns its second parent, the output of a unit. The first parent is the input of the
 /// unit, and only sets the order. The backward gathers the unit's parameters.
-pub(crate) struct BeforeBackward(pub(crate) Arc<Usage>);
+pub(crate) struct BeforeBackward(pub(crate) Arc<UnitUsage>);
 
 impl CustomOp2 for BeforeBackward {
     fn name(&self) -> &'static str {
@@ -118,18 +121,18 @@ impl CustomOp2 for BeforeBackward {
 }
 
 /// The identity, with a special backward.
-pub(crate) enum Identity {
+pub(crate) enum IdentityOp {
     /// The backward gathers the unit's parameters. It is for the output of a unit that does not
     /// depend on the input.
-    BeforeBackward(Arc<Usage>),
+    BeforeBackward(Arc<UnitUsage>),
     /// The backward frees frozen parameters.
-    AfterBackward(Arc<Usage>),
+    AfterBackward(Arc<UnitUsage>),
     /// The backward returns a gradient that an earlier backward computed. A backward that begins
     /// here begins with that gradient instead of ones.
     Seed(Tensor),
 }
 
-impl CustomOp1 for Identity {
+impl CustomOp1 for IdentityOp {
     fn name(&self) -> &'static str {
         match self {
             Self::BeforeBackward(_) => "before the backward of a unit",

@@ -12,18 +12,17 @@ use hsdp::{FullCopies, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use self::reader::Reader;
+use self::reader::PassReader;
 use self::recomputed::FirstRuns;
-use self::start::{Form, Start};
-use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
-use crate::error::Error;
+use self::start::{LossForm, Start};
+use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
+use crate::error::{DeclarationError, Error, LostGradients};
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
-use crate::ops::{BeforeBackward, Identity};
+use crate::ops::{BeforeBackward, IdentityOp};
 use crate::recompute::is_differentiated;
-use crate::unit::{Backward, Progress, UnitState};
-use crate::usage::{Usage, Watch};
-use crate::variables::{Purpose, Reached, VariableGradient, Wanted};
-use crate::zeros::{self, Cuts, Search};
+use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassProgress, UnitUsage};
+use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
+use crate::zeros::{self, UnitCuts, ZeroSearch};
 
 /// Operations of candle that have no backward. Parameters before them get no gradient, and candle
 /// does not report it.
@@ -57,19 +56,19 @@ pub struct Pass<'step> {
     /// from it.
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
-    wanted: Wanted,
+    wanted: WantedGradients,
     /// Graphs of the first runs of recomputed units.
     first_runs: FirstRuns,
-    watch: Watch,
+    watch: InputWatch,
     /// Whether to look for parameters that the loss does not depend on.
     seeks_cuts: bool,
-    cuts: Cuts,
-    kind: Kind,
+    cuts: UnitCuts,
+    kind: PassKind,
 }
 
 /// Whether a pass makes a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PassKind {
     /// The pass makes a graph, for a backward.
     Training,
     /// Parameters are tensors without a history.
@@ -101,29 +100,33 @@ impl<'step> Pass<'step> {
             return Err(hsdp::Error::Options { what: what.to_owned() }.into());
         }
         let spec = handle.plan().spec();
-        let progress = Arc::<Progress>::default();
-        let on = || (device.clone(), Arc::clone(&progress));
+        let progress = Arc::<PassProgress>::default();
         let unit = |id| -> Result<_, Error> {
             let dtype = candle_dtype(handle.plan().compute_dtype(id))?;
-            Ok(Arc::new(UnitState::new(id, handle.clone(), dtype, on())))
+            let progress = Arc::clone(&progress);
+            Ok(Arc::new(LiveUnit::new(id, handle.clone(), dtype, device.clone(), progress)))
         };
         let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
-        let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
+        let kind = if handle.has_backward() { PassKind::Training } else { PassKind::Evaluation };
         handle.explain_unused(CUT);
-        let seeks_cuts = kind == Kind::Training && handle.seeks_cuts();
+        let seeks_cuts = kind == PassKind::Training && handle.seeks_cuts();
         Ok(Self {
             inner,
             seeks_cuts,
-            cuts: Cuts::default(),
+            cuts: UnitCuts::default(),
             units: LiveUnits { states, progress },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
             device: device.clone(),
-            anchor: Purpose::Parameters.variable(device)?,
-            wanted: Wanted::default(),
+            anchor: VariablePurpose::Parameters.variable(device)?,
+            wanted: WantedGradients::default(),
             first_runs: FirstRuns::default(),
-            watch: if frozen && kind == Kind::Training { Watch::Input } else { Watch::Off },
+            watch: if frozen && kind == PassKind::Training {
+                InputWatch::Input
+            } else {
+                InputWatch::Off
+            },
             kind,
         })
     }
@@ -141,9 +144,10 @@ impl<'step> Pass<'step> {
     /// dropped.
     ///
     /// # Errors
-    /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
-    /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and the error that
-    /// `forward` returns.
+    /// [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit),
+    /// [`DeclarationError::UnknownParameter`](crate::DeclarationError::UnknownParameter);
+    /// [`Error::Freed`] if a unit that is not kept is needed a second time; [`Error::Runtime`] if a
+    /// gather fails; and the error that `forward` returns.
     pub fn unit(
         &self,
         name: &str,
@@ -168,14 +172,14 @@ impl<'step> Pass<'step> {
         forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
-        let watch = if input.track_op() { self.watch } else { Watch::Off };
-        let usage = Usage::of(own);
+        let watch = if input.track_op() { self.watch } else { InputWatch::Off };
+        let usage = UnitUsage::of(own);
         own.gather()?;
         let input = match watch {
-            Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
-            Watch::Off => input,
+            InputWatch::Input => &input.apply_op1(IdentityOp::AfterBackward(Arc::clone(&usage)))?,
+            InputWatch::Off => input,
         };
-        let reader = Reader { pass: self, own, usage: &usage };
+        let reader = PassReader { pass: self, own, usage: &usage };
         let output = match self.casts_inputs {
             true => forward(&reader, &cast_input(input, own.dtype())?)?,
             false => forward(&reader, input)?,
@@ -192,17 +196,17 @@ impl<'step> Pass<'step> {
     /// Returns the output of a unit, with a backward that gathers the parameters.
     fn before_backward(
         &self,
-        own: &UnitState,
+        own: &LiveUnit,
         input: &Tensor,
         output: &Tensor,
-        usage: &Arc<Usage>,
+        usage: &Arc<UnitUsage>,
     ) -> Result<Tensor, Error> {
         let usage = Arc::clone(usage);
         if !is_differentiated(input) {
-            return Ok(output.apply_op1(Identity::BeforeBackward(usage))?);
+            return Ok(output.apply_op1(IdentityOp::BeforeBackward(usage))?);
         }
         if self.seeks_cuts && !zeros::depends(output, input) {
-            let output = output.apply_op1(Identity::BeforeBackward(usage))?;
+            let output = output.apply_op1(IdentityOp::BeforeBackward(usage))?;
             self.cuts.note(own.name(), &output);
             return Ok(output);
         }
@@ -242,14 +246,16 @@ impl<'step> Pass<'step> {
     /// Collective over the shard group, and in the first step over the world.
     ///
     /// # Errors
-    /// [`Error::Undeclared`] if `loss` depends on a variable of the program whose gradient was not
-    /// [asked for](Self::gradient_of); [`Error::BesideOutput`] if it depends on a tensor that left
-    /// a recomputed unit beside its output; [`Error::OtherPass`] if it depends on a unit that
+    /// [`LostGradients::Undeclared`](crate::LostGradients::Undeclared) if `loss` depends on a
+    /// variable of the program whose gradient was not [asked for](Self::gradient_of);
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if it depends on a
+    /// tensor that left a recomputed unit beside its output;
+    /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
     /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
     /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
     /// backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, Form::Mean, weight)
+        self.backward_of(loss, LossForm::Mean, weight)
     }
 
     /// Runs a backward as [`backward`](Self::backward) does, for a loss that is the sum over items
@@ -258,7 +264,7 @@ impl<'step> Pass<'step> {
     /// # Errors
     /// The errors of [`backward`](Self::backward).
     pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
-        self.backward_of(loss, Form::Sum, weight)
+        self.backward_of(loss, LossForm::Sum, weight)
     }
 
     /// Ends a batch of an evaluation, or a microbatch without a backward, which then has the weight
@@ -273,22 +279,23 @@ impl<'step> Pass<'step> {
         Ok(self.inner.finish()?)
     }
 
-    fn backward_of(self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
+    fn backward_of(self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
         let handle = self.inner.handle();
         let result = self.run_backward(loss, form, weight);
         result.inspect_err(|error| handle.note_failure(&format_args!("backward: {error}")))
     }
 
-    fn run_backward(mut self, loss: &Tensor, form: Form, weight: u64) -> Result<f64, Error> {
+    fn run_backward(mut self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
         if !loss.dims().is_empty() || loss.dtype().is_int() {
-            let (shape, dtype) = (loss.dims(), loss.dtype().as_str());
+            let shape = loss.dims();
+            let dtype = loss.dtype().as_str();
             let what = format!(
                 "a loss must be a scalar of a float dtype, this one is {shape:?} of {dtype}"
             );
             return Err(candle_core::Error::Msg(what).into());
         }
         let reached = Reached::from(loss);
-        if self.kind == Kind::Training {
+        if self.kind == PassKind::Training {
             self.first_runs.check(&reached, &"the loss")?;
             self.wanted.check(&reached)?;
         }
@@ -324,16 +331,18 @@ impl<'step> Pass<'step> {
     fn differentiate(&self, loss: &Tensor, reached: &Reached, start: Start) -> Result<(), Error> {
         let _span = tracing::info_span!("backward").entered();
         self.units.progress.begin_backward(start.outside);
-        let search = (self.seeks_cuts && reached.collectives).then(|| Search::begin(loss));
+        let search = (self.seeks_cuts && reached.collectives).then(|| ZeroSearch::begin(loss));
         let gradients = {
-            let _backward = Backward::begin();
+            let _backward = BackwardHere::begin();
             start.scaled(loss)?.backward()?
         };
-        if search.is_some_and(Search::end) {
+        if search.is_some_and(ZeroSearch::end) {
             self.inner.handle().note_cuts();
         }
         if reached.anchors.iter().any(|anchor| anchor.id() != self.anchor.id()) {
-            return Err(Error::OtherPass { what: "parameters".to_owned() });
+            return Err(Error::LostGradients(LostGradients::OtherPass {
+                what: "parameters".to_owned(),
+            }));
         }
         self.wanted.deliver(reached, |variable| match gradients.get(variable) {
             Some(gradient) => start.unscaled(gradient),
@@ -350,14 +359,17 @@ impl<'step> Pass<'step> {
         of_units.or(reached.rounds_to).or_else(|| self.first_runs.rounds_to()).unwrap_or(DType::F32)
     }
 
-    fn find(&self, name: &str) -> Result<&Arc<UnitState>, Error> {
+    fn find(&self, name: &str) -> Result<&Arc<LiveUnit>, Error> {
         let handle = self.inner.handle();
         let units = handle.plan().spec().units();
         match units.iter().position(|unit| unit.name == name) {
             Some(index) => Ok(&self.units.states[index]),
             None => {
                 let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-                Err(Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") })
+                Err(Error::Declaration(DeclarationError::UnknownUnit {
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                }))
             }
         }
     }
@@ -391,8 +403,8 @@ impl Units for Pass<'_> {
 /// Tensors of its graph may live on.
 #[derive(Debug)]
 struct LiveUnits {
-    states: Vec<Arc<UnitState>>,
-    progress: Arc<Progress>,
+    states: Vec<Arc<LiveUnit>>,
+    progress: Arc<PassProgress>,
 }
 
 impl Drop for LiveUnits {

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use hsdp::Precision;
 use hsdp_sharding::{ModelSpec, Unit};
 
-use crate::dtype::{candle_dtype, cast_input, cast_output, casts_inputs};
-use crate::error::Error;
+use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs};
+use crate::error::{DeclarationError, Error};
 use crate::model::{Forward, Parameters, Units};
 
 /// Whole parameters in candle [`Var`]s, for comparison with a sharded run, and to sample from a
@@ -79,12 +79,12 @@ fn dtype_of(unit: &Unit, dtype: DType) -> Result<DType> {
 }
 
 /// Parameters for the forward of a unit.
-struct OfUnit<'a> {
+struct PlainUnit<'a> {
     plain: &'a Plain,
     dtype: DType,
 }
 
-impl Parameters for OfUnit<'_> {
+impl Parameters for PlainUnit<'_> {
     fn get(&self, name: &str) -> Result<Tensor> {
         self.plain.get(name)
     }
@@ -126,11 +126,13 @@ impl Units for Plain {
         let units = self.spec.units();
         let Some(unit) = units.iter().find(|unit| unit.name == name) else {
             let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-            return Err(
-                Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") }.into()
-            );
+            return Err(Error::Declaration(DeclarationError::UnknownUnit {
+                name: name.to_owned(),
+                known: known.join(", "),
+            })
+            .into());
         };
-        let of_unit = OfUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
+        let of_unit = PlainUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
         match self.casts_inputs {
             true => forward(&of_unit, &cast_input(input, of_unit.dtype)?),
             false => forward(&of_unit, input),

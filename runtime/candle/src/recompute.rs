@@ -2,18 +2,16 @@
 //!
 //! ```text
 //!   input ---+
-//!            +--> Recompute --> output          candle's graph
+//!            +--> RecomputeOp --> output        candle's graph
 //!   anchor --+
 //!
 //!   variable of the input ------+
 //!                               +--> forward --> Seed    the graph of a second run,
-//!   variables of parameters ----+                        inside Recompute's backward
+//!   variables of parameters ----+                        inside RecomputeOp's backward
 //! ```
 //!
 //! After the second run its gradients are passed to the units, as from
 //! [`Unshard`](crate::ops::Unshard).
-
-mod bits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,13 +26,11 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use self::bits::are_same_bits;
-use crate::error::Error;
-use crate::gathered::{move_back, move_to_variable};
+use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
-use crate::ops::{Identity, copy};
-use crate::unit::UnitState;
-use crate::usage::Usage;
+use crate::ops::{IdentityOp, copy};
+use crate::storage::{move_back, move_to_variable};
+use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 use crate::zeros;
 
@@ -44,13 +40,13 @@ pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
 }
 
 /// A parameter that a recomputed use reads.
-pub(crate) struct Read {
-    pub(crate) unit: Arc<UnitState>,
+pub(crate) struct RecomputedRead {
+    pub(crate) unit: Arc<LiveUnit>,
     /// Index of the parameter in the unit.
     pub(crate) index: usize,
 }
 
-impl Read {
+impl RecomputedRead {
     pub(crate) fn is(&self, id: ParamId) -> bool {
         (self.unit.id(), self.index) == (id.unit, id.index)
     }
@@ -65,16 +61,16 @@ impl Read {
 }
 
 /// A use of a unit as one op. Its backward runs the forward again.
-pub(crate) struct Recompute {
-    pub(crate) own: Arc<UnitState>,
+pub(crate) struct RecomputeOp {
+    pub(crate) own: Arc<LiveUnit>,
     pub(crate) forward: RepeatableForward,
-    pub(crate) usage: Arc<Usage>,
-    pub(crate) reads: Vec<Read>,
+    pub(crate) usage: Arc<UnitUsage>,
+    pub(crate) reads: Vec<RecomputedRead>,
     /// Output of the first run, until it becomes the output of the op.
     pub(crate) output: Mutex<Option<Tensor>>,
 }
 
-impl Recompute {
+impl RecomputeOp {
     /// Runs the forward again and its backward, and delivers the gradients of the parameters.
     /// Returns the gradient of the input.
     fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
@@ -97,7 +93,7 @@ impl Recompute {
                            would be lost";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
-            again.apply_op1(Identity::Seed(gradient.clone()))?.backward()?
+            again.apply_op1(IdentityOp::Seed(gradient.clone()))?.backward()?
         };
         run.deliver(output, &mut gradients)?;
         if !is_differentiated(input) {
@@ -109,7 +105,7 @@ impl Recompute {
     }
 
     fn not_repeatable(&self, how: String) -> Error {
-        Error::NotRepeatable { unit: self.own.name().to_owned(), how }
+        Error::LostGradients(LostGradients::NotRepeatable { unit: self.own.name().to_owned(), how })
     }
 
     fn take_output(&self) -> Result<Tensor> {
@@ -120,7 +116,7 @@ impl Recompute {
     }
 }
 
-impl CustomOp2 for Recompute {
+impl CustomOp2 for RecomputeOp {
     fn name(&self) -> &'static str {
         "recomputed unit"
     }
@@ -173,14 +169,14 @@ impl CustomOp2 for Recompute {
 /// Provides the second run with its parameters. Each trainable one is a variable that holds the
 /// storage of a parameter during the run.
 struct SecondRun<'a> {
-    op: &'a Recompute,
+    op: &'a RecomputeOp,
     /// Variables, and the tensors that get their storages back, by the parameter's index in
     /// `reads`.
     leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
 }
 
 impl<'a> SecondRun<'a> {
-    fn of(op: &'a Recompute) -> Self {
+    fn of(op: &'a RecomputeOp) -> Self {
         Self { op, leaves: Mutex::default() }
     }
 
@@ -250,5 +246,78 @@ impl Parameters for SecondRun<'_> {
 
     fn device(&self) -> &Device {
         self.op.own.device()
+    }
+}
+
+/// Returns whether two tensors have the same shape, dtype and bits. Tensors on a GPU are copied to
+/// the host.
+fn are_same_bits(left: &Tensor, right: &Tensor) -> Result<bool> {
+    if left.dims() != right.dims() || left.dtype() != right.dtype() {
+        return Ok(false);
+    }
+    let on_host = |tensor: &Tensor| tensor.detach().contiguous()?.to_device(&Device::Cpu);
+    let left = on_host(left)?;
+    let right = on_host(right)?;
+    let left = left.storage_and_layout();
+    let right = right.storage_and_layout();
+    let range = |layout: &Layout| {
+        let start = layout.start_offset();
+        start..start + layout.shape().elem_count()
+    };
+    let of_left = range(left.1);
+    let of_right = range(right.1);
+    Ok(match (&*left.0, &*right.0) {
+        (Storage::Cpu(CpuStorage::F32(left)), Storage::Cpu(CpuStorage::F32(right))) => {
+            same(&left[of_left], &right[of_right], |value| value.to_bits())
+        }
+        (Storage::Cpu(CpuStorage::F64(left)), Storage::Cpu(CpuStorage::F64(right))) => {
+            same(&left[of_left], &right[of_right], |value| value.to_bits())
+        }
+        (Storage::Cpu(CpuStorage::BF16(left)), Storage::Cpu(CpuStorage::BF16(right))) => {
+            same(&left[of_left], &right[of_right], |value| value.to_bits())
+        }
+        (Storage::Cpu(CpuStorage::F16(left)), Storage::Cpu(CpuStorage::F16(right))) => {
+            same(&left[of_left], &right[of_right], |value| value.to_bits())
+        }
+        _ => false,
+    })
+}
+
+fn same<T, B: PartialEq>(left: &[T], right: &[T], bits: impl Fn(&T) -> B) -> bool {
+    left.len() == right.len()
+        && left.iter().zip(right).all(|(left, right)| bits(left) == bits(right))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    fn of(values: &[f32], dtype: DType) -> Tensor {
+        Tensor::new(values, &Device::Cpu).and_then(|it| it.to_dtype(dtype)).expect("a float")
+    }
+
+    #[test]
+    fn each_bit_counts_in_each_dtype() {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let same = |left: &[f32], right: &[f32]| {
+                are_same_bits(&of(left, dtype), &of(right, dtype)).expect("on the host")
+            };
+            assert!(same(&[1.0, f32::NAN], &[1.0, f32::NAN]));
+            assert!(!same(&[0.0], &[-0.0]), "{dtype:?}");
+            assert!(!same(&[1.0], &[1.0, 1.0]), "{dtype:?}");
+        }
+        let mixed = are_same_bits(&of(&[1.0], DType::F32), &of(&[1.0], DType::F64));
+        assert!(!mixed.expect("on the host"));
+    }
+
+    #[test]
+    fn views_are_compared_by_their_elements() {
+        let rows = Tensor::new(&[[1_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("2 x 2");
+        let column = rows.t().and_then(|it| it.narrow(0, 1, 1)).expect("a column");
+        let want = Tensor::new(&[[2_f32, 4.0]], &Device::Cpu).expect("a row");
+        assert!(are_same_bits(&column, &want).expect("on the host"));
+        assert!(!are_same_bits(&rows.narrow(0, 1, 1).expect("a row"), &want).expect("on the host"));
     }
 }

@@ -1,9 +1,7 @@
 //! The parameters that a model's constructors ask a `VarBuilder` for.
 
 mod backward;
-pub(crate) mod buffers;
 mod initial;
-mod patterns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +9,10 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use hsdp_sharding::{AfterForward, ModelSpec, Param};
+use hsdp_sharding::{AfterForward, ModelSpec, Param, Unit};
 use parking_lot::Mutex;
 
-use crate::error::Error;
+use crate::error::{DeclarationError, Error};
 
 /// Calls `load` with a `VarBuilder` that records the requested parameters. Not collective.
 ///
@@ -25,18 +23,21 @@ use crate::error::Error;
 /// it gives no shape.
 ///
 /// # Errors
-/// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and
-/// [`Error::NoShape`]; [`Error::Buffers`] if it asks for the running statistics of a norm or a
-/// codebook, or for integers. These are no parameters, and hsdp does not keep their changes.
+/// The error of `load`; [`DeclarationError::Reshaped`](crate::DeclarationError::Reshaped) if it
+/// asks for one name with two shapes, and
+/// [`DeclarationError::NoShape`](crate::DeclarationError::NoShape);
+/// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if it asks for the running
+/// statistics of a norm or a codebook, or for integers. These are no parameters, and hsdp does not
+/// keep their changes.
 pub fn record<M>(
     load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
 ) -> Result<Recorded, Error> {
-    let asked = Arc::<Mutex<Asked>>::default();
-    let recorder = Box::new(Recorder(Arc::clone(&asked)));
+    let asked = Arc::<Mutex<AskedParameters>>::default();
+    let recorder = Box::new(VarRecorder(Arc::clone(&asked)));
     load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
-    let Asked { parameters, buffers, .. } = std::mem::take(&mut *asked.lock());
+    let AskedParameters { parameters, buffers, .. } = std::mem::take(&mut *asked.lock());
     if !buffers.is_empty() {
-        return Err(Error::Buffers { names: buffers::listed(&buffers) });
+        return Err(Error::Declaration(DeclarationError::Buffers { names: listed(&buffers) }));
     }
     Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
 }
@@ -45,7 +46,7 @@ pub fn record<M>(
 /// initialization hints.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    parameters: Vec<Parameter>,
+    parameters: Vec<RecordedParameter>,
     /// Names of marked units, each with its mark.
     marked: Vec<(String, Mark)>,
     /// First parameter that `map` gave another name or shape, as recorded and as changed.
@@ -60,7 +61,7 @@ enum Mark {
 }
 
 #[derive(Clone, Debug)]
-struct Parameter {
+struct RecordedParameter {
     param: Param,
     init: Init,
     /// Whether the constructors asked for it more than once.
@@ -79,7 +80,7 @@ impl Recorded {
     /// freezes all. If `change` alters a name or a shape, [`spec`](Self::spec) fails.
     #[must_use]
     pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
-        for Parameter { param, .. } in &mut self.parameters {
+        for RecordedParameter { param, .. } in &mut self.parameters {
             let changed = change(param.clone());
             if (&changed.name, &changed.shape) != (&param.name, &param.shape) {
                 self.redeclared.get_or_insert((param.clone(), changed));
@@ -138,22 +139,30 @@ impl Recorded {
     /// weights) is kept.
     ///
     /// # Errors
-    /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no
-    /// name; [`Error::UnknownUnit`] if a marked unit does not exist; [`Error::Redeclared`] if
-    /// [`map`](Self::map) changed a name or a shape; the planner's error if the units make no
+    /// [`DeclarationError::NoUnit`](crate::DeclarationError::NoUnit) if no pattern takes a name;
+    /// [`DeclarationError::EmptyPattern`](crate::DeclarationError::EmptyPattern) if a pattern takes
+    /// no name; [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit) if a marked
+    /// unit does not exist; [`DeclarationError::Redeclared`](crate::DeclarationError::Redeclared)
+    /// if [`map`](Self::map) changed a name or a shape; the planner's error if the units make no
     /// model.
     pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
         if let Some((recorded, changed)) = self.redeclared.clone() {
-            let (parameter, recorded) = (recorded.name, recorded.shape);
-            let (name, shape) = (changed.name, changed.shape);
-            return Err(Error::Redeclared { parameter, recorded, name, shape });
+            return Err(Error::Declaration(DeclarationError::Redeclared {
+                parameter: recorded.name,
+                recorded: recorded.shape,
+                name: changed.name,
+                shape: changed.shape,
+            }));
         }
-        let mut units = patterns::group(&self.parameters, patterns)?;
+        let mut units = group(&self.parameters, patterns)?;
         for (name, mark) in &self.marked {
             let known =
                 || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
-                return Err(Error::UnknownUnit { name: name.clone(), known: known() });
+                return Err(Error::Declaration(DeclarationError::UnknownUnit {
+                    name: name.clone(),
+                    known: known(),
+                }));
             };
             match *mark {
                 Mark::AfterForward(after_forward) => units[place].after_forward = after_forward,
@@ -172,7 +181,7 @@ impl Recorded {
     /// [`candle_nn::Init`], but the numbers differ from candle's. A parameter that was not recorded
     /// gets no values, which the model refuses.
     pub fn init(&self, seed: u64) -> impl Fn(&Param) -> Vec<f32> + Send + Sync + use<> {
-        let hint = |it: &Parameter| (it.param.name.clone(), (it.init, it.zero_row));
+        let hint = |it: &RecordedParameter| (it.param.name.clone(), (it.init, it.zero_row));
         let hints: HashMap<String, (Init, Option<usize>)> =
             self.parameters.iter().map(hint).collect();
         move |param| {
@@ -189,35 +198,38 @@ impl Recorded {
 
 /// Parameters requested so far.
 #[derive(Default)]
-struct Asked {
-    parameters: Vec<Parameter>,
+struct AskedParameters {
+    parameters: Vec<RecordedParameter>,
     /// Index of each parameter, by name.
     places: HashMap<String, usize>,
     /// Names of tensors that are no parameters.
     buffers: Vec<String>,
 }
 
-impl Asked {
+impl AskedParameters {
     fn note(&mut self, name: &str, shape: &Shape, init: Init) -> Result<(), Error> {
         let Some(&place) = self.places.get(name) else {
             self.places.insert(name.to_owned(), self.parameters.len());
             let param = Param::new(name, shape.dims());
-            self.parameters.push(Parameter { param, init, is_tied: false, zero_row: None });
+            self.parameters.push(RecordedParameter { param, init, is_tied: false, zero_row: None });
             return Ok(());
         };
         let known = &mut self.parameters[place];
         if known.param.shape != shape.dims() {
-            let (parameter, first) = (name.to_owned(), known.param.shape.clone());
-            return Err(Error::Reshaped { parameter, first, second: shape.dims().to_vec() });
+            return Err(Error::Declaration(DeclarationError::Reshaped {
+                parameter: name.to_owned(),
+                first: known.param.shape.clone(),
+                second: shape.dims().to_vec(),
+            }));
         }
         known.is_tied = true;
         Ok(())
     }
 }
 
-struct Recorder(Arc<Mutex<Asked>>);
+struct VarRecorder(Arc<Mutex<AskedParameters>>);
 
-impl SimpleBackend for Recorder {
+impl SimpleBackend for VarRecorder {
     fn get(
         &self,
         shape: Shape,
@@ -230,17 +242,135 @@ impl SimpleBackend for Recorder {
         asked.note(name, &shape, init)?;
         if dtype.is_int() {
             asked.buffers.push(format!("{name} (of {})", dtype.as_str()));
-        } else if buffers::is_name(name) {
+        } else if is_buffer(name) {
             asked.buffers.push(name.to_owned());
         }
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> CandleResult<Tensor> {
-        Err(Error::NoShape { parameter: name.to_owned() }.into())
+        Err(Error::Declaration(DeclarationError::NoShape { parameter: name.to_owned() }).into())
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.0.lock().places.contains_key(name)
+    }
+}
+
+/// Names of tensors that a forward changes, in layers of PyTorch and candle: statistics of batch
+/// and instance norms, and of codebooks that learn by moving averages.
+const BUFFERS: [&str; 9] = [
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+    "cluster_size",
+    "cluster_usage",
+    "embed_avg",
+    "embed_sum",
+    "inited",
+    "initialized",
+];
+
+/// Number of names that a message lists.
+const LISTED: usize = 8;
+
+/// Returns whether the last component of a name is the name of a buffer.
+pub(crate) fn is_buffer(name: &str) -> bool {
+    name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last))
+}
+
+/// Joins the names for a message, and counts those beyond the first few.
+fn listed(names: &[String]) -> String {
+    let mut listed = names[..names.len().min(LISTED)].join(", ");
+    if names.len() > LISTED {
+        listed += &format!(" and {} more", names.len() - LISTED);
+    }
+    listed
+}
+
+/// The pattern of all names that no other pattern takes, and the name of their unit.
+const ROOT: &str = "root";
+
+/// Returns the units of the parameters, in the order of the patterns.
+fn group(parameters: &[RecordedParameter], patterns: &[&str]) -> Result<Vec<Unit>, Error> {
+    let mut units: Vec<Vec<Unit>> = vec![Vec::new(); patterns.len()];
+    let mut left = Vec::new();
+    for parameter in parameters {
+        let name = parameter.param.name.as_str();
+        match taken(name, patterns) {
+            Some((place, prefix)) => put(&mut units[place], prefix, parameter),
+            None => left.push(name),
+        }
+    }
+    if !left.is_empty() {
+        return Err(Error::Declaration(DeclarationError::NoUnit { parameters: left.join(", ") }));
+    }
+    match units.iter().position(Vec::is_empty) {
+        Some(empty) => Err(Error::Declaration(DeclarationError::EmptyPattern {
+            pattern: patterns[empty].to_owned(),
+        })),
+        None => Ok(units.concat()),
+    }
+}
+
+/// Returns the index of the pattern that takes a name, and the name of the unit.
+fn taken<'a>(name: &'a str, patterns: &[&str]) -> Option<(usize, &'a str)> {
+    let others = patterns.iter().enumerate().filter(|(_, pattern)| **pattern != ROOT);
+    let root = || Some((patterns.iter().position(|pattern| *pattern == ROOT)?, ROOT));
+    let mut matches = others.filter_map(|(place, pattern)| Some((place, matched(name, pattern)?)));
+    matches.next().or_else(root)
+}
+
+/// Returns the first components of `name`, if the pattern matches them.
+fn matched<'a>(name: &'a str, pattern: &str) -> Option<&'a str> {
+    let mut end = 0;
+    let mut components = name.split('.');
+    for (place, wanted) in pattern.split('.').enumerate() {
+        let component = components.next()?;
+        if wanted != "*" && wanted != component {
+            return None;
+        }
+        end += component.len() + usize::from(place > 0);
+    }
+    Some(&name[..end])
+}
+
+fn put(units: &mut Vec<Unit>, name: &str, parameter: &RecordedParameter) {
+    let place = units.iter().rposition(|unit| unit.name == name).unwrap_or_else(|| {
+        units.push(Unit::new(name));
+        units.len() - 1
+    });
+    let unit = std::mem::replace(&mut units[place], Unit::new("")).param(parameter.param.clone());
+    units[place] = if parameter.is_tied { unit.keep() } else { unit };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_component_decides() {
+        assert!(is_buffer("running_mean") && is_buffer("layer1.0.bn1.running_var"));
+        assert!(is_buffer("bn.num_batches_tracked"));
+        assert!(!is_buffer("running_mean.weight") && !is_buffer("bn.weight") && !is_buffer(""));
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let names: Vec<_> = (0..10).map(|at| format!("bn{at}.running_mean")).collect();
+        assert_eq!(listed(&names[..2]), "bn0.running_mean, bn1.running_mean");
+        assert!(listed(&names).ends_with("bn7.running_mean and 2 more"));
+    }
+
+    #[test]
+    fn a_pattern_matches_whole_components_from_the_start() {
+        assert_eq!(matched("h.0.attn.weight", "h.*"), Some("h.0"));
+        assert_eq!(matched("h.0.attn.weight", "h"), Some("h"));
+        assert_eq!(matched("h.0.attn.weight", "*.0.attn"), Some("h.0.attn"));
+        assert_eq!(matched("bias", "bias"), Some("bias"));
+        assert_eq!(matched("h.0.attn.weight", "h.1"), None);
+        assert_eq!(matched("heads.0", "h"), None);
+        assert_eq!(matched("h", "h.*"), None);
+        assert_eq!(matched("h.0", "0"), None);
     }
 }

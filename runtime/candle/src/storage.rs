@@ -1,44 +1,71 @@
-//! Moves parameters into and out of candle's storages without a copy.
+//! Gathered parameters on their way into candle's storages: moved on the host, copied on a device.
 
 use std::mem;
 
+#[cfg(feature = "candle-cuda")]
+use candle_core::CudaStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor};
-use hsdp_kernels::HostBuffer;
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail};
+use hsdp::{Full, HostBuffer};
 use parking_lot::Mutex;
 
-/// Turns `buffer` into a storage.
-pub(crate) fn storage_of(buffer: HostBuffer) -> CpuStorage {
-    match buffer {
-        HostBuffer::F32(values) => CpuStorage::F32(values),
-        HostBuffer::F16(values) => CpuStorage::F16(values),
-        HostBuffer::BF16(values) => CpuStorage::BF16(values),
+#[cfg(feature = "candle-cuda")]
+use crate::cuda;
+
+/// A gathered parameter, in the form that candle's device needs.
+#[derive(Debug)]
+pub(crate) enum Gathered {
+    /// A buffer that becomes a tensor's storage without a copy.
+    Host(HostBuffer),
+    /// A parameter that is copied once, on the device, because a candle storage owns its memory.
+    #[cfg(feature = "candle-cuda")]
+    Device(cuda::DeviceParameter),
+}
+
+impl Gathered {
+    /// Takes the parameter out of `full`, for tensors on `device`. `None` if it has already been
+    /// taken.
+    pub(crate) fn take(full: &mut Full, index: usize, device: &Device) -> Option<Self> {
+        #[cfg(feature = "candle-cuda")]
+        if let (Device::Cuda(device), Some(part)) = (device, full.on_device(index)) {
+            return Some(Self::Device(cuda::DeviceParameter { part, device: device.clone() }));
+        }
+        let _ = device;
+        full.take(index).map(Self::Host)
+    }
+
+    /// Turns the parameter into a storage: a buffer without a copy, a part of a device by a copy.
+    pub(crate) fn into_storage(self) -> Result<Storage> {
+        Ok(match self {
+            Self::Host(HostBuffer::F32(values)) => Storage::Cpu(CpuStorage::F32(values)),
+            Self::Host(HostBuffer::F16(values)) => Storage::Cpu(CpuStorage::F16(values)),
+            Self::Host(HostBuffer::BF16(values)) => Storage::Cpu(CpuStorage::BF16(values)),
+            #[cfg(feature = "candle-cuda")]
+            Self::Device(parameter) => Storage::Cuda(parameter.storage()?),
+        })
+    }
+
+    /// Makes a tensor, a leaf of candle's graph.
+    pub(crate) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
+        Ok(Tensor::from_storage(self.into_storage()?, shape, BackpropOp::none(), false))
+    }
+
+    /// Moves the parameter into the storage of `tensor`, for all views of it.
+    pub(crate) fn fill(self, tensor: &Tensor) -> Result<()> {
+        exchange(tensor, self.into_storage()?).map(drop)
     }
 }
 
-/// Turns `buffer` into a tensor, a leaf of candle's graph.
-pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
-    match buffer {
-        HostBuffer::F32(values) => Tensor::from_vec(values, shape, &Device::Cpu),
-        HostBuffer::F16(values) => Tensor::from_vec(values, shape, &Device::Cpu),
-        HostBuffer::BF16(values) => Tensor::from_vec(values, shape, &Device::Cpu),
-    }
-}
-
-/// Moves `buffer` into the storage of `tensor`, for all views of it.
-pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
-    exchange(tensor, storage_of(buffer)).map(drop)
-}
-
-/// Frees the storage of `tensor`, for all views of it. Returns its buffer, unless it was vacant.
+/// Frees the storage of `tensor`, for all views of it. Returns its buffer, if that was on the host
+/// and not vacant.
 ///
 /// The remaining storage has the dtype [`VACANT`](crate::error::VACANT), which every candle op
 /// refuses. It is not an empty f32 storage, because candle's matmul would read beyond its end.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
-    Ok(match exchange(tensor, vacant())? {
-        CpuStorage::F32(values) => Some(values.into()),
-        CpuStorage::F16(values) => Some(values.into()),
-        CpuStorage::BF16(values) => Some(values.into()),
+    Ok(match exchange(tensor, vacant(tensor.device())?)? {
+        Storage::Cpu(CpuStorage::F32(values)) => Some(values.into()),
+        Storage::Cpu(CpuStorage::F16(values)) => Some(values.into()),
+        Storage::Cpu(CpuStorage::BF16(values)) => Some(values.into()),
         _ => None,
     })
 }
@@ -46,37 +73,54 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
 /// Moves the storage of `tensor`, which has no elements outside the tensor, into a new variable.
 /// `tensor` is vacant until [`move_back`].
 pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
-    let storage = Storage::Cpu(exchange(tensor, vacant())?);
+    let storage = exchange(tensor, vacant(tensor.device())?)?;
     Ok(Tensor::from_storage(storage, tensor.shape(), BackpropOp::none(), true))
 }
 
 /// Moves the storage of `variable` back into `tensor`.
 pub(crate) fn move_back(variable: &Tensor, tensor: &Tensor) -> Result<()> {
-    exchange(tensor, exchange(variable, vacant())?).map(drop)
+    exchange(tensor, exchange(variable, vacant(tensor.device())?)?).map(drop)
 }
 
-fn vacant() -> CpuStorage {
-    CpuStorage::F4(Vec::new())
+fn vacant(device: &Device) -> Result<Storage> {
+    #[cfg(feature = "candle-cuda")]
+    if let Device::Cuda(device) = device {
+        return cuda::vacant(device).map(Storage::Cuda);
+    }
+    let _ = device;
+    Ok(Storage::Cpu(CpuStorage::F4(Vec::new())))
 }
 
 /// Replaces the storage of `tensor`, and returns the old one.
-fn exchange(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
-    let exchange = Exchange(Mutex::new(storage));
+fn exchange(tensor: &Tensor, storage: Storage) -> Result<Storage> {
+    let exchange = StorageExchange(Mutex::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
 /// Op that exchanges a whole storage. candle lends it under its lock, so no other code may be
 /// reading the tensor.
-struct Exchange(Mutex<CpuStorage>);
+struct StorageExchange(Mutex<Storage>);
 
-impl InplaceOp1 for Exchange {
+impl InplaceOp1 for StorageExchange {
     fn name(&self) -> &'static str {
         "exchange storage"
     }
 
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
-        mem::swap(storage, &mut self.0.lock());
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        let Storage::Cpu(other) = &mut *self.0.lock() else {
+            bail!("exchange storage: the new storage is on a GPU, the tensor is on the CPU")
+        };
+        mem::swap(storage, other);
+        Ok(())
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        let Storage::Cuda(other) = &mut *self.0.lock() else {
+            bail!("exchange storage: the new storage is on the CPU, the tensor is on a GPU")
+        };
+        mem::swap(storage, other);
         Ok(())
     }
 }
@@ -89,7 +133,8 @@ mod tests {
     use crate::Error;
 
     fn parameter() -> Tensor {
-        tensor_of(HostBuffer::F32(vec![1.0, 2.0, 3.0, 4.0]), Shape::from((2, 2))).expect("it fits")
+        let values = Gathered::Host(HostBuffer::F32(vec![1.0, 2.0, 3.0, 4.0]));
+        values.into_tensor(Shape::from((2, 2))).expect("on the host")
     }
 
     #[test]
@@ -98,7 +143,8 @@ mod tests {
         let view = tensor.t().expect("two dims");
         vacate(&tensor).expect("no code reads it");
         assert!(view.contiguous().is_err());
-        fill(&tensor, HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0])).expect("no code reads it");
+        let values = Gathered::Host(HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0]));
+        values.fill(&tensor).expect("no code reads it");
         assert_eq!(view.to_vec2::<f32>().expect("f32"), [[5.0, 7.0], [6.0, 8.0]]);
     }
 

@@ -11,7 +11,7 @@
 //! gradient, in all its pieces: one from candle's graph, where candle finishes all readers of a
 //! tensor before the tensor itself, and one from each recomputed use, which has a graph of its own.
 //! Second, no use holds the unit for its frozen parameters, which have no gradient (see
-//! [`Usage`](crate::usage::Usage)).
+//! [`UnitUsage`]).
 
 use std::cell::Cell;
 use std::mem;
@@ -23,27 +23,27 @@ use hsdp::{Full, ModelSpec, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
-use crate::error::Error;
-use crate::gathered::{Gathered, vacate};
+use crate::error::{Error, LostGradients};
 use crate::gradient;
+use crate::storage::{Gathered, vacate};
 
 /// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made, which would
 /// be a cycle.
 #[derive(Debug)]
-pub(crate) struct UnitState {
+pub(crate) struct LiveUnit {
     id: UnitId,
     handle: PassHandle,
     /// Dtype of the parameters.
     dtype: DType,
     /// Device on which candle computes.
     device: Device,
-    progress: Arc<Progress>,
-    ledger: Mutex<Ledger>,
+    progress: Arc<PassProgress>,
+    ledger: Mutex<UnitLedger>,
 }
 
 /// Phase of the microbatch that its pass is in.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct PassProgress {
     /// Whether the backward has begun, or the pass is over. Gradients that arrive after the
     /// microbatch are stale, which the runtime reports.
     is_past_forward: AtomicBool,
@@ -51,7 +51,7 @@ pub(crate) struct Progress {
     factor: AtomicU32,
 }
 
-impl Progress {
+impl PassProgress {
     /// Begins to accept gradients. Each gradient of a parameter is multiplied by `factor`, in f32.
     pub(crate) fn begin_backward(&self, factor: f32) {
         self.factor.store(factor.to_bits(), Ordering::Relaxed);
@@ -72,9 +72,9 @@ impl Progress {
 }
 
 #[derive(Debug)]
-struct Ledger {
-    contents: Contents,
-    parameters: Vec<Parameter>,
+struct UnitLedger {
+    contents: UnitContents,
+    parameters: Vec<UnitParameter>,
     /// Number of outstanding pieces of gradients.
     awaited: usize,
     /// Number of uses whose backward may still read frozen parameters.
@@ -83,7 +83,7 @@ struct Ledger {
 
 /// A parameter of the unit in this microbatch.
 #[derive(Clone, Debug, Default)]
-struct Parameter {
+struct UnitParameter {
     /// A tensor without an op that shares its storage, if it was read.
     storage: Option<Tensor>,
     /// Whether candle's graph reads it, and so contributes one piece of its gradient.
@@ -93,7 +93,7 @@ struct Parameter {
 }
 
 #[derive(Debug)]
-enum Contents {
+enum UnitContents {
     /// Not gathered so far.
     Unused,
     /// Freed after its use in the forward. The storages are vacant.
@@ -105,16 +105,17 @@ enum Contents {
     Done,
 }
 
-impl UnitState {
+impl LiveUnit {
     pub(crate) fn new(
         id: UnitId,
         handle: PassHandle,
         dtype: DType,
-        on: (Device, Arc<Progress>),
+        device: Device,
+        progress: Arc<PassProgress>,
     ) -> Self {
-        let parameters = vec![Parameter::default(); handle.plan().spec()[id].params.len()];
-        let ledger = Ledger { contents: Contents::Unused, parameters, awaited: 0, holds: 0 };
-        let (device, progress) = on;
+        let parameters = vec![UnitParameter::default(); handle.plan().spec()[id].params.len()];
+        let ledger =
+            UnitLedger { contents: UnitContents::Unused, parameters, awaited: 0, holds: 0 };
         Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
     }
 
@@ -157,9 +158,11 @@ impl UnitState {
     pub(crate) fn gather(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
         match ledger.contents {
-            Contents::Full(_) => Ok(()),
-            Contents::Unused => self.unshard(&mut ledger),
-            Contents::Freed | Contents::Done => Err(Error::Freed { unit: self.name().to_owned() }),
+            UnitContents::Full(_) => Ok(()),
+            UnitContents::Unused => self.unshard(&mut ledger),
+            UnitContents::Freed | UnitContents::Done => {
+                Err(Error::Freed { unit: self.name().to_owned() })
+            }
         }
     }
 
@@ -168,19 +171,19 @@ impl UnitState {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
         match ledger.contents {
-            Contents::Full(_) | Contents::Done => Ok(()),
-            Contents::Unused | Contents::Freed => self.unshard(&mut ledger),
+            UnitContents::Full(_) | UnitContents::Done => Ok(()),
+            UnitContents::Unused | UnitContents::Freed => self.unshard(&mut ledger),
         }
     }
 
-    fn unshard(&self, ledger: &mut Ledger) -> Result<(), Error> {
+    fn unshard(&self, ledger: &mut UnitLedger) -> Result<(), Error> {
         let _span = tracing::trace_span!("gather", unit = self.id.index()).entered();
         let mut full = self.handle.unshard(self.id)?;
         for (index, storage) in ledger.storages() {
             let parameter = Gathered::take(&mut full, index, &self.device);
             parameter.map_or(Ok(()), |parameter| parameter.fill(storage))?;
         }
-        ledger.contents = Contents::Full(full);
+        ledger.contents = UnitContents::Full(full);
         Ok(())
     }
 
@@ -190,7 +193,7 @@ impl UnitState {
     /// If the unit is not full or the parameter was read before. The pass prevents both.
     pub(crate) fn take(&self, index: usize) -> Gathered {
         match &mut self.ledger.lock().contents {
-            Contents::Full(full) => {
+            UnitContents::Full(full) => {
                 Gathered::take(full, index, &self.device).expect("the pass takes a parameter once")
             }
             other => unreachable!("the pass has gathered the unit, but it is {other:?}"),
@@ -224,7 +227,7 @@ impl UnitState {
     pub(crate) fn reshard(&self) -> Result<(), Error> {
         match self.spec()[self.id].after_forward {
             AfterForward::Reshard | AfterForward::Discard => {
-                self.ledger.lock().free(Contents::Freed)
+                self.ledger.lock().free(UnitContents::Freed)
             }
             AfterForward::Keep => Ok(()),
         }
@@ -254,16 +257,18 @@ impl UnitState {
         if !self.progress.is_in_forward() {
             return Ok(());
         }
-        let error = match Backward::runs_here() {
+        let error = match BackwardHere::runs_here() {
             true => self.of_another_pass(),
-            false => Error::TensorBackward { unit: self.name().to_owned() },
+            false => {
+                Error::LostGradients(LostGradients::TensorBackward { unit: self.name().to_owned() })
+            }
         };
         self.handle.note_failure(&error);
         Err(error)
     }
 
     fn of_another_pass(&self) -> Error {
-        Error::OtherPass { what: format!("unit {}", self.name()) }
+        Error::LostGradients(LostGradients::OtherPass { what: format!("unit {}", self.name()) })
     }
 
     /// Keeps the unit full until a [`release`](Self::release), even if all gradients arrive before.
@@ -283,29 +288,29 @@ impl UnitState {
     /// others are missing.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
-        ledger.free(Contents::Done)?;
+        ledger.free(UnitContents::Done)?;
         self.reduce(&mut ledger)
     }
 
     /// Clears the state of the microbatch. If a graph of it is used later, the graph finds the unit
     /// freed and its handle stale.
     pub(crate) fn end(&self) -> Result<(), Error> {
-        self.ledger.lock().free(Contents::Freed)
+        self.ledger.lock().free(UnitContents::Freed)
     }
 
-    fn settle(&self, ledger: &mut Ledger) -> Result<(), Error> {
+    fn settle(&self, ledger: &mut UnitLedger) -> Result<(), Error> {
         if ledger.awaited > 0 {
             return Ok(());
         }
         if ledger.holds == 0 {
-            ledger.free(Contents::Done)?;
+            ledger.free(UnitContents::Done)?;
         }
         self.reduce(ledger)
     }
 
     /// Reduces the gradients that have arrived. A unit without any is left to the end of the
     /// microbatch.
-    fn reduce(&self, ledger: &mut Ledger) -> Result<(), Error> {
+    fn reduce(&self, ledger: &mut UnitLedger) -> Result<(), Error> {
         let gradients: Vec<_> = ledger.parameters.iter_mut().map(|it| it.gradient.take()).collect();
         if gradients.iter().all(Option::is_none) {
             return Ok(());
@@ -323,9 +328,9 @@ thread_local! {
 }
 
 /// Marks that this thread runs the backward of a pass.
-pub(crate) struct Backward(());
+pub(crate) struct BackwardHere(());
 
-impl Backward {
+impl BackwardHere {
     pub(crate) fn begin() -> Self {
         IN_BACKWARD.set(true);
         Self(())
@@ -336,26 +341,89 @@ impl Backward {
     }
 }
 
-impl Drop for Backward {
+impl Drop for BackwardHere {
     fn drop(&mut self) {
         IN_BACKWARD.set(false);
     }
 }
 
-impl Ledger {
+impl UnitLedger {
     /// Returns the storages of the parameters that were read, with their indices.
     fn storages(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         let parameters = self.parameters.iter().enumerate();
         parameters.filter_map(|(index, parameter)| Some((index, parameter.storage.as_ref()?)))
     }
 
-    fn free(&mut self, contents: Contents) -> Result<(), Error> {
+    fn free(&mut self, contents: UnitContents) -> Result<(), Error> {
         let mut before = mem::replace(&mut self.contents, contents);
         for (index, storage) in self.storages() {
-            if let (Some(buffer), Contents::Full(full)) = (vacate(storage)?, &mut before) {
+            if let (Some(buffer), UnitContents::Full(full)) = (vacate(storage)?, &mut before) {
                 full.put_back(index, buffer);
             }
         }
         Ok(())
     }
+}
+
+/// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
+/// names.
+#[derive(Debug)]
+pub(crate) struct UnitUsage {
+    reads: Mutex<Vec<Arc<LiveUnit>>>,
+    held: Mutex<Vec<Arc<LiveUnit>>>,
+}
+
+/// Whether a hook on the unit's input reports when the backward of this use is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputWatch {
+    /// There is no hook, because no frozen parameter is read, or nothing before this use is
+    /// differentiated. Units whose frozen parameters were read stay full until the whole backward
+    /// is over.
+    Off,
+    /// There is a hook. Until it runs, units whose frozen parameters were read stay full.
+    Input,
+}
+
+impl UnitUsage {
+    /// Returns a use of `own`.
+    pub(crate) fn of(own: &Arc<LiveUnit>) -> Arc<Self> {
+        Arc::new(Self { reads: Mutex::new(vec![Arc::clone(own)]), held: Mutex::default() })
+    }
+
+    /// Records that this use reads a parameter of `unit`.
+    pub(crate) fn reads(&self, unit: &Arc<LiveUnit>) {
+        add(&mut self.reads.lock(), unit);
+    }
+
+    /// Records that this use reads a frozen parameter of `unit`. Holds the unit until
+    /// [`release`](Self::release), which is never called if the input is not watched.
+    pub(crate) fn reads_frozen(&self, unit: &Arc<LiveUnit>) {
+        if add(&mut self.held.lock(), unit) {
+            unit.hold();
+        }
+    }
+
+    /// Reshards the units that this use read, at its end in the forward.
+    pub(crate) fn reshard(&self) -> Result<(), Error> {
+        self.reads.lock().iter().try_for_each(|unit| unit.reshard())
+    }
+
+    /// Gathers the units that this use read, before its backward.
+    pub(crate) fn gather(&self) -> Result<(), Error> {
+        self.reads.lock().iter().try_for_each(|unit| unit.gather_again())
+    }
+
+    /// Releases the units that this use holds, after its backward.
+    pub(crate) fn release(&self) -> Result<(), Error> {
+        self.held.lock().drain(..).try_for_each(|unit| unit.release())
+    }
+}
+
+/// Adds `unit`, and returns whether it is new.
+fn add(units: &mut Vec<Arc<LiveUnit>>, unit: &Arc<LiveUnit>) -> bool {
+    let new = !units.iter().any(|known| Arc::ptr_eq(known, unit));
+    if new {
+        units.push(Arc::clone(unit));
+    }
+    new
 }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor, TensorId, Var};
 use parking_lot::Mutex;
 
-use crate::dtype::is_in_16_bits;
-use crate::error::Error;
+use crate::convert::is_in_16_bits;
+use crate::error::{Error, LostGradients};
 
 /// The purpose for which hsdp makes a variable. Such a variable's gradient is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum VariablePurpose {
     /// First parent of the parameters of a pass.
     Parameters,
     /// Start of the chain of collectives of a tape.
     Collectives,
 }
 
-impl Purpose {
+impl VariablePurpose {
     const ALL: [Self; 2] = [Self::Parameters, Self::Collectives];
 
     /// Returns the bits of a NaN in f32. candle shows neither the op of a tensor nor an owner, so
@@ -73,9 +73,9 @@ impl Reached {
             if !node.is_variable() || node.dtype().is_int() {
                 continue;
             }
-            match Purpose::of(node) {
-                Some(Purpose::Parameters) => reached.anchors.push(node.clone()),
-                Some(Purpose::Collectives) => reached.collectives = true,
+            match VariablePurpose::of(node) {
+                Some(VariablePurpose::Parameters) => reached.anchors.push(node.clone()),
+                Some(VariablePurpose::Collectives) => reached.collectives = true,
                 None => reached.programs.push(node.clone()),
             }
         }
@@ -134,9 +134,9 @@ impl VariableGradient {
 
 /// Variables of the program whose gradients it has asked for.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted(Mutex<Vec<(Tensor, VariableGradient)>>);
+pub(crate) struct WantedGradients(Mutex<Vec<(Tensor, VariableGradient)>>);
 
-impl Wanted {
+impl WantedGradients {
     /// Records that the program asks for the gradient of `variable`.
     pub(crate) fn add(&self, variable: &Var) -> VariableGradient {
         let gradient = VariableGradient(Arc::default());
@@ -147,7 +147,7 @@ impl Wanted {
     /// Refuses variables of the program that a loss depends on, and whose gradients would be lost.
     ///
     /// # Errors
-    /// [`Error::Undeclared`].
+    /// [`LostGradients::Undeclared`](crate::LostGradients::Undeclared).
     pub(crate) fn check(&self, reached: &Reached) -> std::result::Result<(), Error> {
         let wanted = self.0.lock();
         let is_wanted = |id| wanted.iter().any(|(variable, _)| variable.id() == id);
@@ -156,7 +156,7 @@ impl Wanted {
             return Ok(());
         }
         let variables = described(lost.iter().copied());
-        Err(Error::Undeclared { count: lost.len(), variables })
+        Err(Error::LostGradients(LostGradients::Undeclared { count: lost.len(), variables }))
     }
 
     /// Passes the requested gradients to the program, if the backward reached their variables.
@@ -181,21 +181,21 @@ mod tests {
     #[test]
     fn variables_of_hsdp_are_told_from_those_of_the_program() {
         let cpu = &Device::Cpu;
-        for purpose in Purpose::ALL {
+        for purpose in VariablePurpose::ALL {
             let variable = purpose.variable(cpu).expect("a scalar");
-            assert_eq!(Purpose::of(&variable), Some(purpose));
+            assert_eq!(VariablePurpose::of(&variable), Some(purpose));
         }
         for value in [0.0, 1.0, f32::NAN, -f32::NAN, f32::INFINITY] {
             let variable = Var::new(value, cpu).expect("a scalar");
-            assert_eq!(Purpose::of(&variable), None);
+            assert_eq!(VariablePurpose::of(&variable), None);
         }
     }
 
     #[test]
     fn what_has_no_gradient_is_not_reached() {
         let cpu = &Device::Cpu;
-        let anchor = Purpose::Parameters.variable(cpu).expect("a scalar");
-        let link = Purpose::Collectives.variable(cpu).expect("a scalar");
+        let anchor = VariablePurpose::Parameters.variable(cpu).expect("a scalar");
+        let link = VariablePurpose::Collectives.variable(cpu).expect("a scalar");
         let (one, cut) = (Var::new(1_f32, cpu).expect("one"), Var::new(2_f32, cpu).expect("two"));
         let rows = Var::new(&[1_u32, 0], cpu).expect("two rows");
         let table = Var::new(&[1_f32, 2.0], cpu).expect("two elements");

@@ -5,13 +5,14 @@
 //! a gradient in either case.
 //!
 //! The output of a unit has the input of the unit as such a parent. A pass that looks for cuts
-//! leaves this parent out if the output does not depend on the input. [`Cuts`] lists these units.
+//! leaves this parent out if the output does not depend on the input. [`UnitCuts`] lists these
+//! units.
 //!
 //! A collective of a tape has the collective before it as such a parent, because the ranks
 //! communicate in one order, even if their losses depend on different collectives. If the loss does
 //! not depend on the output of a collective, and the other ranks contribute zeros, then the
-//! gradient of its input is zeros that stand for none. A [`Search`] finds the parameters that get
-//! only such zeros.
+//! gradient of its input is zeros that stand for none. A [`ZeroSearch`] finds the parameters that
+//! get only such zeros.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -23,9 +24,9 @@ use crate::variables::Reached;
 
 /// Units of a pass that cut the graph after their input, each with its output.
 #[derive(Debug, Default)]
-pub(crate) struct Cuts(Mutex<Vec<(String, TensorId)>>);
+pub(crate) struct UnitCuts(Mutex<Vec<(String, TensorId)>>);
 
-impl Cuts {
+impl UnitCuts {
     /// Records a unit whose output does not depend on its input, although the input has a history.
     pub(crate) fn note(&self, unit: &str, output: &Tensor) {
         self.0.lock().push((unit.to_owned(), output.id()));
@@ -47,9 +48,9 @@ thread_local! {
 
 /// A backward of this thread that looks for collectives that the loss does not depend on.
 #[derive(Debug)]
-pub(crate) struct Search(());
+pub(crate) struct ZeroSearch(());
 
-impl Search {
+impl ZeroSearch {
     /// Begins a search in the backward of a loss.
     pub(crate) fn begin(loss: &Tensor) -> Self {
         GRAPH.set(Some(Graph::of(loss)));
@@ -62,7 +63,7 @@ impl Search {
     }
 }
 
-impl Drop for Search {
+impl Drop for ZeroSearch {
     fn drop(&mut self) {
         GRAPH.set(None);
     }
@@ -84,9 +85,13 @@ struct Graph {
 
 impl Graph {
     fn of(loss: &Tensor) -> Self {
-        let (loss, nodes) = (loss.clone(), ids_before(loss).collect());
-        let (unneeded, before) = (HashSet::new(), HashSet::new());
-        Self { loss, nodes, unneeded, before, needed: None }
+        Self {
+            loss: loss.clone(),
+            nodes: ids_before(loss).collect(),
+            unneeded: HashSet::new(),
+            before: HashSet::new(),
+            needed: None,
+        }
     }
 
     /// Records that zeros stand for the gradient of the input of a collective.
@@ -141,7 +146,7 @@ pub(crate) fn depends(tensor: &Tensor, on: &Tensor) -> bool {
 
 /// A collective in candle's graph.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Applied<'a> {
+pub(crate) struct AppliedCollective<'a> {
     pub(crate) input: &'a Tensor,
     pub(crate) output: &'a Tensor,
     /// View of the output that the program has.
@@ -149,7 +154,7 @@ pub(crate) struct Applied<'a> {
 }
 
 /// Records the gradient of the input of a collective, in the backward of the collective.
-pub(crate) fn note_collective(collective: &Applied<'_>, gradient: &Tensor) -> Result<()> {
+pub(crate) fn note_collective(collective: &AppliedCollective<'_>, gradient: &Tensor) -> Result<()> {
     GRAPH.with_borrow_mut(|graph| {
         let Some(graph) = graph else { return Ok(()) };
         if !graph.needs(collective.view) && are_zeros(gradient)? {

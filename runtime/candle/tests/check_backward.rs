@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder, linear, linear_no_bias, ops, rms_norm};
 use hsdp::Param;
-use hsdp_candle::{Error, record};
+use hsdp_candle::{Error, LostGradients, record};
 
 fn input() -> Tensor {
     Tensor::zeros((2, 4), DType::F32, &Device::Cpu).expect("zeros")
@@ -41,7 +41,7 @@ fn slow(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 fn names(error: Error) -> Vec<String> {
     match error {
-        Error::NoGradient { parameters, .. } => parameters,
+        Error::LostGradients(LostGradients::NoGradient { parameters, .. }) => parameters,
         other => panic!("{other}"),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
 use hsdp::{Mesh, ModelSpec, Param, StepOptions, Unit, World};
-use hsdp_candle::{Error, Parameters, Pass, Units};
+use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units};
 
 use common::{input, layer, layers, loss_of_layers, sharded, step};
 
@@ -154,7 +154,10 @@ fn a_backward_of_candle_is_told_that_the_pass_has_one() {
             Ok(loss)
         });
         let error = failed.expect_err("the pass has not begun its backward");
-        assert!(matches!(&error, Error::TensorBackward { unit } if unit == "layer.1"), "{error:?}");
+        assert!(
+            matches!(&error, Error::LostGradients(LostGradients::TensorBackward { unit }) if unit == "layer.1"),
+            "{error:?}"
+        );
         assert_eq!(
             error.to_string(),
             "a gradient came to unit layer.1 outside of the backward of its pass: call \
@@ -192,7 +195,10 @@ fn a_loss_through_another_pass_says_so() {
             let x = first.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
             loss_of_layers(second, 2, &x)
         });
-        assert!(matches!(&error, Error::OtherPass { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::LostGradients(LostGradients::OtherPass { .. })),
+            "{error:?}"
+        );
         let message = error.to_string();
         assert!(
             message.starts_with("the loss depends on unit layer.1 through another pass"),
@@ -208,7 +214,7 @@ fn a_recomputed_unit_of_another_pass_says_so() {
         let layer = Arc::new(|p: &dyn Parameters, x: &Tensor| layer(p, 1, x));
         second.recomputed("layer.1", &input(0, 3, 4), layer)?.sqr()?.mean_all()
     });
-    assert!(matches!(&error, Error::OtherPass { .. }), "{error:?}");
+    assert!(matches!(&error, Error::LostGradients(LostGradients::OtherPass { .. })), "{error:?}");
 }
 
 /// An activation that a unit captures from another unit: `unit` takes its gradient, `recomputed`
@@ -230,7 +236,7 @@ fn a_recomputed_unit_that_captures_an_activation_names_it_and_unit_takes_it() {
         })
     };
     let error = skipped(true).map(drop).expect_err("its gradient would be lost");
-    assert!(matches!(&error, Error::History { .. }), "{error:?}");
+    assert!(matches!(&error, Error::LostGradients(LostGradients::History { .. })), "{error:?}");
     let message = error.to_string();
     assert!(message.contains("depends on tensors computed from the parameters"), "{message}");
     assert!(message.contains("run it with `Pass::unit`"), "{message}");
@@ -299,7 +305,10 @@ fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
     };
     for of_input in [false, true] {
         let error = run(true, of_input, false).expect_err("its gradients would be lost");
-        assert!(matches!(&error, Error::BesideOutput { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::LostGradients(LostGradients::BesideOutput { .. })),
+            "{error:?}"
+        );
         let message = error.to_string();
         let start = "a tensor left recomputed unit layer.1 beside its output, and the loss depends";
         assert!(message.starts_with(start), "{message}");
@@ -341,7 +350,10 @@ fn a_tensor_that_a_later_use_of_the_same_recomputed_unit_captures_is_refused() {
     for of_input in [false, true] {
         assert!(run(of_input, true).expect("a step") > 0.0);
         let error = run(of_input, false).expect_err("its gradients would be lost");
-        assert!(matches!(&error, Error::BesideOutput { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::LostGradients(LostGradients::BesideOutput { .. })),
+            "{error:?}"
+        );
         assert_eq!(
             error.to_string().split(':').next(),
             Some(

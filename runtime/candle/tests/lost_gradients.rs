@@ -8,8 +8,8 @@ use candle_core::{D, Tensor};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
 use hsdp::dist::{OnBoth, OnShard, Partial, Sum, Varying};
 use hsdp::{
-    AdamW, AdamWOptions, Error as RuntimeError, Mesh, ModelOptions, ModelSpec, Optimizer as _,
-    Param, ShardedModel, StepOptions, Unused, World,
+    AdamW, AdamWOptions, Error as RuntimeError, GradientError, Mesh, ModelOptions, ModelSpec,
+    Optimizer as _, Param, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_candle::distributed::{Dist, Tape};
 use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
@@ -88,8 +88,10 @@ fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
             let error = end.expect_err("gradients are missing");
             let Error::Runtime(runtime) = &error else { panic!("{error}") };
             let named = match runtime {
-                RuntimeError::WithoutGradient { parameters, .. } => parameters.clone(),
-                RuntimeError::UnusedParameters { parameters, .. } => {
+                RuntimeError::Gradients(GradientError::WithoutGradient { parameters, .. }) => {
+                    parameters.clone()
+                }
+                RuntimeError::Gradients(GradientError::UnusedParameters { parameters, .. }) => {
                     parameters.iter().map(|(name, _)| name.clone()).collect()
                 }
                 other => panic!("{other}"),
@@ -124,7 +126,11 @@ fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
         });
         for end in ends {
             let error = end.expect_err("a tower has no gradient");
-            let Error::Runtime(RuntimeError::WithoutGradient { parameters, .. }) = &error else {
+            let Error::Runtime(RuntimeError::Gradients(GradientError::WithoutGradient {
+                parameters,
+                ..
+            })) = &error
+            else {
                 panic!("{error}")
             };
             assert_eq!(*parameters, [format!("{lost}.weight"), format!("{lost}.bias")]);
@@ -265,8 +271,10 @@ fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
             let error = end.expect_err("a layer has no gradient");
             let Error::Runtime(runtime) = &error else { panic!("{error}") };
             let named: Vec<_> = match runtime {
-                RuntimeError::WithoutGradient { parameters, .. } => parameters.clone(),
-                RuntimeError::UnusedParameters { parameters, .. } => {
+                RuntimeError::Gradients(GradientError::WithoutGradient { parameters, .. }) => {
+                    parameters.clone()
+                }
+                RuntimeError::Gradients(GradientError::UnusedParameters { parameters, .. }) => {
                     assert!(parameters.iter().all(|(_, ranks)| *ranks == [0, 1]), "{error}");
                     parameters.iter().map(|(name, _)| name.clone()).collect()
                 }

@@ -14,7 +14,7 @@ use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
     Unit, Unused, World,
 };
-use hsdp_candle::{Error, Parameters, Pass, Units, record, var_builder};
+use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units, record, var_builder};
 
 use common::{
     Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded,
@@ -357,7 +357,10 @@ fn a_dropout_that_draws_a_new_seed_is_refused() {
         let run = runs.fetch_add(1, Ordering::Relaxed) as f64;
         layer(p, 1, &(x + run * 1e-6)?)
     });
-    assert!(matches!(&error, Error::NotRepeatable { unit, .. } if unit == "layer.1"), "{error:?}");
+    assert!(
+        matches!(&error, Error::LostGradients(LostGradients::NotRepeatable { unit, .. }) if unit == "layer.1"),
+        "{error:?}"
+    );
     assert_eq!(
         error.to_string(),
         "recomputed unit layer.1 is not repeatable: its second output differs from its first, as \
@@ -386,7 +389,10 @@ fn a_captured_tensor_with_a_history_is_refused() {
     let captured = Var::new(&[[1_f32; 4]; 3], &Device::Cpu).expect("a variable");
     let captured = (captured.as_tensor() * 2.0).expect("a tensor with a history");
     let error = refused(move |p, x| layer(p, 1, &(x + &captured)?));
-    assert!(matches!(&error, Error::History { unit, .. } if unit == "layer.1"), "{error:?}");
+    assert!(
+        matches!(&error, Error::LostGradients(LostGradients::History { unit, .. }) if unit == "layer.1"),
+        "{error:?}"
+    );
     let message = error.to_string();
     assert!(message.contains("depends on variables of the program ([3, 4] of f32)"), "{message}");
     assert!(message.contains("run it with `Pass::unit`"), "{message}");
@@ -401,7 +407,10 @@ fn a_value_of_the_first_run_that_the_second_uses_is_refused() {
         let twice = cache.get_or_init(|| (weight * 2.0).expect("it is full"));
         x.matmul(twice)?.broadcast_add(&p.get("layer.1.bias")?)
     });
-    assert!(matches!(&error, Error::NotRepeatable { .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::LostGradients(LostGradients::NotRepeatable { .. })),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("a cache of a value computed from parameters"), "{error}");
 }
 
@@ -412,7 +421,10 @@ fn an_error_of_the_second_run_comes_back_as_it_is() {
         0 => layer(p, 1, x),
         _ => p.get("layer.1.wieght"),
     });
-    assert!(matches!(error, Error::NotRepeatable { .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::LostGradients(LostGradients::NotRepeatable { .. })),
+        "{error:?}"
+    );
     let runs = AtomicUsize::new(0);
     let error = refused(move |p, x| match runs.fetch_add(1, Ordering::Relaxed) {
         0 => layer(p, 1, x),

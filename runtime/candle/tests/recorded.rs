@@ -5,7 +5,7 @@ mod common;
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder, embedding, linear, linear_no_bias};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, ShardedModel};
-use hsdp_candle::{Error, Recorded, record};
+use hsdp_candle::{DeclarationError, Error, Recorded, record};
 use hsdp_sharding::{AfterForward, Role, State};
 
 /// An embedding, whose weight is asked for twice, two blocks, a norm and a head.
@@ -109,7 +109,10 @@ fn one_name_with_two_shapes_is_refused() {
 #[test]
 fn a_name_without_a_shape_is_refused() {
     let error = record(|vb| vb.pp("a").get_unchecked("weight")).expect_err("no shape");
-    assert!(matches!(&error, Error::NoShape { parameter } if parameter == "a.weight"), "{error}");
+    assert!(
+        matches!(&error, Error::Declaration(DeclarationError::NoShape { parameter }) if parameter == "a.weight"),
+        "{error}"
+    );
     let error = record(|_| -> Result<Tensor> { candle_core::bail!("the model's own") });
     assert!(matches!(error, Err(Error::Candle(_))));
 }
@@ -161,7 +164,7 @@ fn running_statistics_are_refused_by_name() {
         candle_nn::batch_norm(4, 1e-5, vb.pp("bn.2")).map(drop)
     };
     let error = record(load).expect_err("buffers");
-    assert!(matches!(error, Error::Buffers { .. }), "{error:?}");
+    assert!(matches!(error, Error::Declaration(DeclarationError::Buffers { .. })), "{error:?}");
     let message = error.to_string();
     let names =
         "bn.1.running_mean, bn.1.running_var, bn.2.running_mean, bn.2.running_var are buffers";
@@ -192,5 +195,5 @@ fn a_declaration_keeps_its_name_and_shape() {
         param
     };
     let error = recorded().map(reshaped).spec(&["root"]).expect_err("other shapes");
-    assert!(matches!(error, Error::Redeclared { .. }), "{error:?}");
+    assert!(matches!(error, Error::Declaration(DeclarationError::Redeclared { .. })), "{error:?}");
 }

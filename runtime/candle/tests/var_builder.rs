@@ -11,7 +11,9 @@ use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, Sgd, SgdOptions,
     ShardedModel, StepOptions, Unit, World,
 };
-use hsdp_candle::{Error, Parameters, Pass, Plain, Recorded, Units, record, var_builder};
+use hsdp_candle::{
+    DeclarationError, Error, Parameters, Pass, Plain, Recorded, Units, record, var_builder,
+};
 
 use common::{input, layer_unit, layers, sharded, sharded_with, step};
 use llama::{Block, Config, Head, Llama, embed_tokens, loss};
@@ -138,7 +140,14 @@ fn refused(forward: impl Fn(VarBuilder<'_>) -> Result<Tensor>) -> Error {
 fn another_dtype_is_refused_and_not_copied() {
     let error = refused(|vb| vb.to_dtype(DType::F32).get((4, 4), "layer.0.weight"));
     assert!(
-        matches!(error, Error::Dtype { asked: DType::F32, computed: DType::BF16, .. }),
+        matches!(
+            error,
+            Error::Declaration(DeclarationError::Dtype {
+                asked: DType::F32,
+                computed: DType::BF16,
+                ..
+            })
+        ),
         "{error:?}"
     );
     let said = error.to_string();
@@ -149,7 +158,7 @@ fn another_dtype_is_refused_and_not_copied() {
         "{said}"
     );
     let error = refused(|vb| vb.get_unchecked_dtype("layer.0.weight", DType::F32));
-    assert!(matches!(error, Error::Dtype { .. }), "{error:?}");
+    assert!(matches!(error, Error::Declaration(DeclarationError::Dtype { .. })), "{error:?}");
 }
 
 #[test]
@@ -164,7 +173,7 @@ fn another_shape_is_refused() {
 #[test]
 fn a_name_that_the_model_does_not_have_is_refused() {
     let error = refused(|vb| vb.pp("layer.0").get(4, "wieght"));
-    assert!(matches!(&error, Error::UnknownParameter { unit, name }
+    assert!(matches!(&error, Error::Declaration(DeclarationError::UnknownParameter { unit, name })
         if unit == "layer.0" && name == "layer.0.wieght"));
 }
 
@@ -172,9 +181,15 @@ fn a_name_that_the_model_does_not_have_is_refused() {
 fn an_error_stays_typed_in_the_context_that_a_model_adds() {
     use candle_core::Context;
     let error = refused(|vb| vb.get(4, "layer.0.wieght").context("the first layer"));
-    assert!(matches!(error, Error::UnknownParameter { .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Declaration(DeclarationError::UnknownParameter { .. })),
+        "{error:?}"
+    );
     let error = refused(|vb| vb.get(4, "layer.0.wieght").map_err(|e| e.context("the first")));
-    assert!(matches!(error, Error::UnknownParameter { .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Declaration(DeclarationError::UnknownParameter { .. })),
+        "{error:?}"
+    );
 }
 
 #[test]

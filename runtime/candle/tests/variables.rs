@@ -10,7 +10,7 @@ use hsdp::{
     DType as HsdpDType, LossScaling, Mesh, ModelOptions, Precision, ShardedModel, StepOptions,
 };
 use hsdp_candle::distributed::{Dist, Tape};
-use hsdp_candle::{Error, Pass, Plain, Units, VariableGradient};
+use hsdp_candle::{Error, LostGradients, Pass, Plain, Units, VariableGradient};
 
 use common::{input, layer, layers, loss_of_layers, sharded, sharded_with, step, values};
 
@@ -77,10 +77,16 @@ fn a_gradient_that_nobody_takes_is_refused_and_the_others_are_told() {
         assert!(told.to_string().contains("step 0 aborted by rank 1"), "{place:?}: {told}");
         let message = refused.to_string();
         if place == Place::InRecomputed {
-            assert!(matches!(refused, Error::History { .. }), "{refused:?}");
+            assert!(
+                matches!(refused, Error::LostGradients(LostGradients::History { .. })),
+                "{refused:?}"
+            );
             assert!(message.contains("variables of the program ([1] of f32)"), "{message}");
         } else {
-            assert!(matches!(refused, Error::Undeclared { count: 1, .. }), "{refused:?}");
+            assert!(
+                matches!(refused, Error::LostGradients(LostGradients::Undeclared { count: 1, .. })),
+                "{refused:?}"
+            );
             assert!(message.contains("[1] of f32; declare each as a `Param`"), "{message}");
         }
     }

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 use candle_nn::{Activation, loss::cross_entropy};
 use candle_transformers::models::qwen2;
-use hsdp::{Error as RuntimeError, Optimizer, RankFailure};
+use hsdp::{Error as RuntimeError, GradientError, Optimizer, RankFailure};
 use hsdp::{Mesh, ModelOptions, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions};
 use hsdp_candle::{Error, Pass, Recorded, record, var_builder};
 
@@ -64,8 +64,11 @@ fn qwen2_of_candle_transformers_is_refused_with_all_parameters_that_it_would_not
     for end in hsdp::launch(2, WorldOptions::default(), rank) {
         let error = end.expect("no panic").expect_err("most parameters have no gradient");
         let text = error.to_string();
-        let Error::Runtime(RuntimeError::WithoutGradient { trainable: 26, mut parameters, .. }) =
-            error
+        let Error::Runtime(RuntimeError::Gradients(GradientError::WithoutGradient {
+            trainable: 26,
+            mut parameters,
+            ..
+        })) = error
         else {
             panic!("{text}")
         };

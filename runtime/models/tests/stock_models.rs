@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use candle_core::{DType, Device, IndexOp, Module, Result, Shape, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::*;
-use hsdp_candle::{Error, Recorded, record};
+use hsdp_candle::{DeclarationError, Error, LostGradients, Recorded, record};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::de::DeserializeOwned;
@@ -128,7 +128,7 @@ fn row<M>(
     let parameters = recorded.params().map(|param| param.name.clone()).collect();
     let measured = recorded.check_backward(|vb| forward(load(vb)?));
     let partly = match measured {
-        Ok(()) | Err(Error::NoGradient { .. }) => {
+        Ok(()) | Err(Error::LostGradients(LostGradients::NoGradient { .. })) => {
             partly_cut(&recorded, &load, &forward).expect("a forward")
         }
         Err(_) => Vec::new(),
@@ -220,11 +220,15 @@ impl Row {
     fn columns(&self) -> (String, String) {
         let lost: &[String] = match &self.measured {
             Ok(()) => &[],
-            Err(Error::NoGradient { parameters: names, trainable, .. }) => {
+            Err(Error::LostGradients(LostGradients::NoGradient {
+                parameters: names,
+                trainable,
+                ..
+            })) => {
                 assert_eq!(*trainable, self.parameters.len(), "{}", self.name);
                 names
             }
-            Err(Error::Buffers { .. }) => {
+            Err(Error::Declaration(DeclarationError::Buffers { .. })) => {
                 return (
                     "refused by `record`".to_owned(),
                     "batch norm, by another norm".to_owned(),
@@ -573,7 +577,10 @@ fn qwen2_loses_26_of_its_27_parameters() {
     };
     let error = recorded.check_backward(loss).expect_err("a cut");
     let said = error.to_string();
-    let Error::NoGradient { parameters: names, trainable: 27, .. } = error else {
+    let Error::LostGradients(LostGradients::NoGradient {
+        parameters: names, trainable: 27, ..
+    }) = error
+    else {
         panic!("{said}");
     };
     let all_but_the_head: Vec<_> =

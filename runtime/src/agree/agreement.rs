@@ -8,7 +8,7 @@ use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
 
 use crate::agree::header::check_magic;
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::options::objective::Objective;
 use crate::state::sighting::{FoundOn, Sighting, first_sighting};
 
@@ -291,11 +291,11 @@ impl EvaluationTotals {
     /// Returns the sum of all ranks' sums, divided by all ranks' items.
     ///
     /// # Errors
-    /// [`Error::EmptyEvaluation`] if there are no items.
+    /// [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) if there are no items.
     #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
     pub(crate) fn mean(self, step: u64) -> Result<f64, Error> {
         match self.items {
-            0 => Err(Error::EmptyEvaluation { step }),
+            0 => Err(Error::Data(DataError::EmptyEvaluation { step })),
             items => Ok(self.sum / items as f64),
         }
     }

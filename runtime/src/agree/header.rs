@@ -10,7 +10,7 @@ use hsdp_sharding::Rank;
 use hsdp_sharding::step::{Exchange, Headers, Intent};
 
 use crate::agree::comparison;
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::options::{Input, NO_SAMPLES, Samples, Shutdown, Supply};
 use crate::state::context::Context;
 
@@ -208,7 +208,7 @@ pub(crate) fn check_magic(
 /// rank without data has named none. Collective over the world. PROTOCOL.md, "A step".
 ///
 /// # Errors
-/// [`Error::SameSamples`] on all ranks; [`Error::Comm`].
+/// [`DataError::SameSamples`](crate::DataError::SameSamples) on all ranks; [`Error::Comm`].
 pub(crate) fn compare_samples(context: &Context, header: &StepHeader) -> Result<(), Error> {
     let step = header.step;
     let has_data = matches!(header.intent, Intent::Step { input: Input::Ready, .. });
@@ -217,7 +217,7 @@ pub(crate) fn compare_samples(context: &Context, header: &StepHeader) -> Result<
         None => Ok(()),
         Some([first, second]) => {
             let [rank, other] = [second, first].map(Rank::new);
-            Err(Error::SameSamples { step, rank, other })
+            Err(Error::Data(DataError::SameSamples { step, rank, other }))
         }
     }
 }

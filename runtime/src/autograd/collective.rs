@@ -115,6 +115,7 @@ impl Collective {
         }
     }
 
+    /// Issues the collective for elements as they are, without factors, and waits.
     fn issue<T: Element>(
         &self,
         group: &Group,

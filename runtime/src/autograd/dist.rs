@@ -81,7 +81,7 @@ pub trait Along<A: MeshAxis> {
 }
 
 /// A value in state `R` over the replicate axis and `S` over the shard axis. See the
-/// [module](super).
+/// [module](self).
 ///
 /// [`Tape::assume`] makes one of a tensor, and [`into_tensor`](Self::into_tensor) gives the tensor
 /// back.
@@ -554,7 +554,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     /// Applies any function to two tensors.
     ///
     /// # Errors
-    /// [`Error::State`] if the values are on two tapes; the error of `function`.
+    /// [`Error::Collective`] if the values are on two tapes; the error of `function`.
     pub fn zip<R2, S2>(
         &self,
         other: &Dist<C, R2, S2>,
@@ -648,7 +648,7 @@ impl<C: Carrier> TapeGradients<C> {
     }
 }
 
-/// Checks at run time that the states are those of the type: [`Error::State`] if not.
+/// Checks at run time that the states are those of the type: [`Error::Collective`] if not.
 impl<C: Carrier, R: DistState, S: DistState> TryFrom<Tagged<C>> for Dist<C, R, S> {
     type Error = Error;
 

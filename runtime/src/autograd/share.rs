@@ -12,13 +12,13 @@ use crate::error::Error;
 /// The factor with which the cotangent of a reduction's output comes back to a member.
 #[derive(Debug)]
 pub(super) enum ReductionShare<T> {
-    /// One, as of a sum and of what is no reduction.
+    /// One: the share of a sum, and of a collective that reduces nothing.
     Whole,
-    /// That of an average over this many members: the sum is made first, then divided.
+    /// The share of an average over this many members: the sum is made first, then divided.
     Over(usize),
     /// The factor by which the member first multiplied its elements.
     Times(f64),
-    /// The product of the other members' elements. These are the member's own.
+    /// The product of the other members' elements. The variant holds the member's own.
     Others(Vec<T>),
     /// An equal share, of the elements whose extreme the member holds.
     Extreme(Vec<bool>),

@@ -59,8 +59,8 @@ impl<C: Carrier> Tagged<C> {
     /// **Collective** over the group of the axis. Parts are rows, along the first dim.
     ///
     /// # Errors
-    /// [`Error::State`] if the value is not in the state that the collective takes; the errors of
-    /// [`Carrier::apply`].
+    /// [`Error::Collective`] if the value is not in the state that the collective takes; the errors
+    /// of [`Carrier::apply`].
     pub fn apply(&self, axes: Axes, collective: &Collective) -> Result<Option<Self>, C::Error> {
         let [from, to] = collective.states();
         for place in axes.places() {
@@ -86,7 +86,7 @@ impl<C: Carrier> Tagged<C> {
     /// one as a Partial one. Moves nothing, neither here nor in the backward.
     ///
     /// # Errors
-    /// [`Error::State`] for any other pair of states; the errors of [`Carrier::alias`].
+    /// [`Error::Collective`] for any other pair of states; the errors of [`Carrier::alias`].
     pub fn reinterpret(&self, axes: Axes, to: AxisState) -> Result<Self, C::Error> {
         for place in axes.places() {
             let found = self.states[*place];
@@ -102,7 +102,7 @@ impl<C: Carrier> Tagged<C> {
     /// Applies any function to the tensor. A Partial value is refused.
     ///
     /// # Errors
-    /// [`Error::State`] if the value is Partial along an axis; the error of `function`.
+    /// [`Error::Collective`] if the value is Partial along an axis; the error of `function`.
     pub fn map(
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
@@ -127,8 +127,8 @@ impl<C: Carrier> Tagged<C> {
     /// one in another state.
     ///
     /// # Errors
-    /// [`Error::State`] if the states do not allow it, or the values are on two tapes; the error of
-    /// `function`.
+    /// [`Error::Collective`] if the states do not allow it, or the values are on two tapes; the
+    /// error of `function`.
     pub fn zip(
         &self,
         other: &Self,
@@ -171,7 +171,7 @@ impl<C: Carrier> Tagged<C> {
     /// **Collective**: over all groups of the tape's collectives, in the reverse of their order.
     ///
     /// # Errors
-    /// [`Error::State`] if the loss is neither Partial nor Invariant along an axis;
+    /// [`Error::Collective`] if the loss is neither Partial nor Invariant along an axis;
     /// [`Error::Collective`] if its tape records nothing; the errors of [`Carrier::backward`].
     pub fn backward(&self) -> Result<TapeGradients<C>, C::Error> {
         self.each("backward", AxisState::as_loss)?;
@@ -246,7 +246,7 @@ impl<C: Carrier> Tagged<C> {
 
     fn refuse(&self, operation: &'static str, problem: String, hint: Hint) -> Error {
         let rank = self.tape.group(Axes::Both).rank();
-        Error::State { operation, rank, problem, hint }
+        Error::Collective { operation, rank, what: format!("{problem}: {hint}") }
     }
 }
 

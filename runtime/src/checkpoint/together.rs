@@ -308,7 +308,7 @@ impl<'a> Together<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, worst};
+    use super::{ProblemKind, worst};
 
     #[test]
     fn the_worst_kind_of_problem_is_reported_and_the_first_of_it() {

@@ -77,14 +77,17 @@ impl Evaluation<'_> {
         Ok(Pass::of(PassHandle::new(&self.engine, token)))
     }
 
-    /// The mean over the items of all batches of all ranks: the sum of all `sum`s, in rank order, over the sum of all `items`. The same
-    /// on all ranks, and not a mean of means. Further means, of other quantities, may follow; batches may not.
+    /// The mean over the items of all batches of all ranks: the sum of all `sum`s, in rank order,
+    /// over the sum of all `items`. The same on all ranks, and not a mean of means. Further means,
+    /// of other quantities, may follow; batches may not.
     ///
-    /// Collective over the world. The first mean takes part in the batches that other ranks still have.
+    /// Collective over the world. The first mean takes part in the batches that other ranks still
+    /// have.
     ///
     /// # Errors
-    /// [`Error::EmptyEvaluation`] on all ranks if there are no items; [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if
-    /// an exchange or a gather fails.
+    /// [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) on all ranks if there are
+    /// no items; [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if an exchange or a
+    /// gather fails.
     pub fn mean(&mut self, sum: f64, items: u64) -> Result<f64, Error> {
         self.engine.evaluated_mean(self.opened.id, sum, items)
     }

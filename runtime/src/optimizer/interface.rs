@@ -4,7 +4,7 @@ use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::Param;
 
 use crate::error::Error;
-use crate::error::non_finite::NonFiniteGradient;
+use crate::error::gradients::NonFiniteGradient;
 use crate::model::ShardedModel;
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;

@@ -111,6 +111,12 @@ pub(crate) fn between_steps<T>(
 pub(crate) fn mistake(error: &Error, step: u64, place: &Location<'_>) -> Mistake {
     match error {
         Error::Comm(error) => Mistake::of(&(mem::discriminant(error), step, place)),
+        Error::Data(kind) => {
+            Mistake::of(&(mem::discriminant(error), mem::discriminant(kind), step, place))
+        }
+        Error::Gradients(kind) => {
+            Mistake::of(&(mem::discriminant(error), mem::discriminant(kind), step, place))
+        }
         _ => Mistake::of(&(mem::discriminant(error), error.operation(), step, place)),
     }
 }

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use hsdp_sharding::Rank;
 
-use crate::error::non_finite::Origin;
+use crate::error::gradients::Origin;
 
 /// The origin of the first element that is not finite, as a record of numbers that ranks exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

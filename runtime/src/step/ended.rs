@@ -3,8 +3,8 @@
 use hsdp_sharding::{ParamId, Role, Unit, UnitId};
 
 use crate::agree::agreement::Agreement;
-use crate::error::non_finite::{NonFiniteGradient, Origin};
-use crate::error::{Error, Without};
+use crate::error::gradients::{NonFiniteGradient, Origin};
+use crate::error::{DataError, Error, GradientError, Without};
 use crate::options::divide::final_divisor;
 use crate::options::objective::Objective;
 use crate::options::precision::CurrentScale;
@@ -94,10 +94,13 @@ impl EndedStep<'_> {
             None => {
                 let (heaviest, weight) = self.agreement.heaviest();
                 let ranks = self.agreement.too_heavy();
-                Err(Error::WeightOverflow { step, ranks, heaviest, weight })
+                Err(Error::Data(DataError::WeightOverflow { step, ranks, heaviest, weight }))
             }
             Some(0) if self.context.options.objective == Objective::WeightedMean => {
-                Err(Error::EmptyStep { step, ranks: self.context.plan.mesh().ranks().collect() })
+                Err(Error::Data(DataError::EmptyStep {
+                    step,
+                    ranks: self.context.plan.mesh().ranks().collect(),
+                }))
             }
             Some(weight) => Ok(weight),
         }
@@ -113,7 +116,11 @@ impl EndedStep<'_> {
         let found = NonFiniteGradient { step: self.step.number, origin };
         let skips =
             loss_scale.expects_overflow() || self.context.options.non_finite == NonFinite::Skip;
-        if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
+        if skips {
+            Ok(Verdict::Skip(found))
+        } else {
+            Err(Error::Gradients(GradientError::NonFinite(found)))
+        }
     }
 
     /// Returns the origin of a gradient or a loss that is not finite, if there is one. A loss comes
@@ -140,7 +147,7 @@ fn exceeds_f32(norm: f64) -> bool {
 /// [`Unused::ErrorOnAnyRank`]. All ranks come to the same end.
 ///
 /// # Errors
-/// [`Error::UnusedParameters`].
+/// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters).
 fn check_each_rank(context: &Context, step: u64, agreement: &Agreement) -> Result<(), Error> {
     if context.options.unused != Unused::ErrorOnAnyRank {
         return Ok(());
@@ -152,7 +159,11 @@ fn check_each_rank(context: &Context, step: u64, agreement: &Agreement) -> Resul
     if parameters.is_empty() {
         return Ok(());
     }
-    Err(Error::UnusedParameters { step, parameters, causes: context.unused.causes() })
+    Err(Error::Gradients(GradientError::UnusedParameters {
+        step,
+        parameters,
+        causes: context.unused.causes(),
+    }))
 }
 
 /// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
@@ -160,7 +171,7 @@ fn check_each_rank(context: &Context, step: u64, agreement: &Agreement) -> Resul
 /// and one without data, is followed by another first step. All ranks come to the same end.
 ///
 /// # Errors
-/// [`Error::WithoutGradient`].
+/// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient).
 fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<(), Error> {
     let policy = context.options.unused;
     let is_over = policy == Unused::ErrorOnAnyRank || context.unused.is_checked();
@@ -173,7 +184,12 @@ fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<()
     if !parameters.is_empty() && policy != Unused::Zeros {
         let (trainable, causes) = (trainable(context).count(), context.unused.causes());
         if policy == Unused::ErrorInFirstStep && !context.unused.is_trained() {
-            return Err(Error::WithoutGradient { step, trainable, parameters, causes });
+            return Err(Error::Gradients(GradientError::WithoutGradient {
+                step,
+                trainable,
+                parameters,
+                causes,
+            }));
         }
         if context.rank().index() == 0 {
             let without = Without::of(&parameters, trainable);

@@ -29,7 +29,7 @@ use hsdp_sharding::step::{Begin, Intent};
 use crate::agree::comparison;
 use crate::agree::comparison::LastUpdate;
 use crate::agree::header::Agreed;
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::options::divide::exponent_known_early;
 use crate::options::objective::{LossSum, Seed};
 use crate::options::{EndOfRun, StepOptions};
@@ -116,11 +116,11 @@ impl Engine {
     /// Returns the error of a step that has no next microbatch.
     pub(crate) fn end_of_data(&self, id: AttemptId) -> Error {
         match self.in_step(id, "microbatch") {
-            Ok(state) => Error::EndOfData {
+            Ok(state) => Error::Data(DataError::EndOfData {
                 step: id.step,
                 microbatch: Some(state.machine.microbatches()),
                 supply: state.machine.supply().cloned().unwrap_or_default(),
-            },
+            }),
             Err(error) => error,
         }
     }
@@ -342,7 +342,7 @@ impl Engine {
     /// Exchanges with all ranks that this one makes no more steps.
     ///
     /// # Errors
-    /// [`Error::UnevenEnds`] if another rank has data for a step.
+    /// [`DataError::UnevenEnds`](crate::DataError::UnevenEnds) if another rank has data for a step.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
         let mut state = self.state_between_steps("end_run")?;
         let begin = Begin { step: state.next_step, intent: Intent::End };

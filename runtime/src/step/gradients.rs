@@ -6,7 +6,7 @@ use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
-use crate::error::non_finite::NonFiniteGradient;
+use crate::error::gradients::NonFiniteGradient;
 use crate::options::allowed::is_held_in_f32;
 use crate::state::context::{Context, ModelId};
 use crate::state::sums::GradShards;

@@ -5,7 +5,7 @@ use hsdp_comm::Error as CommError;
 use hsdp_sharding::step::Refused;
 use hsdp_sharding::{AfterForward, UnitId};
 
-use crate::error::Error;
+use crate::error::{DataError, Error};
 use crate::state::context::Context;
 use crate::step::step_state::GRADIENTS_BEFORE_LOSS;
 
@@ -102,8 +102,7 @@ impl AttemptState {
             Err(
                 Error::Misuse { .. }
                 | Error::Size { .. }
-                | Error::UnevenInputs { .. }
-                | Error::EndOfData { .. },
+                | Error::Data(DataError::UnevenInputs { .. } | DataError::EndOfData { .. }),
             )
             | Ok(_) => Wholeness::Whole,
             Err(_) => Wholeness::Broken,
@@ -128,13 +127,13 @@ pub(super) fn error(
     let name = |unit: UnitId| &context.plan.spec()[unit].name;
     let what = match refused {
         Refused::UnevenInputs { microbatch, supply } => {
-            return Error::UnevenInputs { step, microbatch, supply };
+            return Error::Data(DataError::UnevenInputs { step, microbatch, supply });
         }
         Refused::UnevenEnds { ending, ready } => {
-            return Error::UnevenEnds { step, committed, ending, ready };
+            return Error::Data(DataError::UnevenEnds { step, committed, ending, ready });
         }
         Refused::NoData { supply } => {
-            return Error::EndOfData { step, microbatch: Some(0), supply };
+            return Error::Data(DataError::EndOfData { step, microbatch: Some(0), supply });
         }
         Refused::BeforeLoss { .. } => {
             "the backward pass begins with `loss`: ranks agree on a weight in that call".to_owned()

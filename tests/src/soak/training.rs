@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Update, Workers, World, WorldOptions,
+    AdamW, AdamWOptions, DataError, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Update, Workers, World, WorldOptions,
 };
 use hsdp_comm::Fault;
 
@@ -95,7 +95,7 @@ impl Trial {
                     ended.shards = shards(&model);
                     failed_in_a_row = 0;
                 }
-                Ok(Made::End) | Err(Error::UnevenInputs { .. }) => break,
+                Ok(Made::End) | Err(Error::Data(DataError::UnevenInputs { .. })) => break,
                 // Nothing was updated: what is held is what was committed last. `survivors` compares.
                 Ok(Made::Update(Update::Skipped(_))) => failed_in_a_row += 1,
                 Err(error) if error.is_fatal() || is_left(&error) => {

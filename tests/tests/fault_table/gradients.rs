@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, ModelOptions, NonFinite, NonFiniteGradient, Objective,
-    Optimizer, Origin, Param, Precision, Rank, ShardedModel, StepOptions, Unused, World,
+    AdamW, AdamWOptions, DType, Error, GradientError, ModelOptions, NonFinite, NonFiniteGradient,
+    Objective, Optimizer, Origin, Param, Precision, Rank, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_comm::{Channel, FaultKind, Stage, Tag};
 use hsdp_tests::support::models::{one_parameter, three_units, unit};
@@ -46,7 +46,9 @@ fn trained_with(unused: Unused, given: Option<f32>) -> Vec<Trained> {
             slopes::microbatch_by(&mut step, &slope)?;
             match step.finish() {
                 Ok(gradients) => drop(adamw.step(&mut model, gradients)?),
-                Err(error @ Error::UnusedParameters { .. }) => told.push(error.to_string()),
+                Err(error @ Error::Gradients(GradientError::UnusedParameters { .. })) => {
+                    told.push(error.to_string())
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -63,7 +65,9 @@ pub(crate) fn not_finite() -> Happened {
         let model = ModelOptions { non_finite, ..poisoned.model.clone() };
         let run = Training { model, ..poisoned }.run();
         let (error, happened) = run.told(&ALL);
-        let Error::NonFinite(NonFiniteGradient { step: FAULTY, origin }) = error else {
+        let Error::Gradients(GradientError::NonFinite(NonFiniteGradient { step: FAULTY, origin })) =
+            error
+        else {
             panic!("{error}");
         };
         let parameter = "second.weight".to_owned();

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, Samples, ShardedModel, StepOptions, Uneven,
+    AdamW, AdamWOptions, DataError, Error, ModelOptions, Optimizer, Samples, ShardedModel,
+    StepOptions, Uneven,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -32,7 +33,7 @@ pub(crate) fn the_same() -> Happened {
             let samples = Some(Samples::of(first..first + 10));
             let begin = StepOptions { samples, ..StepOptions::microbatches(1) };
             let mut step = match model.begin_step(begin) {
-                Err(error @ Error::SameSamples { .. }) => {
+                Err(error @ Error::Data(DataError::SameSamples { .. })) => {
                     assert!(!error.is_fatal());
                     told = Some(error.to_string());
                     continue;

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer, Rank, ShardedModel, Step,
-    StepOptions, Update, World, WorldOptions,
+    AdamW, AdamWOptions, Error, GradientError, ModelOptions, ModelSpec, Optimizer, Rank,
+    ShardedModel, Step, StepOptions, Update, World, WorldOptions,
 };
 use hsdp_comm::{Fault, FaultKind, FaultPlace, RankFailure};
 use hsdp_tests::support::models::{Shards, layer, shards};
@@ -146,7 +146,7 @@ impl Training<'_> {
                 Ok(Update::Applied) => fared.history.push(shards(&model)),
                 Ok(Update::Skipped(found)) => {
                     fared.skipped += 1;
-                    fared.note(Error::NonFinite(found));
+                    fared.note(Error::Gradients(GradientError::NonFinite(found)));
                 }
                 Err(error) if error.is_fatal() => return Err(error),
                 Err(error) => fared.note(error),

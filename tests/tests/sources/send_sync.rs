@@ -164,6 +164,7 @@ table!(RUNTIME {
     hsdp::Adafactor: Send Sync Unpin,
     hsdp::AdafactorOptions: Send Sync Unpin,
     hsdp::AdamW: Send Sync Unpin,
+    hsdp::DataError: Send Sync Unpin,
     hsdp::Ema: Send Sync Unpin,
     hsdp::AdamWOptions: Send Sync Unpin,
     hsdp::Allowed: Send Sync Unpin,
@@ -174,6 +175,7 @@ table!(RUNTIME {
     hsdp::Error: Send Sync Unpin,
     hsdp::Event: Send Sync Unpin,
     hsdp::Full: Send Sync Unpin,
+    hsdp::GradientError: Send Sync Unpin,
     hsdp::Gradients: Send Sync Unpin,
     hsdp::Grouped<hsdp::SgdOptions>: Send Sync Unpin,
     hsdp::Setting<'static>: Unpin,
@@ -416,8 +418,10 @@ table!(DIST {
 });
 
 table!(CANDLE {
+    hsdp_candle::DeclarationError: Send Sync Unpin,
     hsdp_candle::Error: Send Sync Unpin,
     // Its parameters may be read by several threads. Its backward consumes it.
+    hsdp_candle::LostGradients: Send Sync Unpin,
     hsdp_candle::Pass<'static>: Send Sync Unpin,
     hsdp_candle::Plain: Send Sync Unpin,
     hsdp_candle::Recorded: Send Sync Unpin,

@@ -4,8 +4,8 @@
 //! The runtime's own tests check the plan of divides; these check the gradients that arrive.
 
 use hsdp::{
-    Accumulation, DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, Param,
-    Precision, ShardedModel, StepOptions, UnitGradients, World,
+    Accumulation, DType, Error, GradientError, LossScaling, LossSum, Mesh, ModelOptions, Objective,
+    Param, Precision, ShardedModel, StepOptions, UnitGradients, World,
 };
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -251,7 +251,7 @@ fn what_an_f16_wire_cannot_carry_is_an_error_on_all_ranks() {
     let known = StepOptions::microbatches(1);
     let ended = outcomes(4, |world| one_step(world, options.clone(), known, 1, &|_, _| vec![1e6]));
     let error = common_error(ended);
-    assert!(matches!(error, Error::NonFinite { .. }), "{error}");
+    assert!(matches!(error, Error::Gradients(GradientError::NonFinite { .. })), "{error}");
 }
 
 /// The threads of one process could pass f32 around: they round to the wire all the same.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use hsdp::testing::{Fault, FaultKind, FaultPlace};
 use hsdp::{
-    AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions, Op,
-    Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven, UnitGradients, UnitOrder,
-    World, WorldOptions,
+    AdamW, AdamWOptions, Channel, DataError, Error, Evaluation, Event, FullCopies, LossSum,
+    ModelOptions, Op, Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven,
+    UnitGradients, UnitOrder, World, WorldOptions,
 };
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -143,7 +143,7 @@ fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
         let mut evaluation = model.evaluation()?;
         forward(&mut evaluation, &[0, 1, 2])?;
         let error = evaluation.mean(0.0, 0).expect_err("no items");
-        assert!(matches!(error, Error::EmptyEvaluation { .. }), "{error}");
+        assert!(matches!(error, Error::Data(DataError::EmptyEvaluation { .. })), "{error}");
         drop(evaluation);
         train(&mut model, 1)
     });

@@ -2,8 +2,9 @@
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    DType, DynamicScale, Error, LossScaling, ModelOptions, ModelSpec, Objective, Optimizer, Param,
-    Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Uneven, Unused, Update, World,
+    DType, DynamicScale, Error, GradientError, LossScaling, ModelOptions, ModelSpec, Objective,
+    Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Uneven, Unused,
+    Update, World,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::{partly_frozen, three_units};
@@ -63,7 +64,13 @@ fn the_error_names_all_trainable_parameters_and_no_frozen_one() {
         step(&mut model, &mut sgd, |_| None)
     }));
     assert!(!error.is_fatal());
-    let Error::WithoutGradient { step: 0, trainable: 3, parameters, causes } = error else {
+    let Error::Gradients(GradientError::WithoutGradient {
+        step: 0,
+        trainable: 3,
+        parameters,
+        causes,
+    }) = error
+    else {
         panic!("{error}")
     };
     let spec = partly_frozen();
@@ -111,7 +118,9 @@ fn a_step_that_is_skipped_for_overflow_does_not_count() {
             let update = step(&mut model, &mut sgd, |param| usage(param).map(|_| slope));
             steps.push(match update {
                 Ok(update) => format!("{update:?}"),
-                Err(Error::WithoutGradient { parameters, .. }) => parameters.join(", "),
+                Err(Error::Gradients(GradientError::WithoutGradient { parameters, .. })) => {
+                    parameters.join(", ")
+                }
                 Err(error) => return Err(error),
             });
         }
@@ -144,7 +153,8 @@ fn a_step_without_data_does_not_count() {
     for objective in APPLIED_WHEN_EMPTY {
         let options = ModelOptions { objective, ..ModelOptions::on(mesh(1, 2)) };
         let run = |world| after_a_step_without_data(world, options.clone());
-        let Error::WithoutGradient { step: 1, parameters, .. } = common_error(outcomes(2, run))
+        let Error::Gradients(GradientError::WithoutGradient { step: 1, parameters, .. }) =
+            common_error(outcomes(2, run))
         else {
             panic!("{objective:?}")
         };
@@ -189,7 +199,9 @@ fn ranks_without_data_leave_the_check_to_the_others() {
         });
         let names = ends.into_iter().map(|end| match end {
             Ok(Update::Applied) => Ok(Vec::new()),
-            Err(Error::WithoutGradient { parameters, .. }) => Ok(parameters),
+            Err(Error::Gradients(GradientError::WithoutGradient { parameters, .. })) => {
+                Ok(parameters)
+            }
             other => Err(format!("{other:?}")),
         });
         let expected: &[&str] =

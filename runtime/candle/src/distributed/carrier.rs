@@ -16,7 +16,7 @@ use hsdp_kernels::Element;
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::variables::Purpose;
+use crate::variables::VariablePurpose;
 use crate::zeros;
 
 /// candle's autograd: `Tape<Candle>` carries its tensors.
@@ -122,7 +122,7 @@ fn unrecorded<T: WithDType>(output: Option<(Vec<T>, Shape)>) -> Result<Applied<T
 /// variable, and these may differ from rank to rank. With this variable, every collective depends
 /// on one, on all ranks.
 fn first_link() -> Result<Tensor, Error> {
-    Ok(Purpose::Collectives.variable(&Device::Cpu)?.into_inner())
+    Ok(VariablePurpose::Collectives.variable(&Device::Cpu)?.into_inner())
 }
 
 /// Returns the elements of a tensor in row-major order, for any layout.
@@ -211,7 +211,10 @@ impl<T: Differentiable + WithDType> CustomOp2 for CollectiveOp<T> {
         let of_link = zeros::for_parent(link)?;
         let view = self.view.as_ref().and_then(|view| view.get());
         if let (Some(view), Some(gradient)) = (view, &wanted) {
-            zeros::note_collective(&zeros::Applied { input, output, view: *view }, gradient)?;
+            zeros::note_collective(
+                &zeros::AppliedCollective { input, output, view: *view },
+                gradient,
+            )?;
         }
         Ok((wanted, of_link))
     }

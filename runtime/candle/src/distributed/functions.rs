@@ -200,8 +200,8 @@ pairs! {
     /// }
     /// ```
     ///
-    /// Each function fails with candle's error if candle fails, and with [`hsdp::Error::State`] if
-    /// the values belong to two tapes.
+    /// Each function fails with candle's error if candle fails, and with
+    /// [`hsdp::Error::Collective`] if the values belong to two tapes.
     #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
     trait Pairs;
 

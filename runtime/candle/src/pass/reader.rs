@@ -7,24 +7,23 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use super::{Kind, Pass};
-use crate::error::Error;
+use super::{Pass, PassKind};
+use crate::error::{DeclarationError, Error};
 use crate::model::Parameters;
 use crate::ops::Unshard;
-use crate::unit::UnitState;
-use crate::usage::Usage;
+use crate::unit::{LiveUnit, UnitUsage};
 
 /// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
-pub(super) struct Reader<'a> {
+pub(super) struct PassReader<'a> {
     pub(super) pass: &'a Pass<'a>,
-    pub(super) own: &'a Arc<UnitState>,
-    pub(super) usage: &'a Arc<Usage>,
+    pub(super) own: &'a Arc<LiveUnit>,
+    pub(super) usage: &'a Arc<UnitUsage>,
 }
 
-impl Reader<'_> {
+impl PassReader<'_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.gathered(name)?;
-        if self.pass.kind == Kind::Evaluation {
+        if self.pass.kind == PassKind::Evaluation {
             return self.tensor(unit, id);
         }
         match unit.role(id.index) {
@@ -35,10 +34,13 @@ impl Reader<'_> {
     }
 
     /// Finds a parameter, and gathers its unit.
-    pub(super) fn gathered(&self, name: &str) -> Result<(&Arc<UnitState>, ParamId), Error> {
+    pub(super) fn gathered(&self, name: &str) -> Result<(&Arc<LiveUnit>, ParamId), Error> {
         let Some(id) = self.spec().find(name) else {
-            let (unit, name) = (self.own.name().to_owned(), name.to_owned());
-            return Err(Error::UnknownParameter { unit, name });
+            let unit = self.own.name().to_owned();
+            return Err(Error::Declaration(DeclarationError::UnknownParameter {
+                unit,
+                name: name.to_owned(),
+            }));
         };
         let unit = &self.pass.units.states[id.unit.index()];
         self.usage.reads(unit);
@@ -47,7 +49,7 @@ impl Reader<'_> {
     }
 
     /// Returns the tensor of a parameter. The whole pass uses the same one.
-    pub(super) fn tensor(&self, unit: &Arc<UnitState>, id: ParamId) -> Result<Tensor, Error> {
+    pub(super) fn tensor(&self, unit: &Arc<LiveUnit>, id: ParamId) -> Result<Tensor, Error> {
         let mut tensors = self.pass.tensors.lock();
         if let Some(tensor) = tensors.get(&id) {
             return Ok(tensor.clone());
@@ -58,9 +60,9 @@ impl Reader<'_> {
         Ok(tensor)
     }
 
-    fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
+    fn make(&self, unit: &Arc<LiveUnit>, index: usize) -> Result<Tensor, Error> {
         let parameter = unit.take(index);
-        if unit.role(index) == Role::Frozen || self.pass.kind == Kind::Evaluation {
+        if unit.role(index) == Role::Frozen || self.pass.kind == PassKind::Evaluation {
             return Ok(parameter.into_tensor(unit.shape(index))?);
         }
         let unit = Arc::clone(unit);
@@ -69,7 +71,7 @@ impl Reader<'_> {
     }
 }
 
-impl Parameters for Reader<'_> {
+impl Parameters for PassReader<'_> {
     fn get(&self, name: &str) -> candle_core::Result<Tensor> {
         Ok(self.read(name)?)
     }

@@ -9,15 +9,14 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use super::reader::Reader;
-use super::{Kind, Pass};
-use crate::dtype::cast_input;
-use crate::error::Error;
-use crate::gathered::{move_back, move_to_variable};
+use super::reader::PassReader;
+use super::{Pass, PassKind};
+use crate::convert::cast_input;
+use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
-use crate::recompute::{Read, Recompute, is_differentiated};
-use crate::unit::UnitState;
-use crate::usage::Usage;
+use crate::recompute::{RecomputeOp, RecomputedRead, is_differentiated};
+use crate::storage::{move_back, move_to_variable};
+use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 
 impl Pass<'_> {
@@ -46,9 +45,12 @@ impl Pass<'_> {
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
-    /// The errors of [`unit`](Self::unit); [`Error::History`] if the output has a gradient for
-    /// anything beside the unit's parameters and input, and [`Error::BesideOutput`] if that left
-    /// another recomputed unit. The backward fails with [`Error::NotRepeatable`] if the second run
+    /// The errors of [`unit`](Self::unit);
+    /// [`LostGradients::History`](crate::LostGradients::History) if the output has a gradient for
+    /// anything beside the unit's parameters and input, and
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if that left another
+    /// recomputed unit. The backward fails with
+    /// [`LostGradients::NotRepeatable`](crate::LostGradients::NotRepeatable) if the second run
     /// differs.
     pub fn recomputed(
         &self,
@@ -56,7 +58,7 @@ impl Pass<'_> {
         input: &Tensor,
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
-        if self.kind == Kind::Evaluation {
+        if self.kind == PassKind::Evaluation {
             return self.unit(name, input, |parameters, input| forward(parameters, input));
         }
         self.told(name, self.run_first(name, input, forward))
@@ -71,9 +73,9 @@ impl Pass<'_> {
         let own = self.find(name)?;
         let forward = self.with_cast(own, forward);
         let input = input.contiguous()?; // as the second run has it
-        let usage = Usage::of(own);
+        let usage = UnitUsage::of(own);
         own.gather()?;
-        let reader = Reader { pass: self, own, usage: &usage };
+        let reader = PassReader { pass: self, own, usage: &usage };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
         let output = self.first_output(&first, &input, forward);
         let ended = first.end();
@@ -89,7 +91,7 @@ impl Pass<'_> {
         input: &Tensor,
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
-        let Reader { own, usage, .. } = first.reader;
+        let PassReader { own, usage, .. } = first.reader;
         // Variables, so that a tensor which leaves the forward beside its output is noticed.
         let leaf = match is_differentiated(input) {
             true => Var::from_tensor(&input.detach())?.into_inner(),
@@ -105,15 +107,18 @@ impl Pass<'_> {
         reached.programs.retain(|variable| !own_leaves.contains(&variable.id()));
         self.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
         if let Some(what) = reached.described() {
-            return Err(Error::History { unit: own.name().to_owned(), what });
+            return Err(Error::LostGradients(LostGradients::History {
+                unit: own.name().to_owned(),
+                what,
+            }));
         }
         let depends_on_input = reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
-        if !depends_on_input && !reads.iter().any(Read::is_trainable) {
+        if !depends_on_input && !reads.iter().any(RecomputedRead::is_trainable) {
             return Ok(output.detach().copy()?);
         }
         await_gradients(usage, &reads);
-        let op = Recompute {
+        let op = RecomputeOp {
             own: Arc::clone(own),
             forward,
             usage: Arc::clone(usage),
@@ -135,7 +140,7 @@ impl Pass<'_> {
 impl Pass<'_> {
     /// Adds the cast of the input to the forward of a unit, if the pass casts inputs. Both runs of
     /// a recomputed unit cast, so the graph between the units keeps no second copy of the input.
-    fn with_cast(&self, own: &UnitState, forward: RepeatableForward) -> RepeatableForward {
+    fn with_cast(&self, own: &LiveUnit, forward: RepeatableForward) -> RepeatableForward {
         if !self.casts_inputs {
             return forward;
         }
@@ -146,8 +151,8 @@ impl Pass<'_> {
 
 /// Makes the units wait for the backward of this use: for gradients of trainable parameters, and
 /// for a release of frozen ones.
-fn await_gradients(usage: &Usage, reads: &[Read]) {
-    for Read { unit, index } in reads {
+fn await_gradients(usage: &UnitUsage, reads: &[RecomputedRead]) {
+    for RecomputedRead { unit, index } in reads {
         match unit.role(*index) {
             Role::Frozen => usage.reads_frozen(unit),
             Role::Trainable => unit.awaits_recomputed(),
@@ -158,8 +163,8 @@ fn await_gradients(usage: &Usage, reads: &[Read]) {
 /// Provides the first run with its parameters, and records which it reads. As in the second run,
 /// each trainable one is a variable that holds the storage of a parameter during the run.
 struct FirstRun<'a> {
-    reader: Reader<'a>,
-    reads: Mutex<Vec<Read>>,
+    reader: PassReader<'a>,
+    reads: Mutex<Vec<RecomputedRead>>,
     leaves: Mutex<Vec<Leaf>>,
 }
 
@@ -181,7 +186,7 @@ impl FirstRun<'_> {
         let tensor = self.reader.tensor(unit, id)?.detach();
         let mut reads = self.reads.lock();
         if !reads.iter().any(|read| read.is(id)) {
-            reads.push(Read { unit: Arc::clone(unit), index: id.index });
+            reads.push(RecomputedRead { unit: Arc::clone(unit), index: id.index });
         }
         if unit.role(id.index) == Role::Frozen {
             return Ok(tensor);
@@ -224,12 +229,15 @@ impl FirstRuns {
     /// Refuses tensors that depend on a tensor that left a recomputed unit beside its output.
     ///
     /// # Errors
-    /// [`Error::BesideOutput`].
+    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput).
     pub(super) fn check(&self, reached: &Reached, what: &dyn fmt::Display) -> Result<(), Error> {
         let leaves = self.leaves.lock();
         match reached.programs.iter().find_map(|variable| leaves.get(&variable.id())) {
             None => Ok(()),
-            Some(unit) => Err(Error::BesideOutput { unit: unit.clone(), what: what.to_string() }),
+            Some(unit) => Err(Error::LostGradients(LostGradients::BesideOutput {
+                unit: unit.clone(),
+                what: what.to_string(),
+            })),
         }
     }
 }

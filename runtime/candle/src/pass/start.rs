@@ -3,18 +3,18 @@
 use candle_core::{DType, Result, Tensor};
 use hsdp::{LossSum, Seed};
 
-use crate::dtype::is_in_16_bits;
+use crate::convert::is_in_16_bits;
 
 /// Form of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum LossForm {
     /// The mean over items.
     Mean,
     /// The sum over items.
     Sum,
 }
 
-impl Form {
+impl LossForm {
     /// Returns the loss with its items, of total weight `weight`.
     pub(super) fn loss(self, value: f64, weight: u64) -> LossSum {
         match self {
@@ -40,10 +40,10 @@ pub(super) struct Start {
 impl Start {
     /// Splits the seed of a loss of dtype `loss`. `narrowest` is the narrowest dtype in its graph.
     /// The seed is above 0.
-    pub(super) fn of(seed: Seed, form: Form, [loss, narrowest]: [DType; 2]) -> Self {
+    pub(super) fn of(seed: Seed, form: LossForm, [loss, narrowest]: [DType; 2]) -> Self {
         let natural = match form {
-            Form::Mean => seed.loss_scale(),
-            Form::Sum => seed.value(),
+            LossForm::Mean => seed.loss_scale(),
+            LossForm::Sum => seed.value(),
         };
         Self::split(seed.value(), natural, [loss, narrowest])
     }

@@ -11,8 +11,8 @@ use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::{Param, Role};
 use parking_lot::Mutex;
 
-use super::{Parameter, Recorded, initial};
-use crate::error::Error;
+use super::{Recorded, RecordedParameter, initial};
+use crate::error::{DeclarationError, Error, LostGradients};
 
 /// Seed of the values of a trial. Values differ from each other, so that the tokens of a mixture of
 /// experts choose several experts.
@@ -56,15 +56,17 @@ impl Recorded {
     /// all parameters and all their gradients in f32, and for the activations.
     ///
     /// # Errors
-    /// [`Error::NoGradient`], which lists all parameters without a gradient. [`Error::Buffers`],
-    /// [`Error::Reshaped`] and candle's error of a missing tensor if `loss` asks for something that
-    /// was not recorded. The errors of `loss` and of candle's backward.
+    /// [`LostGradients::NoGradient`](crate::LostGradients::NoGradient), which lists all parameters
+    /// without a gradient. [`DeclarationError::Buffers`](crate::DeclarationError::Buffers),
+    /// [`DeclarationError::Reshaped`](crate::DeclarationError::Reshaped) and candle's error of a
+    /// missing tensor if `loss` asks for something that was not recorded. The errors of `loss` and
+    /// of candle's backward.
     pub fn check_backward(
         &self,
         loss: impl FnOnce(VarBuilder<'static>) -> CandleResult<Tensor>,
     ) -> Result<(), Error> {
         let trial = Arc::new(Trial { recorded: self.clone(), made: Mutex::default() });
-        let backend = Box::new(Shared(Arc::clone(&trial)));
+        let backend = Box::new(TrialBackend(Arc::clone(&trial)));
         let loss = loss(VarBuilder::from_backend(backend, DType::F32, Device::Cpu))?;
         let backward = |error: candle_core::Error| error.context("backward of the check");
         let gradients = loss.backward().map_err(backward)?;
@@ -78,12 +80,12 @@ impl Recorded {
             return Ok(());
         }
         let trainable = self.params().filter(|param| param.role == Role::Trainable).count();
-        Err(Error::NoGradient {
+        Err(Error::LostGradients(LostGradients::NoGradient {
             trainable,
             listed: report::listed(&lost),
             causes: report::causes(&lost, |name| made.contains_key(name)),
             parameters: lost.iter().map(|param| param.name.clone()).collect(),
-        })
+        }))
     }
 }
 
@@ -98,13 +100,16 @@ impl Trial {
     /// Returns the tensor of a recorded parameter, the same one each time.
     fn tensor(&self, name: &str, shape: Option<&Shape>) -> CandleResult<Tensor> {
         let found = self.recorded.parameters.iter().find(|it| it.param.name == name);
-        let Some(Parameter { param, init, .. }) = found else {
+        let Some(RecordedParameter { param, init, .. }) = found else {
             return Err(candle_core::Error::CannotFindTensor { path: name.to_owned() }
                 .context("the constructors that were recorded did not ask for this parameter"));
         };
         if let Some(shape) = shape.filter(|shape| shape.dims() != param.shape) {
-            let (first, second) = (param.shape.clone(), shape.dims().to_vec());
-            Err(Error::Reshaped { parameter: name.to_owned(), first, second })?;
+            Err(Error::Declaration(DeclarationError::Reshaped {
+                parameter: name.to_owned(),
+                first: param.shape.clone(),
+                second: shape.dims().to_vec(),
+            }))?;
         }
         let mut made = self.made.lock();
         if let Some(tensor) = made.get(name) {
@@ -129,15 +134,17 @@ impl Trial {
         device: &Device,
     ) -> CandleResult<Tensor> {
         if dtype.is_int() {
-            Err(Error::Buffers { names: format!("{name} (of {})", dtype.as_str()) })?;
+            Err(Error::Declaration(DeclarationError::Buffers {
+                names: format!("{name} (of {})", dtype.as_str()),
+            }))?;
         }
         self.tensor(name, shape)?.to_dtype(dtype)?.to_device(device)
     }
 }
 
-struct Shared(Arc<Trial>);
+struct TrialBackend(Arc<Trial>);
 
-impl SimpleBackend for Shared {
+impl SimpleBackend for TrialBackend {
     fn get(
         &self,
         shape: Shape,

@@ -96,3 +96,15 @@ fn what_is_computed_in_floats_and_what_does_not_fit_is_refused() {
         assert_eq!(messages, [phrase]);
     }
 }
+
+#[test]
+fn a_tape_without_gradients_records_nothing() {
+    ranks(1, |world| {
+        let member = Member::new(&world, DType::F64)?;
+        let tape = member.tape.without_gradients();
+        let x = tape.tag(member.variable(&[1.0])?, [AxisState::Invariant, AxisState::Varying]);
+        let gathered = x.apply(Axes::Shard, &Collective::AllGather { output: COPIES })?;
+        assert!(!gathered.expect("every rank has one").tensor().track_op());
+        Ok(())
+    });
+}

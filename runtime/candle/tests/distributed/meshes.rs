@@ -110,7 +110,7 @@ fn typed_and_tagged_are_the_same() {
         let tagged = x.all_gather(OnShard)?.into_tagged();
         let typed = Dist::<Varying, Replicate>::try_from(tagged.clone())?;
         let refused = Dist::<Replicate, Replicate>::try_from(tagged);
-        assert!(matches!(refused, Err(hsdp::Error::State { operation: "try_from", .. })));
+        assert!(matches!(refused, Err(hsdp::Error::Collective { operation: "try_from", .. })));
         Ok(typed.to_dtype(DType::F32)?.into_tensor().to_vec1::<f32>()?)
     });
     assert_eq!(seen, [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]);

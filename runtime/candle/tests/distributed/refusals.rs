@@ -2,8 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{Axes, AxisState, Invariant, OnShard, Replicate, Sum, Varying};
-use hsdp_candle::Error;
+use hsdp::dist::{Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
 use crate::member::{Member, Steps as _, ranks};
@@ -84,29 +83,6 @@ fn a_loss_of_several_elements_or_of_integers() {
     }
 }
 
-#[test]
-fn a_replicate_loss_of_run_time_states() {
-    let messages = ranks(2, |world| {
-        let member = Member::new(&world, DType::F64)?;
-        let loss = member.varying(member.variable(&[1.0])?).everywhere(&GATHER)?;
-        Ok(loss.backward().map(drop).expect_err("it would count twice"))
-    });
-    assert!(messages.iter().all(|error| {
-        matches!(error, Error::Runtime(hsdp::Error::State { operation: "backward", .. }))
-    }));
-}
-
-#[test]
-fn values_of_two_tapes() {
-    let messages = ranks(1, |world| {
-        let [one, other] = [Member::new(&world, DType::F64)?, Member::new(&world, DType::F64)?];
-        let [x, y] = [&one, &other].map(|member| member.tensor(&[1.0]).map(|x| member.varying(x)));
-        let refused = x?.zip_sum(&y?, |x, y| Ok((x + y)?));
-        Ok(refused.expect_err("they do not know each other").to_string())
-    });
-    assert!(messages[0].contains("values of two tapes"), "{messages:?}");
-}
-
 /// The derivative is 96. candle alone would compute 48: half of a product's derivative.
 #[test]
 fn a_derivative_of_a_gradient() {
@@ -162,20 +138,6 @@ fn a_second_derivative() {
         .expect("the program starts");
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success() && said.contains("refused"), "{said}");
-}
-
-#[test]
-fn a_backward_on_a_tape_without_gradients() {
-    let messages = ranks(1, |world| {
-        let member = Member::new(&world, DType::F64)?;
-        let tape = member.tape.without_gradients();
-        let states = [AxisState::Invariant, AxisState::Varying];
-        let x = tape.tag(member.variable(&[1.0])?, states).apply(Axes::Shard, &GATHER)?;
-        let x = x.expect("every rank has one").as_terms()?;
-        assert!(!x.tensor().track_op(), "nothing was recorded");
-        Ok(x.backward().map(drop).expect_err("there is none").to_string())
-    });
-    assert!(messages[0].contains("nothing is recorded on its tape"), "{messages:?}");
 }
 
 /// The terms of a sum are another tensor. If they were the same one, it would have one gradient for both uses, in two states.

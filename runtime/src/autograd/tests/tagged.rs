@@ -30,7 +30,7 @@ fn told<T>(
         let value = Tape::of_mesh(&world, mesh).expect("a tape").tag(Row(vec![1.0; 2]), states);
         let before = world.ledger();
         let error = call(&value).map(drop).expect_err("it is refused");
-        assert!(matches!(error, Error::State { .. }), "{error:?}");
+        assert!(matches!(error, Error::Collective { .. }), "{error:?}");
         assert!(!error.is_fatal(), "{error}");
         assert_eq!(world.ledger(), before, "nothing is issued");
         Ok::<_, RankFailure>(error.to_string())
@@ -58,7 +58,7 @@ fn collectives_take_the_state_that_they_say_and_no_other() {
                     let expected = (!lacks).then(|| [left(0), left(1)]);
                     assert_eq!(output.map(|output| output.states()), expected, "{collective:?}");
                 }
-                Err(Error::State { .. }) => assert!(!allowed, "{collective:?} of {states:?}"),
+                Err(Error::Collective { .. }) => assert!(!allowed, "{collective:?} of {states:?}"),
                 Err(other) => panic!("{collective:?} of {states:?} along {axes}: {other}"),
             }
         }

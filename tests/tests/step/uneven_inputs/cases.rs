@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use hsdp::{
-    Error, Mesh, ModelOptions, NextStep, Optimizer, ShardedModel, StepOptions, Uneven, World,
+    DataError, Error, Mesh, ModelOptions, NextStep, Optimizer, ShardedModel, StepOptions, Uneven,
+    World,
 };
 use hsdp_comm::{Channel, Reduction, Tag};
 use hsdp_tests::support::springs::{self, Batch};
@@ -185,7 +186,7 @@ fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
             return Ok(model.committed_steps());
         }
         let error = ended.expect_err("rank 0 has no sixth input");
-        assert!(matches!(error, Error::EndOfData { step: 5, .. }), "{error}");
+        assert!(matches!(error, Error::Data(DataError::EndOfData { step: 5, .. })), "{error}");
         Ok(5)
     }));
     assert_eq!(stopped, 5);

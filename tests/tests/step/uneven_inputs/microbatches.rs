@@ -1,6 +1,6 @@
 //! Steps to which ranks bring different numbers of microbatches.
 
-use hsdp::{Accumulation, Error, ModelOptions, StepOptions, Uneven};
+use hsdp::{Accumulation, DataError, Error, ModelOptions, StepOptions, Uneven};
 use hsdp_comm::{Channel, Op, Tag};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -73,7 +73,10 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
         // A rank that asks again gets the same error, without another exchange.
         if done < brings[rank] {
             let error = step.microbatch().map(drop).expect_err("the step is full");
-            assert!(matches!(error, Error::EndOfData { microbatch: Some(3), .. }), "{error}");
+            assert!(
+                matches!(error, Error::Data(DataError::EndOfData { microbatch: Some(3), .. })),
+                "{error}"
+            );
         }
         let gradients = step.finish()?;
         assert_eq!(gradients.weight(), 4 * 3 * 2, "two items a microbatch");
@@ -101,7 +104,10 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
     assert_eq!(message, "step 0, microbatch 0 does not begin: ranks 1, 3 have no more data");
     for uneven in [Uneven::Error, Uneven::Stop, Uneven::ZeroWeight] {
         let error = ended(uneven, [0; 4]);
-        assert!(matches!(error, Error::EndOfData { step: 0, microbatch: Some(0), .. }), "{error}");
+        assert!(
+            matches!(error, Error::Data(DataError::EndOfData { step: 0, microbatch: Some(0), .. })),
+            "{error}"
+        );
     }
 }
 

@@ -1,8 +1,8 @@
 //! `Error`, `Stop` and `ZeroWeight`, where ranks have data for different numbers of steps.
 
 use hsdp::{
-    Accumulation, Error, LossSum, Mesh, ModelOptions, NextStep, Objective, Param, Rank, Step,
-    StepOptions, Supply, Uneven, Unused, Values, World,
+    Accumulation, DataError, Error, LossSum, Mesh, ModelOptions, NextStep, Objective, Param, Rank,
+    Step, StepOptions, Supply, Uneven, Unused, Values, World,
 };
 use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::springs::{self, Batch};
@@ -149,7 +149,7 @@ fn a_rank_that_asks_for_no_end_is_told_of_it_as_an_error() {
         let begin = if rank == 0 { begin.without_data() } else { begin };
         model.begin_step(begin).map(drop)
     }));
-    assert!(matches!(&error, Error::EndOfData { step: 0, .. }), "{error}");
+    assert!(matches!(&error, Error::Data(DataError::EndOfData { step: 0, .. })), "{error}");
     assert_eq!(error.to_string(), "step 0 does not begin: ranks 0 have no more data");
 }
 

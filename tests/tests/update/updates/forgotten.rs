@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelOptions, NonFinite, Optimizer, Sgd,
-    SgdOptions, ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, Error, GradientError, Gradients, Mesh, ModelOptions, NonFinite, Optimizer,
+    Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
@@ -173,7 +173,7 @@ fn what_an_error_or_a_panic_ends_is_not_forgotten() {
         let mut model = model();
         let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
         slopes::microbatch(&mut step, f32::NAN).expect("a microbatch");
-        assert!(matches!(step.finish(), Err(Error::NonFinite(_))));
+        assert!(matches!(step.finish(), Err(Error::Gradients(GradientError::NonFinite(_)))));
         let empty = model.begin_step(StepOptions::microbatches(1)).expect("a step");
         empty.finish().map(drop).expect_err("it has no microbatch");
 

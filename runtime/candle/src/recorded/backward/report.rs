@@ -11,12 +11,12 @@ const ALWAYS: &str = "candle_nn's `rms_norm`, `layer_norm`, `softmax_last_dim`, 
                       values that are read and made into a tensor again cut as well";
 
 /// A layer and its parameters without a gradient.
-struct Layer<'a> {
+struct LostLayer<'a> {
     path: &'a str,
     leaves: Vec<&'a str>,
 }
 
-impl Layer<'_> {
+impl LostLayer<'_> {
     /// Returns the last component of the path.
     fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or_default()
@@ -48,13 +48,13 @@ impl Layer<'_> {
 }
 
 /// Collects parameters by layer, in their order.
-fn layers<'a>(lost: &[&'a Param]) -> Vec<Layer<'a>> {
-    let mut layers = Vec::<Layer<'_>>::new();
+fn layers<'a>(lost: &[&'a Param]) -> Vec<LostLayer<'a>> {
+    let mut layers = Vec::<LostLayer<'_>>::new();
     for param in lost {
         let (path, leaf) = param.name.rsplit_once('.').unwrap_or(("", &param.name));
         match layers.iter_mut().find(|layer| layer.path == path) {
             Some(layer) => layer.leaves.push(leaf),
-            None => layers.push(Layer { path, leaves: vec![leaf] }),
+            None => layers.push(LostLayer { path, leaves: vec![leaf] }),
         }
     }
     layers
@@ -62,7 +62,7 @@ fn layers<'a>(lost: &[&'a Param]) -> Vec<Layer<'a>> {
 
 /// Lists all parameters by layer, as a shell would write them: `h.{0,1}.mlp.{weight,bias}`.
 pub(super) fn listed(lost: &[&Param]) -> String {
-    let mut listed: Vec<(&Layer<'_>, Vec<usize>)> = Vec::new();
+    let mut listed: Vec<(&LostLayer<'_>, Vec<usize>)> = Vec::new();
     let layers = layers(lost);
     for layer in &layers {
         let like = layer.around_number().and_then(|(before, number, after)| {
@@ -133,7 +133,7 @@ pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> S
 }
 
 /// Finds an attention without gradients for queries and keys, but with gradients for values.
-fn attention<'a>(layers: &[Layer<'a>]) -> Option<&'a str> {
+fn attention<'a>(layers: &[LostLayer<'a>]) -> Option<&'a str> {
     let split = |path: &'a str| path.rsplit_once('.').unwrap_or(("", path));
     let has = |parent: &str, initial| {
         layers.iter().any(|it| {
