@@ -6,7 +6,8 @@ use std::time::Duration;
 use hsdp_kernels::cuda::Device;
 
 use crate::handle::Backend;
-use crate::nccl::{Communicator, NcclError, OwnRank, Patience, UniqueId};
+use crate::nccl::{Communicator, NcclError, Patience, UniqueId};
+use crate::threads::OwnRank;
 use crate::{Between, Channel, Error, Group, Stage, Tag, World};
 
 /// # Collectives on devices by NCCL
@@ -68,19 +69,20 @@ impl World {
             Some(split) => split,
             None => self.join_by_id(&device, group)?,
         };
-        connected.add(own, (group.id(), group.ranks()), (made, self.patience_of_issuing()));
+        let ranks = group.ranks().to_vec();
+        connected.add(own, group.id(), ranks, made, self.patience_of_issuing());
         Ok(())
     }
 
     /// This rank, where its operations on devices can go by NCCL.
-    fn own_rank(&self) -> Result<OwnRank<'_>, Error> {
-        let access = &self.handle().core;
+    fn own_rank(&self) -> Result<&Arc<OwnRank>, Error> {
+        let own = &self.handle().own;
         if self.handle().backend == Backend::Counting {
             return Err(self.keeps_off("it only counts operations, and has no other ranks"));
         }
-        match access.options().between {
+        match own.options().between {
             Between::Messages => Err(self.keeps_off("its ranks are threads that share no memory")),
-            Between::Memory => Ok((access, self.rank())),
+            Between::Memory => Ok(own),
         }
     }
 
@@ -119,7 +121,7 @@ impl World {
 
     /// Half of the world's: a rank that has failed waits for the others, which must have done so by then.
     fn patience(&self) -> Patience {
-        let status = Arc::clone(&self.handle().status);
+        let status = Arc::clone(self.handle().own.status());
         Patience::until(self.deadline() / 2, move || status.world_end().is_some())
     }
 

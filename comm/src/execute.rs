@@ -1,61 +1,52 @@
-//! The work of an operation, cut into blocks that any thread may run, in any order.
+//! The contribution of a member to an operation, and the work that contributions together make.
 //!
-//! The elements that a block writes depend on its number and on the contributions alone, never on the thread that runs it or the
-//! time: so results do not depend on timing. In reading order: `buffers` (what a member brings), `member_buffers` (of which it reads one and fills another), `copy` (operations that move
-//! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
-//! `unit_buffers`, `runs`, `unit_gather`, `shared_gather` and `unit_reduce` (the runtime's own); `cuts` (the blocks of many of them).
+//! Work is cut into blocks that any thread may run, in any order. The elements that a block writes
+//! depend on its number and on the contributions alone, never on the thread that runs it or the
+//! time: so results do not depend on timing.
+//!
+//! In reading order: `vectors` (the collectives on vectors), `unit_gather` and `unit_reduce` (the
+//! calls on whole units).
 
-mod buffers;
-mod copy;
-mod cuts;
-mod handover;
-mod member_buffers;
-mod reduce;
-mod reduce_scatter;
-mod runs;
-mod shared_gather;
-mod unit_buffers;
 mod unit_gather;
 mod unit_reduce;
+mod vectors;
 
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
-use hsdp_sharding::{Piece, Rank};
+use bytemuck::Pod;
+use hsdp_kernels::{DisjointBuffer, DisjointVec, GradientValues, ValuesMut};
+use hsdp_sharding::{Piece, Rank, UnitLayout};
 
-pub(crate) use self::buffers::Buffers;
-pub(crate) use self::copy::Copies;
-use self::cuts::Cuts;
-pub(crate) use self::handover::{Barrier, Handing, Handover, sources_of};
-pub use self::member_buffers::Lent;
-pub(crate) use self::member_buffers::{MemberBuffers, Source, Splits, check_pairs};
-pub(crate) use self::reduce::{Scaled, all_reduce, all_reduce_scaled, combine, reduce};
-pub(crate) use self::reduce_scatter::ReduceScatter;
-pub(crate) use self::shared_gather::{SharedGather, SharedGatherContribution};
-pub use self::unit_buffers::{Accumulator, Contribution, NonFiniteAt, Reduced};
-pub(crate) use self::unit_gather::{UnitGather, UnitGatherContribution};
-pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceContribution};
+pub(crate) use self::unit_gather::{SharedGatherContribution, UnitGatherContribution};
+pub(crate) use self::unit_reduce::UnitReduceContribution;
+pub use self::unit_reduce::{Accumulator, Contribution, NonFiniteAt, Reduced};
+pub use self::vectors::Lent;
+pub(crate) use self::vectors::{Source, VectorRoute, Vectors};
 use crate::engine::Operation;
 pub(crate) use crate::engine::{Outputs, PerMember};
+use crate::pattern::Pattern;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::{Counts, Descriptor, Error, Scaling};
 
 /// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to it.
 const BLOCK_ELEMENTS: usize = 8 << 10;
 
-/// Elements of a block where there is much work: what a block costs beside its elements, to claim and to count it, is seen
-/// no more.
+/// Elements of a block where there is much work. At this size the cost of claiming a block is
+/// negligible.
 const MOST_ELEMENTS: usize = 4 * BLOCK_ELEMENTS;
 
 /// As many blocks, and more, keep all threads busy to the end.
 const ENOUGH_BLOCKS: usize = 64;
 
-/// The bytes of outputs that are filled together, above which they are written past the caches: little of them would still be there when they are read.
-pub(crate) const PAST_CACHES: usize = 8 << 20;
+/// Bytes of outputs that are filled together, above which they are written past the caches: little
+/// of them would still be there when they are read.
+const PAST_CACHES: usize = 8 << 20;
 
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -63,19 +54,159 @@ const BLOCK_BYTES: usize = 64 << 10;
 /// Why contributions to the work of a unit do not fit together.
 pub(crate) const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
 
+/// The contribution of a member to an operation: its buffers, and what becomes of them together with
+/// those of all members in one memory, apart by messages, or without peers.
+pub(crate) trait Contribute: Sized + Send + 'static {
+    /// The output of the member.
+    type Gets: Send + 'static;
+
+    /// The work that all contributions make in one memory.
+    type Work: Work<Gets = Self::Gets>;
+
+    /// The function that was called: descriptors alone do not tell all of them apart. 0 where no
+    /// message carries the contribution.
+    const FUNCTION: u8 = 0;
+
+    /// Returns the pattern of the operation: the plain one of its descriptor, with what the member
+    /// brings beside it.
+    fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
+        plain
+    }
+
+    /// Returns the layout of the unit that was passed.
+    fn layout(&self) -> Option<&UnitLayout> {
+        None
+    }
+
+    /// Returns a note of this member alone, for the others.
+    fn note(&self) -> u64 {
+        0
+    }
+
+    /// Returns the gradients that the member brings, for a fault to poison; none of most operations.
+    fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
+        &mut []
+    }
+
+    /// Has all contributions in one memory learn what only all of them together say.
+    ///
+    /// # Errors
+    /// The contradiction, in words that go before "in operation ...".
+    fn introduce(_all: &mut [Self]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Makes the work of all contributions in one memory, in slot order.
+    ///
+    /// # Errors
+    /// If contributions do not fit together: in words that go before "in operation ...".
+    fn assemble(all: Vec<Self>, at: At<'_>) -> Result<Self::Work, String>;
+
+    /// Writes the elements of `range`, which go to the member in slot `to` by a message. May call
+    /// code of users.
+    fn pack(&self, _at: At<'_>, _to: usize, _range: Range<usize>, _body: &mut [u8]) {}
+
+    /// Keeps the part that stays here, if that was lent for no longer, when all messages have been
+    /// packed. May call code of users.
+    ///
+    /// # Errors
+    /// The failure. It ends the world: the others have this member's promise.
+    fn keep(&mut self, _at: At<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Learns by messages what only all members together say.
+    ///
+    /// # Errors
+    /// The contradiction, in words that go before "in operation ...".
+    fn learn<'a>(
+        &mut self,
+        _at: At<'_>,
+        _said: impl Fn(usize) -> MemberSays<'a>,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Unpacks the elements of the other members, which were checked.
+    fn unpack(self, at: At<'_>, _received: &Received<'_>) -> AfterRound<Self> {
+        Break(self.alone(at))
+    }
+
+    /// Makes the output where no other member exists: as if each gave what this one gives, where that
+    /// makes sense.
+    fn alone(self, at: At<'_>) -> Self::Gets;
+}
+
+/// A member's place in an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'a> {
+    /// The call, as this member means it.
+    pub(crate) actual: &'a Descriptor,
+    /// The members, by slot.
+    pub(crate) ranks: &'a [Rank],
+    /// The member's own.
+    pub(crate) slot: usize,
+    /// From 0. An all-reduce between members that share no memory has two.
+    pub(crate) round: u8,
+}
+
+impl At<'_> {
+    /// Returns the plain pattern of the operation.
+    pub(crate) fn pattern(&self) -> Pattern<'static> {
+        Pattern::of(self.actual, self.ranks, self.slot)
+    }
+
+    /// Returns divisors and wire dtype.
+    ///
+    /// # Panics
+    /// If the operation has none.
+    fn scaling(&self) -> Scaling {
+        self.actual.scaling.expect("a reduction of gradients has one")
+    }
+
+    /// Goes on to another round, or to the output after the last one.
+    fn go_on<D: Contribute>(&self, own: D, output: impl FnOnce(D) -> D::Gets) -> AfterRound<D> {
+        let is_last = self.round + 1 == self.pattern().rounds();
+        if is_last { Break(output(own)) } else { Continue(own) }
+    }
+}
+
+/// The facts that a member tells the others beside its elements.
+pub(crate) struct MemberSays<'a> {
+    pub(crate) counts: &'a Counts,
+    pub(crate) note: u64,
+}
+
+/// The elements of the other members, as bytes by slot; none of this member.
+pub(crate) struct Received<'a>(pub(crate) &'a dyn Fn(usize) -> &'a [u8]);
+
+impl Received<'_> {
+    fn bytes(&self, from: usize) -> &[u8] {
+        (self.0)(from)
+    }
+
+    fn elements<T: Pod>(&self, from: usize) -> &[T] {
+        bytemuck::cast_slice(self.bytes(from))
+    }
+}
+
+/// A member's buffers after a round: its output, or its contribution to another round.
+pub(crate) type AfterRound<D> = ControlFlow<<D as Contribute>::Gets, D>;
+
 /// The work of one operation, with the contributions of all its members.
 pub(crate) trait Work: Send + Sync + 'static {
     /// The output of a member.
-    type Output: Send + 'static;
+    type Gets: Send + 'static;
 
-    /// The number of blocks, which are numbered from 0.
+    /// Returns the number of blocks, which are numbered from 0.
     fn blocks(&self) -> usize;
 
-    /// The bytes that all blocks together write, or those that they read where that is the greater part. They decide whether
-    /// waking others pays, and count nothing.
+    /// Returns the bytes that all blocks together write, or those that they read where that is the
+    /// greater part. They decide whether waking others pays, and count nothing.
     fn bytes(&self) -> usize;
 
-    /// Whether a block calls code of a user, or waits in a library, which may take as long as they like.
+    /// Returns whether a block calls code of a user, or waits in a library, which may take as long as
+    /// they like.
     fn calls_users(&self) -> bool {
         false
     }
@@ -83,25 +214,19 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
 
-    /// The beginning of another round, if there is one before the members get their outputs. Called when every block has been run.
+    /// Returns the beginning of another round, if there is one before the members get their outputs.
+    /// Called when every block has been run.
     fn next_round(&mut self) -> Option<NextRound> {
         None
     }
 
-    /// Returns the members' outputs, and drops all that they lent. Called when every block of the last round has been run.
-    fn finish(self) -> Outputs<Self::Output>;
+    /// Returns the members' outputs, and drops all that they lent. Called when every block of the
+    /// last round has been run.
+    fn finish(self) -> Outputs<Self::Gets>;
 }
 
 /// Has an operation gather again.
 pub(crate) type NextRound = Box<dyn FnOnce(&Arc<Operation>) + Send>;
-
-/// Makes the work of all contributions, in slot order.
-///
-/// # Errors
-/// If contributions do not fit together: in words that go before "in operation ...".
-pub(crate) trait Assemble<D, W>: FnOnce(Vec<D>) -> Result<W, String> {}
-
-impl<D, W, F: FnOnce(Vec<D>) -> Result<W, String>> Assemble<D, W> for F {}
 
 /// Notes the member whose contribution a block reads.
 pub(crate) struct Meter<'a> {
@@ -117,13 +242,13 @@ impl<'a> Meter<'a> {
         Self { ranks, readers, reading: Cell::new(None) }
     }
 
-    /// The rank of the member in `slot`.
+    /// Returns the rank of the member in `slot`.
     pub(crate) fn rank(&self, slot: usize) -> Rank {
         self.ranks[slot]
     }
 
-    /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names this member, or another that lends
-    /// inside of `read`.
+    /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names this
+    /// member, or another that lends inside of `read`.
     pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
         let outer = self.turn_to(Some(slot));
         read();
@@ -142,13 +267,13 @@ impl<'a> Meter<'a> {
         before
     }
 
-    /// The slot whose code was running when the block panicked.
+    /// Returns the slot whose code was running when the block panicked.
     pub(crate) fn reading(&self) -> Option<usize> {
         self.reading.get()
     }
 }
 
-/// The elements of `range` of an output, for the one block whose they are.
+/// Borrows `range` of an output for the one block that writes it.
 ///
 /// # Safety
 ///
@@ -161,7 +286,7 @@ unsafe fn take<T>(output: &DisjointVec<T>, range: Range<usize>) -> &mut [T] {
     unsafe { output.slice_mut(range) }
 }
 
-/// The elements of `range` of an output whose dtype is a value, for the one block whose they are.
+/// Borrows `range` of an output whose dtype is a value, for the one block that writes it.
 ///
 /// # Safety
 ///
@@ -173,13 +298,13 @@ unsafe fn take_values(output: &DisjointBuffer, range: Range<usize>) -> ValuesMut
     unsafe { output.slice_mut(range) }
 }
 
-/// Elements of a block where there are `all` to be cut.
+/// Returns the elements of a block where there are `all` to be cut.
 fn block_elements(all: usize) -> usize {
     let fitting = all / ENOUGH_BLOCKS / BLOCK_ELEMENTS * BLOCK_ELEMENTS;
     fitting.clamp(BLOCK_ELEMENTS, MOST_ELEMENTS)
 }
 
-/// The one length of all `lengths`, on which unsafe code rests (CO-2).
+/// Returns the one length of all `lengths`.
 ///
 /// # Errors
 /// If two differ, which their descriptors should have told; or there is none.
@@ -198,8 +323,8 @@ fn blocks_of(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usiz
     range.step_by(len).map(move |start| start..end.min(start + len))
 }
 
-/// The parts of `pieces`, which are in order and do not overlap, that lie in `range` of the shard: each with
-/// its range in the shard and its range in the parameter.
+/// Returns the parts of `pieces`, which are in order and do not overlap, that lie in `range` of the
+/// shard: each with its range in the shard and its range in the parameter.
 fn pieces_in(
     pieces: impl Iterator<Item = Piece>,
     range: Range<usize>,
@@ -213,4 +338,25 @@ fn pieces_in(
         let offset = piece.param_start + (part.start - shard.start);
         (piece.param, part.clone(), offset..offset + part.len())
     })
+}
+
+/// Parts of one length, each of which is cut into blocks. The blocks cover all parts once.
+struct Cuts {
+    /// Elements of a part.
+    len: usize,
+    /// Elements of a block, but for the last one of a part.
+    block_len: usize,
+}
+
+impl Cuts {
+    /// Returns the number of blocks of each part.
+    fn each(&self) -> usize {
+        self.len.div_ceil(self.block_len)
+    }
+
+    /// Returns the part to which a block belongs, and the elements of the block in it.
+    fn block(&self, block: usize) -> (usize, Range<usize>) {
+        let start = block % self.each() * self.block_len;
+        (block / self.each(), start..self.len.min(start + self.block_len))
+    }
 }

@@ -9,6 +9,7 @@ use hsdp_sharding::Rank;
 use crate::engine::{Record, Status};
 use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::threads::OwnRank;
 
 /// A rank's record, and its writer if the world ends early: it outlives the rank.
 #[derive(Debug)]
@@ -23,9 +24,15 @@ pub(crate) struct Dump {
 
 impl Dump {
     pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
-        let RankHandle { rank, size, ref record, ref status, .. } = *handle;
-        let (record, status) = (Arc::clone(record), Arc::clone(status));
-        Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
+        let OwnRank { rank, record, core } = &*handle.own;
+        Self {
+            folder,
+            rank: *rank,
+            size: handle.size,
+            record: Arc::clone(record),
+            status: Arc::clone(&core.state.status),
+            written: AtomicBool::new(false),
+        }
     }
 
     /// The record as it is now.

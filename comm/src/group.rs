@@ -29,7 +29,7 @@ impl Group {
         channel: Channel,
     ) -> Result<Self, Error> {
         let refuse = |problem| Error::BadGroup {
-            rank: handle.rank,
+            rank: handle.own.rank,
             size: handle.size,
             ranks: ranks.iter().map(|rank| rank.get()).collect(),
             problem,
@@ -41,7 +41,7 @@ impl Group {
         if !ranks.iter().all(|rank| seen.insert(*rank)) {
             return Err(refuse("a member is listed twice"));
         }
-        let index = ranks.iter().position(|rank| *rank == handle.rank);
+        let index = ranks.iter().position(|rank| *rank == handle.own.rank);
         let index = index.ok_or_else(|| refuse("this rank is not among its members"))?;
         Ok(Self {
             handle: Arc::clone(handle),
@@ -52,7 +52,7 @@ impl Group {
     pub(crate) fn of_all(handle: &Arc<RankHandle>, channel: Channel) -> Self {
         let ranks: Arc<[Rank]> = (0..handle.size).map(Rank::new).collect();
         let id = GroupId::of(&ranks, channel);
-        let site = handle.site((id, channel), ranks, handle.rank.index());
+        let site = handle.site((id, channel), ranks, handle.own.rank.index());
         Self { handle: Arc::clone(handle), site }
     }
 
@@ -93,7 +93,7 @@ impl Group {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.handle.rank
+        self.handle.own.rank
     }
 
     /// The members, in order.

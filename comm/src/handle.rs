@@ -1,40 +1,37 @@
-//! The parts of a world that a rank owns: its record, its sequences, the backend that serves it, and its `streams` on devices.
-
-mod streams;
+//! The parts of a world that a rank owns: its sequences, its streams on devices, its communicators, and
+//! the process in which it was made.
+//!
+//! A copy of the process (a fork) has none of the world's other threads, so every call asks for the
+//! process. To ask the system for the number of the process takes a tenth of the time of a small call.
+//! Where the system calls back in each copy, the copies are counted instead. It does so after `fork`; a
+//! copy that was made by the bare system call is not seen.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
+use hsdp_flight::EntryNumber;
+use hsdp_kernels::cuda::{CudaError, Device, Stream};
 use hsdp_sharding::Rank;
 
-use self::streams::Streams;
-use crate::backend::thread::{Access, Core, Lifeline, in_work};
 use crate::call::Call;
-use crate::engine::{Record, Status};
 use crate::fault::Injector;
-use crate::nccl::{Carrier, Held};
-use crate::process;
+use crate::nccl::Connected;
 use crate::remote::Endpoint;
 use crate::site::{Sequence, Site};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32};
+use crate::threads::{Core, OwnRank, in_work};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, WorldOptions};
-use hsdp_flight::EntryNumber;
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
 #[derive(Debug)]
 pub(crate) struct RankHandle {
-    pub(crate) rank: Rank,
+    pub(crate) own: Arc<OwnRank>,
     pub(crate) size: usize,
     /// The process in which the world was made, and its mark: a copy of it has none of the world's other threads.
     made_in: (u32, u64),
-    pub(crate) record: Arc<Record>,
-    pub(crate) status: Arc<Status>,
-    /// The threads of its process, and the state that the ranks of its world share.
-    pub(crate) core: Arc<Access>,
-    /// Held, not used: the workers end with the last one.
-    _lifeline: Arc<Lifeline>,
     pub(crate) backend: Backend,
     /// The faults that a test injects into this rank.
     pub(crate) faults: Injector,
@@ -52,7 +49,7 @@ pub(crate) struct RankHandle {
     /// The streams of its operations on devices.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
-    pub(crate) nccl: Held,
+    pub(crate) nccl: Arc<Connected>,
 }
 
 /// The way in which the operations of a world take place.
@@ -65,34 +62,31 @@ pub(crate) enum Backend {
 }
 
 impl RankHandle {
-    /// One of the ranks of a world, or all that this process has of them.
-    pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
-        let core = &lifeline.0;
-        let (size, record) = (core.records().len(), Arc::clone(&core.records()[rank.index()]));
-        Self::of(lifeline, (rank, size), record)
+    /// Makes the handle of a rank of this process.
+    pub(crate) fn local(core: Arc<Core>, rank: Rank) -> Self {
+        let size = core.state.records.len();
+        Self::of(core, rank, size, rank.index())
     }
 
-    /// A rank of a world of any size, whose other ranks are not there.
+    /// Makes a rank of a world of any size, whose other ranks are not there.
     pub(crate) fn counting(size: usize, rank: Rank) -> Self {
-        let lifeline = Arc::new(Lifeline(Core::new(1, WorldOptions::default())));
-        let record = Arc::clone(&lifeline.0.records()[0]);
-        let mut handle = Self::of(lifeline, (rank, size), record);
+        let core = Core::new(1, WorldOptions::default());
+        let mut handle = Self::of(core, rank, size, 0);
         handle.backend = Backend::Counting;
         handle
     }
 
-    fn of(lifeline: Arc<Lifeline>, (rank, size): (Rank, usize), record: Arc<Record>) -> Self {
-        let core = &lifeline.0;
-        let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
+    fn of(core: Arc<Core>, rank: Rank, size: usize, record: usize) -> Self {
+        core.hold();
+        let faults = core.state.options.faults.iter().filter(|fault| fault.rank == rank).copied();
+        let faults = Injector::new(faults);
+        let record = Arc::clone(&core.state.records[record]);
         Self {
-            rank,
+            own: Arc::new(OwnRank { rank, record, core }),
             size,
-            made_in: (std::process::id(), process::mark()),
-            record,
-            status: Arc::clone(core.status()),
-            core: Arc::new(Access(Arc::clone(core))),
+            made_in: (std::process::id(), process_mark()),
             backend: Backend::Ranks,
-            faults: Injector::new(faults),
+            faults,
             faults_taken: AtomicBool::new(false),
             models: AtomicU32::new(0),
             absent: Mutex::new(Arc::new([])),
@@ -100,8 +94,7 @@ impl RankHandle {
             withheld: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
-            nccl: Held::default(),
-            _lifeline: lifeline,
+            nccl: Arc::default(),
         }
     }
 
@@ -125,28 +118,28 @@ impl RankHandle {
         };
         let sequence = Arc::clone(self.sequences.lock().entry((id, slot)).or_insert_with(begin));
         if is_new {
-            self.record.flight.know(id, channel, &ranks);
+            self.own.record.flight.know(id, channel, &ranks);
         }
         Site { id, channel, ranks, slot, sequence }
     }
 
     /// The endpoint of messages, if the other ranks share no memory with this one.
     pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
-        self.core.endpoint()
+        self.own.endpoint()
     }
 
     /// Whether an operation may be issued now.
     pub(crate) fn check(&self, op: Op) -> Result<(), Error> {
         if in_work() {
-            return Err(Error::Reentrant { op, rank: self.rank });
+            return Err(Error::Reentrant { op, rank: self.own.rank });
         }
         let (made_in, mark) = self.made_in;
-        if mark != process::mark() {
+        if mark != process_mark() {
             let called_in = std::process::id();
-            return Err(Error::Forked { op, rank: self.rank, made_in, called_in });
+            return Err(Error::Forked { op, rank: self.own.rank, made_in, called_in });
         }
         self.announce_withheld();
-        self.status.check(self.record.epoch())
+        self.own.status().check(self.own.record.epoch())
     }
 
     /// Gives a call its number on a sequence, and notes it as what this rank did last, in its ring, too.
@@ -158,22 +151,22 @@ impl RankHandle {
         call: Call,
     ) -> Result<(Arc<Descriptor>, EntryNumber), Error> {
         self.check(call.op)?;
-        let epoch = self.record.epoch();
+        let epoch = self.own.record.epoch();
         let sequence = site.sequence.take(epoch);
         let descriptor = Arc::new(call.described((site.id, site.channel), (epoch, sequence)));
-        self.record.enter(&descriptor);
-        let entry = self.record.flight.issue(&descriptor);
+        self.own.record.enter(&descriptor);
+        let entry = self.own.record.flight.issue(&descriptor);
         Ok((descriptor, entry))
     }
 
     /// Ends the world, in which this rank is at fault, unless it has ended before.
     pub(crate) fn abort(&self, reason: AbortReason) {
-        let (step, operation) = (self.record.step(), self.record.last());
-        self.core.end(Error::WorldAborted { rank: self.rank, step, operation, reason });
+        let (step, operation) = (self.own.record.step(), self.own.record.last());
+        self.own.core.end(Error::WorldAborted { rank: self.own.rank, step, operation, reason });
     }
 
     pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
-        Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
+        Error::OutOfMemory { op, rank: self.own.rank, step: self.own.record.step(), bytes, what }
     }
 
     /// The panic in which a step ended was caught, since this rank goes on: now the others hear of the step.
@@ -183,25 +176,15 @@ impl RankHandle {
         }
         let withheld = self.withheld.lock().take();
         if let Some((epoch, error)) = withheld {
-            self.core.end_epoch(epoch, error);
+            self.own.core.end_epoch(epoch, error);
         }
-    }
-
-    /// Its carrier of a call of a group on devices, if the group goes by NCCL.
-    pub(crate) fn carrier(&self, group: GroupId, step: u64) -> Option<Carrier> {
-        self.nccl.carrier((&self.core, self.rank), group, step)
-    }
-
-    /// Waits until the steps that the rank has given up are drained on its device.
-    pub(crate) fn await_drained(&self) -> Result<(), Error> {
-        self.nccl.await_drained((&self.core, self.rank))
     }
 
     pub(crate) fn leave(&self) {
         // No other rank waits for one that has no peers.
         if self.backend == Backend::Ranks {
-            self.nccl.leave(&self.core, self.rank);
-            self.core.leave(self.rank);
+            self.nccl.leave(&self.own);
+            self.own.core.leave(self.own.rank);
         }
     }
 }
@@ -209,8 +192,54 @@ impl RankHandle {
 impl Drop for RankHandle {
     fn drop(&mut self) {
         self.leave();
-        if self.status.world_end().is_some() {
+        if self.own.status().world_end().is_some() {
             self.nccl.give_up();
         }
+        self.own.core.release();
+        self.nccl.close();
     }
+}
+
+/// Streams by the ordinal of their device and by channel: gathers run ahead of reductions, and
+/// neither waits for the all-reduces.
+#[derive(Debug, Default)]
+pub(crate) struct Streams(Mutex<HashMap<(usize, Channel), Arc<Stream>>>);
+
+impl Streams {
+    /// Returns the stream of a channel, and makes it on first use.
+    pub(crate) fn of(&self, device: &Device, channel: Channel) -> Result<Arc<Stream>, CudaError> {
+        match self.0.lock().entry((device.ordinal(), channel)) {
+            Entry::Occupied(stream) => Ok(Arc::clone(stream.get())),
+            Entry::Vacant(entry) => Ok(Arc::clone(entry.insert(Arc::new(device.stream()?)))),
+        }
+    }
+}
+
+/// Returns a number that differs in a copy of the process: the copies between it and the process of the
+/// first call, or the number of the process if the system does not call back.
+#[cfg(all(unix, not(miri)))]
+pub(crate) fn process_mark() -> u64 {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static COPIES: AtomicU64 = AtomicU64::new(0);
+    static COUNTS: OnceLock<bool> = OnceLock::new();
+
+    /// Called in a copy by its only thread, before the fork returns.
+    extern "C" fn one_more() {
+        COPIES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    // SAFETY: CO-3, the function that is called in a copy does only what is allowed there.
+    let begin = || unsafe { libc::pthread_atfork(None, None, Some(one_more)) } == 0;
+    if *COUNTS.get_or_init(begin) {
+        COPIES.load(Ordering::Relaxed)
+    } else {
+        std::process::id().into()
+    }
+}
+
+#[cfg(not(all(unix, not(miri))))]
+pub(crate) fn process_mark() -> u64 {
+    std::process::id().into()
 }

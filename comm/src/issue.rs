@@ -1,48 +1,38 @@
 //! The way of a group's calls: they get numbers, are noted, and go to the backend that serves them.
 
-mod execution;
-
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use hsdp_flight::{EntryNumber, FlightState};
+use hsdp_kernels::Element;
 use hsdp_sharding::{ByteCount, Rank};
 
-use self::execution::Execution;
-use crate::backend::thread::{InBlock, Member, Ticket};
+use crate::apart::Execution;
 use crate::call::{Call, Described};
 use crate::engine::Record;
-use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
-use crate::handle::{Backend, RankHandle};
+use crate::execute::{At, Contribute, Meter, Vectors, Work};
+use crate::handle::Backend;
 use crate::injection::{HowIssued, Injected};
 use crate::pattern::Pattern;
-use crate::remote::Transmit;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
+use crate::threads::{InBlock, MemberCall, Ticket};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// The most bytes for which a group of one is done in less time than it takes to note the time: some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
 
 impl Group {
-    /// Issues an operation of all members.
-    ///
-    /// `assemble` makes the work of their contributions, in member order; that of the last member is called. Each member makes its result of
-    /// its own output, which may say that it failed.
-    pub(crate) fn issue<D, W, O>(
-        &self,
-        call: Call,
-        contribution: D,
-        assemble: impl Assemble<D, W>,
-    ) -> Result<Pending<O>, Error>
+    /// Issues an operation of all members. Each member makes its result of its own output, which may say
+    /// that it failed.
+    pub(crate) fn issue<D, O>(&self, call: Call, own: D) -> Result<Pending<O>, Error>
     where
-        D: Transmit,
-        W: Work<Output = D::Output>,
-        O: TryFrom<D::Output>,
+        D: Contribute,
+        O: TryFrom<D::Gets>,
         Error: From<O::Error>,
     {
-        self.issue_by(call, contribution, assemble, |member, described, (own, _)| {
-            Ok(Pending::issued::<D::Output>(Execution::begin(member, described, own)?))
+        self.issue_or(call, own, |member, described, own| {
+            Ok(Pending::issued::<D::Gets>(Execution::begin(member, described, own)?))
         })
     }
 
@@ -51,88 +41,82 @@ impl Group {
     }
 
     /// Issues an operation; where members share no memory, `issue_apart` does.
-    pub(crate) fn issue_by<D, W, O, A>(
+    pub(crate) fn issue_or<D, O>(
         &self,
         call: Call,
-        contribution: D,
-        assemble: A,
-        issue_apart: impl FnOnce(Member<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
+        mut own: D,
+        issue_apart: impl FnOnce(MemberCall<'_>, Described, D) -> Result<Pending<O>, Error>,
     ) -> Result<Pending<O>, Error>
     where
-        D: Buffers,
-        W: Work<Output = D::Output>,
-        O: TryFrom<D::Output>,
+        D: Contribute,
+        O: TryFrom<D::Gets>,
         Error: From<O::Error>,
-        A: Assemble<D, W>,
     {
-        let (site, mut contribution) = (self.site_of(call.op)?, contribution);
-        let (described, entry) = self.enter(&site, call, &mut contribution)?;
-        let pattern = Pattern::of(described.actual(), &site.ranks, site.slot);
-        let output_alone =
-            |it: D| Ok::<_, Error>(Pending::ready(it.output_alone(&pattern).try_into()?));
-        let Some(entry) = entry else { return output_alone(contribution) };
+        let site = self.site_of(call.op)?;
+        let (described, entry) = self.enter(&site, call, &mut own)?;
+        let actual = Arc::clone(described.actual());
+        let at = At { actual: &actual, ranks: &site.ranks, slot: site.slot, round: 0 };
+        let alone = |own: D| Ok::<_, Error>(Pending::ready(own.alone(at).try_into()?));
+        let Some(entry) = entry else { return alone(own) };
         if site.ranks.len() == 1 {
-            let output = self.alone((&described.compared, entry), contribution, assemble)?;
+            let output = self.alone(&described.compared, entry, own, at)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.compared.op;
-        let RankHandle { rank, ref core, backend, .. } = **self.handle();
-        let member = Member { access: core, rank, site: &site, entry };
-        let pending = if backend == Backend::Counting {
-            self.count_alone(op, contribution.pattern(pattern).received(), entry);
-            output_alone(contribution)?
-        } else if core.endpoint().is_some() {
-            issue_apart(member, described, (contribution, assemble))?
+        let handle = &**self.handle();
+        let member = MemberCall { own: &handle.own, site: &site, entry };
+        let pending = if handle.backend == Backend::Counting {
+            self.count_alone(op, own.pattern(at.pattern()).received(), entry);
+            alone(own)?
+        } else if handle.endpoint().is_some() {
+            issue_apart(member, described, own)?
         } else {
-            let called = (described.compared, pattern);
-            Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
+            Pending::issued::<D::Gets>(meet(member, described, own)?)
         };
-        self.handle().record.ledger.call(site.channel, op);
+        handle.own.record.ledger.call(site.channel, op);
         Ok(pending)
     }
 
-    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
-    /// other member to meet.
-    pub(crate) fn transfer<D: Transmit<Output = W::Output>, W: Work>(
+    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where
+    /// there is no other member to meet.
+    pub(crate) fn transfer<T: Element>(
         &self,
         call: Call,
         ranks: [Rank; 2],
-        contribution: D,
-        assemble: impl Assemble<D, W>,
+        mut own: Vectors<T>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
-        let (site, mut contribution) = (self.pair(ranks, slot), contribution);
+        let site = self.pair(ranks, slot);
         let absent = self.absent_at(&site);
         if !absent.is_empty() {
             return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
         }
-        let (described, Some(entry)) = self.enter(&site, call, &mut contribution)? else {
+        let (described, Some(entry)) = self.enter(&site, call, &mut own)? else {
             return Ok(None);
         };
-        let (op, is_between_two) = (described.compared.op, ranks[0] != ranks[1]);
-        let RankHandle { rank, ref core, backend, .. } = **self.handle();
-        let member = Member { access: core, rank, site: &site, entry };
-        let pattern = Pattern::of(described.actual(), &site.ranks, slot);
-        let ticket = if backend == Backend::Counting {
+        let op = described.compared.op;
+        let is_between_two = ranks[0] != ranks[1];
+        let handle = &**self.handle();
+        let member = MemberCall { own: &handle.own, site: &site, entry };
+        let ticket = if handle.backend == Backend::Counting {
+            let pattern = Pattern::of(described.actual(), &site.ranks, slot);
             let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
             self.count_alone(op, received, entry);
             None
-        } else if !is_between_two {
-            Some(core.submit(member, described.compared, contribution, assemble)?)
-        } else if core.endpoint().is_some() {
-            Some(Execution::begin(member, described, contribution)?)
+        } else if is_between_two && handle.endpoint().is_some() {
+            Some(Execution::begin(member, described, own)?)
         } else {
-            Some(meet(member, (described.compared, pattern), contribution, assemble)?)
+            Some(meet(member, described, own)?)
         };
         if is_between_two {
-            self.handle().record.ledger.call(site.channel, op);
+            handle.own.record.ledger.call(site.channel, op);
         }
         Ok(ticket)
     }
 
     /// Counts what a rank without peers would have received.
     fn count_alone(&self, op: Op, received: ByteCount, entry: EntryNumber) {
-        let Record { ledger, flight, .. } = &*self.handle().record;
+        let Record { ledger, flight, .. } = &*self.handle().own.record;
         ledger.received(self.channel(), op, received);
         flight.settle(entry, FlightState::Complete);
     }
@@ -160,7 +144,7 @@ impl Group {
     }
 
     /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
-    fn enter<D: Buffers>(
+    fn enter<D: Contribute>(
         &self,
         site: &Site,
         call: Call,
@@ -185,27 +169,30 @@ impl Group {
 
     /// The barrier of a fault, for which no thread waits.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let access = &self.handle().core;
+        let own = &self.handle().own;
         let (compared, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
-        let member = Member { access, rank: self.rank(), site, entry };
-        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
-        match access.endpoint() {
-            None => access.submit(member, compared, (), meet)?,
-            Some(_) => Execution::begin(member, Described { compared, actual: None }, ())?,
+        let member = MemberCall { own, site, entry };
+        let described = Described { compared, actual: None };
+        let _ticket = match own.endpoint() {
+            None => meet(member, described, Vectors::<f32>::nothing())?,
+            Some(_) => Execution::begin(member, described, Vectors::<f32>::nothing())?,
         };
-        self.handle().record.ledger.call(site.channel, Op::Barrier);
+        self.handle().own.record.ledger.call(site.channel, Op::Barrier);
         Ok(())
     }
 
-    /// An operation of a group of one: it is done before the call returns, and counts nothing.
-    fn alone<D: Send + 'static, W: Work>(
+    /// Does an operation of a group of one before the call returns. It counts nothing.
+    fn alone<D: Contribute>(
         &self,
-        (descriptor, entry): (&Descriptor, EntryNumber),
-        contribution: D,
-        assemble: impl Assemble<D, W>,
-    ) -> Result<W::Output, Error> {
-        let flight = &self.handle().record.flight;
-        let work = assemble(vec![contribution]).map_err(|expected| {
+        descriptor: &Descriptor,
+        entry: EntryNumber,
+        own: D,
+        at: At<'_>,
+    ) -> Result<D::Gets, Error> {
+        let flight = &self.handle().own.record.flight;
+        let mut all = vec![own];
+        let work = D::introduce(&mut all).and_then(|()| D::assemble(all, at));
+        let work = work.map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             self.bad_count(descriptor.op, "a group of one", descriptor.counts.total(), expected)
         })?;
@@ -218,7 +205,7 @@ impl Group {
         Ok(output)
     }
 
-    pub(crate) fn run_alone<W: Work>(&self, work: W) -> W::Output {
+    pub(crate) fn run_alone<W: Work>(&self, work: W) -> W::Gets {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&ranks, &readers);
         let in_block = InBlock::enter();
@@ -228,26 +215,31 @@ impl Group {
     }
 }
 
-/// Has a member come to an operation whose members share memory. The last one counts what each gets of the others.
-fn meet<D: Buffers, W: Work>(
-    member: Member<'_>,
-    (compared, pattern): (Arc<Descriptor>, Pattern<'_>),
-    contribution: D,
-    assemble: impl Assemble<D, W>,
+/// Has a member come to an operation whose members share memory. The last one counts what each gets of
+/// the others.
+fn meet<D: Contribute>(
+    member: MemberCall<'_>,
+    described: Described,
+    own: D,
 ) -> Result<Ticket, Error> {
-    let (access, ranks) = (member.access, &member.site.ranks);
-    let Descriptor { channel, op, .. } = *compared;
+    let MemberCall { own: rank, site, .. } = member;
+    let core = &rank.core;
+    let actual = Arc::clone(described.actual());
+    let at = At { actual: &actual, ranks: &site.ranks, slot: site.slot, round: 0 };
+    let Descriptor { channel, op, .. } = *described.compared;
     // Elements that are sent count where they arrive.
     let op = if op == Op::Send { Op::Recv } else { op };
-    access.submit(member, compared, contribution, |mut contributions: Vec<D>| {
-        D::introduce(&mut contributions);
+    core.submit(member, described.compared, own, |mut contributions: Vec<D>| {
+        D::introduce(&mut contributions)?;
+        // A rank that sends to itself receives nothing.
+        let is_between_ranks = at.ranks.first() != at.ranks.last();
         for (slot, contribution) in contributions.iter().enumerate() {
-            let received = contribution.pattern(pattern.at(slot)).received();
+            let received = contribution.pattern(at.pattern().at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
-            if received > ByteCount::ZERO {
-                access.record(ranks[slot]).ledger.received(channel, op, received);
+            if is_between_ranks && received > ByteCount::ZERO {
+                core.state.record(at.ranks[slot]).ledger.received(channel, op, received);
             }
         }
-        assemble(contributions)
+        D::assemble(contributions, at)
     })
 }

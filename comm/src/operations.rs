@@ -22,9 +22,9 @@ impl World {
     /// and so does the exchange of the words.
     #[must_use]
     pub fn operations_word(&self, groups: &[&Group]) -> [u64; 2] {
-        let _end = self.handle().await_drained();
+        let _end = self.handle().nccl.await_drained(&self.handle().own);
         let places = groups.iter().map(|group| group.membership());
-        let word = self.handle().record.rolling.word(places);
+        let word = self.handle().own.record.rolling.word(places);
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
         [word as u64, (word >> 64) as u64]
     }
@@ -39,7 +39,7 @@ impl World {
     /// [`Error::CollectiveMismatch`] on all ranks, with the calls of the members of a group about the first operation that differs; the
     /// errors of any collective.
     pub fn compare_operations(&self, groups: &[&Group]) -> Result<(), Error> {
-        let rolling = &self.handle().record.rolling;
+        let rolling = &self.handle().own.record.rolling;
         groups.iter().for_each(|group| rolling.know(group.id()));
         let own = self.operations_word(groups).to_vec();
         let all = gathered(&self.world_group(Channel::Control), own)?;
@@ -49,13 +49,13 @@ impl World {
         if words.fold(0, u128::wrapping_add) == 0 || self.handle().backend == Backend::Counting {
             return Ok(());
         }
-        let access = &self.handle().core;
-        let told = access.endpoint().map(|endpoint| endpoint.tell_difference());
+        let own = &self.handle().own;
+        let told = own.endpoint().map(|endpoint| endpoint.tell_difference());
         if let Some(Err(silent)) = told {
-            access.end_unjudged(silent);
+            own.core.end_unjudged(silent);
         }
-        let end = access.status().world_end();
-        Err(end.unwrap_or_else(|| access.end(find_difference(access.records()))))
+        let end = own.status().world_end();
+        Err(end.unwrap_or_else(|| own.core.end(find_difference(&own.core.state.records))))
     }
 }
 
@@ -67,7 +67,7 @@ impl Group {
 
 /// For tests: counts an operation as one that NCCL carries between processes.
 pub fn note_operation(world: &World, descriptor: &Arc<Descriptor>) {
-    world.handle().record.rolling.note(descriptor, 0);
+    world.handle().own.record.rolling.note(descriptor, 0);
 }
 
 #[cfg(test)]

@@ -31,7 +31,8 @@ pub(crate) struct Pattern<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Variant<'a> {
     Plain,
-    /// Of an `all_to_all`: how many elements this member gives to each and gets of each. No member knows the others' splits.
+    /// Of an `all_to_all`: where the elements begin that this member gives to each and gets of each, and
+    /// the end ([`starts_of`]). No member knows the others' splits.
     Dealt {
         send: &'a [usize],
         receive: &'a [usize],
@@ -49,7 +50,7 @@ enum Variant<'a> {
 
 /// The elements that one member gives to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Part {
+struct Stretch {
     /// The range in the giver's elements.
     source: Range<usize>,
     /// The range in the taker's output.
@@ -77,7 +78,7 @@ impl<'a> Pattern<'a> {
         Self { slot, ..self }
     }
 
-    /// The same, with this member's splits.
+    /// Returns the same, with this member's splits, as [`starts_of`] makes them.
     pub(crate) fn dealt(self, send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { variant: Variant::Dealt { send, receive }, ..self }
     }
@@ -96,6 +97,17 @@ impl<'a> Pattern<'a> {
     pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.slot;
         (0..self.members).filter(move |slot| *slot != own)
+    }
+
+    /// Returns the members that may get elements of another one, in ranges of which all get the same.
+    pub(crate) fn takers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (all, len) = match self.op {
+            Op::AllGather | Op::Broadcast => (0..self.members, self.members),
+            Op::Gather => self.root.map_or((0..0, 1), |root| (root..root + 1, 1)),
+            Op::Barrier => (0..0, 1),
+            _ => (0..self.members, 1),
+        };
+        all.step_by(len.max(1)).map(move |first| first..first + len)
     }
 
     pub(crate) fn rounds(&self) -> u8 {
@@ -144,39 +156,39 @@ impl<'a> Pattern<'a> {
     }
 
     /// The table.
-    fn part(&self, round: u8, from: usize, to: usize) -> Part {
+    fn part(&self, round: u8, from: usize, to: usize) -> Stretch {
         let Self { count, members, .. } = *self;
         let is_root = |slot| self.root == Some(slot);
         match (self.op, self.variant) {
             (_, Variant::Dealt { send, receive }) => {
-                Part { source: nth(send, to), target: nth(receive, from) }
+                Stretch { source: nth(send, to), target: nth(receive, from) }
             }
             (Op::AllGather, Variant::Shared { shards }) if to > 0 || from >= shards => {
-                Part::default()
+                Stretch::default()
             }
-            (Op::AllGather, _) => Part::new(0, from.saturating_mul(count), count),
-            (Op::Gather, _) if is_root(to) => Part::new(0, from.saturating_mul(count), count),
-            (Op::Broadcast, _) if is_root(from) => Part::new(0, 0, count),
-            (Op::Scatter, _) if is_root(from) => Part::new(to.saturating_mul(count), 0, count),
-            (Op::ReduceScatter, _) => Part::new(to * (count / members), 0, count / members),
-            (Op::Reduce, _) if is_root(to) => Part::new(0, 0, count),
+            (Op::AllGather, _) => Stretch::new(0, from.saturating_mul(count), count),
+            (Op::Gather, _) if is_root(to) => Stretch::new(0, from.saturating_mul(count), count),
+            (Op::Broadcast, _) if is_root(from) => Stretch::new(0, 0, count),
+            (Op::Scatter, _) if is_root(from) => Stretch::new(to.saturating_mul(count), 0, count),
+            (Op::ReduceScatter, _) => Stretch::new(to * (count / members), 0, count / members),
+            (Op::Reduce, _) if is_root(to) => Stretch::new(0, 0, count),
             // Each member combines its slice, and then gives it to all.
             (Op::AllReduce, _) => {
-                Part::in_place(balanced(count, members, if round == 0 { to } else { from }))
+                Stretch::in_place(balanced(count, members, if round == 0 { to } else { from }))
             }
             (Op::Permute, Variant::Permuted { to: taker, from: giver })
                 if (taker, self.slot) == (Some(to), from)
                     || (giver, self.slot) == (Some(from), to) =>
             {
-                Part::new(0, 0, count)
+                Stretch::new(0, 0, count)
             }
-            (Op::Send | Op::Recv, _) if (from, to) == (0, 1) => Part::new(0, 0, count),
-            _ => Part::default(),
+            (Op::Send | Op::Recv, _) if (from, to) == (0, 1) => Stretch::new(0, 0, count),
+            _ => Stretch::default(),
         }
     }
 }
 
-impl Part {
+impl Stretch {
     fn new(source: usize, target: usize, len: usize) -> Self {
         let range = |start: usize| start..start.saturating_add(len);
         Self { source: range(source), target: range(target) }
@@ -187,8 +199,18 @@ impl Part {
     }
 }
 
-/// The `index`-th of ranges that lie side by side.
-fn nth(counts: &[usize], index: usize) -> Range<usize> {
-    let start: usize = counts[..index].iter().sum();
-    start..start + counts[index]
+/// Returns where ranges of these lengths begin that lie side by side, and the end of the last one.
+pub(crate) fn starts_of(counts: &[usize]) -> Vec<usize> {
+    let mut starts = Vec::with_capacity(counts.len() + 1);
+    starts.push(0);
+    starts.extend(counts.iter().scan(0_usize, |end, count| {
+        *end = end.saturating_add(*count);
+        Some(*end)
+    }));
+    starts
+}
+
+/// Returns the `index`-th of ranges that lie side by side.
+pub(crate) fn nth(starts: &[usize], index: usize) -> Range<usize> {
+    starts[index]..starts[index + 1]
 }

@@ -1,8 +1,8 @@
 //! Ranks that share no memory: each has a world of its own, in which the messages of the others stand for these. `REMOTE.md`,
 //! beside the sources of this crate, describes the messages, their order, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `message`, `header` (messages), `transport`, `wires` (the ways that they travel), `hello` (the first comparison), `transmit`, `elements`,
-//! `units` (the data of each call), `mailbox`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `drain`, `ending`, `alive`, `comparer`,
+//! In reading order: `buffer`, `message`, `header` (messages), `transport`, `wires` (the ways that they travel), `hello` (the first comparison), `transmit` (the
+//! data of each call), `mailbox`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `drain`, `ending`, `alive`, `comparer`,
 //! `outgoing`, `progress`,
 //! `endpoint` (all of them together). `fuzzing` is for tests.
 
@@ -14,7 +14,6 @@ mod batch;
 mod buffer;
 mod comparer;
 mod drain;
-mod elements;
 mod ending;
 mod endpoint;
 mod exchanges;
@@ -29,7 +28,6 @@ mod relay;
 mod transmit;
 mod transport;
 mod tree;
-mod units;
 mod wires;
 
 pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, Pool};
@@ -40,6 +38,6 @@ pub(crate) use self::header::{DataHeader, bytes as header_bytes};
 pub(crate) use self::hello::Asked;
 pub(crate) use self::mailbox::Open;
 pub(crate) use self::message::{Kind, Message};
-pub(crate) use self::transmit::{At, DataMessage, DataMessages, Next, Transmit};
+pub(crate) use self::transmit::{DataMessage, DataMessages, form_of};
 pub(crate) use self::transport::{Answer, Cause, Loss, Transport, TransportError, Waker, copied};
 pub(crate) use self::wires::wires;

@@ -10,8 +10,8 @@ use hsdp_sharding::{DType, Role, UnitLayout};
 
 use crate::call::Call;
 use crate::execute::{
-    Accumulator, Contribution, Reduced, Scaled, SharedGather, SharedGatherContribution, UnitGather,
-    UnitGatherContribution, UnitReduce, UnitReduceContribution, all_reduce_scaled,
+    Accumulator, Contribution, Reduced, SharedGatherContribution, Source, UnitGatherContribution,
+    UnitReduceContribution, Vectors,
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
@@ -48,7 +48,7 @@ impl Group {
         let dtype = shard.dtype();
         self.check_targets(&layout, &targets, dtype)?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        self.issue(call, UnitGatherContribution { layout, shard, targets }, UnitGather::new)
+        self.issue(call, UnitGatherContribution { layout, shard, targets })
     }
 
     /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the first member's `holder`.
@@ -94,7 +94,7 @@ impl Group {
             return Err(self.apart(op));
         }
         let contribution = SharedGatherContribution { layout, shard, holder };
-        self.issue_by(call, contribution, SharedGather::new, |_, _, _| Err(self.apart(op)))
+        self.issue_or(call, contribution, |_, _, _| Err(self.apart(op)))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -125,8 +125,7 @@ impl Group {
         let call = scaled_sum(op, tag, layout.trainable().len, scaling);
         let contribution =
             UnitReduceContribution { layout, gradients, partial, fold, packed: Vec::new() };
-        let work = move |all| UnitReduce::new(all, scaling);
-        self.issue(call, contribution, work)
+        self.issue(call, contribution)
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -144,8 +143,7 @@ impl Group {
     ) -> Result<Pending<Vec<f32>>, Error> {
         let scaling = self.effective(scaling);
         let call = scaled_sum(Op::AllReduce, tag, values.len(), scaling);
-        let work = move |all| all_reduce_scaled(all, scaling);
-        self.issue(call, Scaled(values), work)
+        self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
     /// The scaling of contributions in this group: among several members as the caller says, alone by one division.

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::{Core, Lifeline};
 use crate::flight::Dump;
 use crate::handle::{Backend, RankHandle};
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
 use crate::sync::atomic::Ordering;
+use crate::threads::{Core, OwnRank};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, Mistake, StepFailure};
 
 /// The most ranks of a world in one process, as many as the control plane has.
@@ -66,12 +66,12 @@ impl World {
 
     /// Ends the world for the ranks of this process.
     fn end_here(&self, error: &Error) {
-        self.handle.core.end_here(error.clone(), &[]);
+        self.handle.own.core.state.end_here(error.clone(), &[]);
     }
 
     fn together(size: usize, options: WorldOptions) -> Vec<Self> {
-        let lifeline = Arc::new(Lifeline(Core::new(size, options)));
-        let handle = |rank| RankHandle::local(Arc::clone(&lifeline), Rank::new(rank));
+        let core = Core::new(size, options);
+        let handle = |rank| RankHandle::local(Arc::clone(&core), Rank::new(rank));
         (0..size).map(|rank| Self { handle: Arc::new(handle(rank)) }).collect()
     }
 
@@ -127,23 +127,23 @@ impl World {
         transport: Box<dyn Transport>,
     ) -> Self {
         let core = Core::new(size, options);
-        let endpoint = Endpoint::new(&core, (rank, asked), transport);
+        let endpoint = Endpoint::new(&core.state, (rank, asked), transport);
         core.open_endpoint(Arc::clone(&endpoint));
         if let Err(error) = endpoint.start() {
             let problem = format!("the progress thread could not be started: {error}");
             let reason = AbortReason::Unreachable { problem: problem.into() };
-            core.end(core.ended_by(rank, reason));
+            core.end(core.state.ended_by(rank, reason));
         }
-        Self { handle: Arc::new(RankHandle::local(Arc::new(Lifeline(core)), rank)) }
+        Self { handle: Arc::new(RankHandle::local(core, rank)) }
     }
 
     /// Compares with the other processes what all must have in common, where they share no memory; **collective**. Without all of them
     /// there is no world: it is over, so that its end waits for none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let core = &self.handle.core;
-        let Some(endpoint) = core.endpoint() else { return Ok(()) };
-        let greeted = endpoint.greet(core.options().deadline);
+        let own = &self.handle.own;
+        let Some(endpoint) = own.endpoint() else { return Ok(()) };
+        let greeted = endpoint.greet(own.options().deadline);
         greeted.inspect_err(|error| {
             if matches!(error, Error::Incomplete { .. }) {
                 self.end_here(error);
@@ -176,7 +176,7 @@ impl World {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.handle.rank
+        self.handle.own.rank
     }
 
     /// The number of ranks.
@@ -188,7 +188,7 @@ impl World {
     /// The longest time that a rank waits for one operation: [`WorldOptions::deadline`].
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        self.handle.core.options().deadline
+        self.handle.own.options().deadline
     }
 
     /// Whether all ranks are threads of this process that read each other's memory.
@@ -217,13 +217,13 @@ impl World {
     /// The calls that this rank has issued and the bytes that it has received so far.
     #[must_use]
     pub fn ledger(&self) -> LedgerSnapshot {
-        self.handle.record.ledger.snapshot()
+        self.handle.own.record.ledger.snapshot()
     }
 
     /// The messages of this rank so far; none where ranks share memory.
     #[must_use]
     pub fn messages(&self) -> Messages {
-        self.handle.record.ledger.messages()
+        self.handle.own.record.ledger.messages()
     }
 
     /// This rank's last operations, with their times and their states. Can be called at any time, also after the
@@ -235,7 +235,7 @@ impl World {
 
     /// Sets the step that this rank is in. Errors name it.
     pub fn set_step(&self, step: u64) {
-        self.handle.record.set_step(step);
+        self.handle.own.record.set_step(step);
     }
 
     /// Sets the ranks that have no data in this step, for operations on [`Channel::User`]. An empty list means that all ranks
@@ -266,7 +266,7 @@ impl World {
         if self.handle.faults_taken.swap(true, Ordering::Relaxed) {
             return &[];
         }
-        &self.handle.core.options().faults
+        &self.handle.own.options().faults
     }
 
     /// For hsdp: the number of models that were made in this world, as far as this rank knows. It
@@ -293,7 +293,7 @@ impl World {
     /// The epoch of this rank: the number of aborted steps that it has left behind.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.handle.record.epoch()
+        self.handle.own.record.epoch()
     }
 
     /// Aborts the current step on all ranks. Never waits for another rank.
@@ -318,7 +318,7 @@ impl World {
 
     fn abort_by(&self, epoch: u64, failure: StepFailure, mistake: Option<Mistake>) {
         // A rank that has left says nothing any more: the others were told that it has left.
-        if epoch != self.epoch() || self.handle.record.has_left() {
+        if epoch != self.epoch() || self.handle.own.record.has_left() {
             return;
         }
         let StepFailure { step, reason } = failure;
@@ -329,7 +329,7 @@ impl World {
             self.handle.withheld.lock().get_or_insert((epoch, error));
             return;
         }
-        self.handle.core.end_epoch(epoch, error);
+        self.handle.own.core.end_epoch(epoch, error);
     }
 
     /// For hsdp: as [`abort_step_of`](Self::abort_step_of), for a mistake between steps, which all
@@ -338,7 +338,7 @@ impl World {
     /// is ahead, and goes on in the present epoch.
     #[doc(hidden)]
     pub fn announce_mistake(&self, epoch: u64, failure: StepFailure, mistake: Mistake) {
-        if self.handle.record.make_mistake(epoch, mistake) {
+        if self.handle.own.record.make_mistake(epoch, mistake) {
             self.abort_by(epoch, failure, Some(mistake));
         }
     }
@@ -348,12 +348,13 @@ impl World {
     ///
     /// Ranks need not call it together: operations of the new epoch wait for the ranks that come later.
     pub fn next_epoch(&self) -> u64 {
-        let RankHandle { record, status, core, .. } = &*self.handle;
         self.handle.announce_withheld();
+        let OwnRank { rank, record, core } = &*self.handle.own;
+        let status = &core.state.status;
         let epoch = record.epoch();
         if status.is_aborted(epoch) {
-            record.leave_epoch(self.rank(), epoch, status.check(epoch).err());
-            core.forget_old_epochs();
+            record.leave_epoch(*rank, epoch, status.check(epoch).err());
+            core.state.forget_old_epochs();
         }
         record.epoch()
     }
@@ -370,7 +371,7 @@ impl World {
     /// The error that ended the world, if it has ended.
     #[must_use]
     pub fn end(&self) -> Option<Error> {
-        self.handle.status.world_end()
+        self.handle.own.status().world_end()
     }
 
     pub(crate) fn handle(&self) -> &Arc<RankHandle> {

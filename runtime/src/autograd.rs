@@ -2,3 +2,10 @@
 
 pub mod collective;
 pub mod dist;
+mod operation;
+mod share;
+mod state;
+mod tagged;
+mod tape;
+#[cfg(test)]
+mod tests;

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
+use super::unit_gather::UnitGather;
 use super::*;
-use crate::{Reduction, Scaling};
+use crate::call::Call;
+use crate::pattern::starts_of;
+use crate::{Channel, GroupId, Op, Reduction, Scaling, Tag};
 
 /// How often each of `len` elements is covered.
 fn coverage(len: usize, ranges: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
@@ -77,7 +80,7 @@ pub(super) mod taken {
 
 /// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
 /// no two slices overlap, be they of one block or of two. What the members get.
-fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
+fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Gets> {
     let ranks: Vec<Rank> = vec![Rank::new(0); 40];
     let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
     let meter = Meter::new(&ranks, &readers);
@@ -96,8 +99,50 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     work.finish().0.into_iter().flatten().collect()
 }
 
-fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<impl Work<Output = Vec<f32>>, String> {
-    all_reduce_scaled(values.into_iter().map(Scaled).collect(), scaling)
+/// Makes the work of a call, with ranks that are their slots.
+fn assemble<D: Contribute>(call: Call, mut all: Vec<D>) -> Result<D::Work, String> {
+    let ranks: Vec<Rank> = (0..all.len()).map(Rank::new).collect();
+    let group = GroupId::of(&ranks, Channel::User);
+    let descriptor = call.described((group, Channel::User), (0, 0));
+    D::introduce(&mut all)?;
+    D::assemble(all, At { actual: &descriptor, ranks: &ranks, slot: 0, round: 0 })
+}
+
+fn call(op: Op, count: usize) -> Call {
+    Call::new(op, Tag::default()).of(DType::U32, count)
+}
+
+fn rooted(op: Op, count: usize, root: usize) -> Call {
+    call(op, count).root(Rank::new(root))
+}
+
+fn sum(op: Op, count: usize) -> Call {
+    call(op, count).reduction(Reduction::Sum)
+}
+
+fn in_place<T: hsdp_kernels::Element>(values: Vec<Vec<T>>) -> Vec<Vectors<T>> {
+    values.into_iter().map(|it| Vectors::new(Source::nothing(), Some(it))).collect()
+}
+
+fn scaled(
+    values: Vec<Vec<f32>>,
+    scaling: Scaling,
+) -> Result<impl Work<Gets = Vectors<f32>>, String> {
+    assemble(sum(Op::AllReduce, values[0].len()).scaling(scaling), in_place(values))
+}
+
+fn vecs<T>(outputs: Vec<Vectors<T>>) -> Vec<Vec<T>> {
+    outputs.into_iter().map(Vec::from).collect()
+}
+
+fn gathered(all: Vec<UnitGatherContribution>) -> UnitGather {
+    let shard_len = all[0].layout.shard_len();
+    assemble(call(Op::AllGather, shard_len), all).expect("one layout")
+}
+
+fn reduced(all: Vec<UnitReduceContribution>, scaling: Scaling) -> impl Work<Gets = Reduced> {
+    let len = all[0].layout.trainable().len;
+    assemble(sum(Op::ReduceScatter, len).scaling(scaling), all).expect("one layout")
 }
 
 fn assert_all_ones(full: &[Vec<HostBuffer>]) {
@@ -108,82 +153,88 @@ fn assert_all_ones(full: &[Vec<HostBuffer>]) {
 /// Elements of several blocks, of any type; no number of members divides them.
 const LEN: usize = 50_001;
 
-fn buffers_of(lens: [(usize, Option<usize>); 3]) -> Vec<MemberBuffers<u32>> {
-    let buffers = |(source, target): (usize, Option<usize>)| MemberBuffers {
-        source: Source::Given(vec![1; source]),
-        target: target.map(|len| vec![0; len]),
+fn buffers_of(lens: [(usize, Option<usize>); 3]) -> Vec<Vectors<u32>> {
+    let buffers = |(source, target): (usize, Option<usize>)| {
+        Vectors::new(Source::Given(vec![1; source]), target.map(|len| vec![0; len]))
     };
     lens.map(buffers).into()
 }
 
-fn all_ones(outputs: Vec<MemberBuffers<u32>>) -> bool {
+fn all_ones(outputs: Vec<Vectors<u32>>) -> bool {
     outputs.into_iter().flat_map(Vec::from).all(|element| element == 1)
 }
 
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
     let all_members = buffers_of([(LEN, Some(3 * LEN)); 3]);
-    let all_members = partition(Copies::to_all(all_members).expect("one length"), 3);
-    assert!(all_ones(all_members));
+    let gather = assemble(call(Op::AllGather, LEN), all_members).expect("one length");
+    assert!(all_ones(partition(gather, 3)));
     let root_only = buffers_of([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
-    let gathered = partition(Copies::to_all(root_only).expect("one length"), 1);
-    let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
-    assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
+    let gather = assemble(rooted(Op::Gather, LEN, 1), root_only).expect("one length");
+    let gathered = partition(gather, 1).into_iter().map(Option::from);
+    assert_eq!(gathered.collect::<Vec<_>>(), [None, Some(vec![1; 3 * LEN]), None]);
     let broadcast = buffers_of([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
-    assert!(all_ones(partition(Copies::from_root(broadcast, 1), 2)));
+    let broadcast = assemble(rooted(Op::Broadcast, LEN, 1), broadcast).expect("any lengths");
+    assert!(all_ones(partition(broadcast, 2)));
     let scattered = buffers_of([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
-    assert!(all_ones(partition(Copies::dealt_by(scattered, 0, LEN), 3)));
-    let counts = [vec![0, LEN, 5], vec![7, 20_000, 1], vec![LEN, 3, 0]];
-    let split =
+    let scattered = assemble(rooted(Op::Scatter, LEN, 0), scattered).expect("any lengths");
+    assert!(all_ones(partition(scattered, 3)));
+    let counts = [[0, LEN, 5], [7, 20_000, 1], [LEN, 3, 0]];
+    let mut split =
         buffers_of([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
-    assert!(all_ones(partition(Copies::split(split, &counts), 3)));
+    for (slot, own) in split.iter_mut().enumerate() {
+        let receive = starts_of(&counts.map(|of_giver| of_giver[slot]));
+        own.route = VectorRoute::Dealt { send: starts_of(&counts[slot]), receive };
+    }
+    let split = assemble(call(Op::AllToAll, 0), split).expect("pairs");
+    assert!(all_ones(partition(split, 3)));
 }
 
 /// The contributions to a reduce: the last is the root's, and the second is lent.
-fn at_root_two(len: usize) -> Vec<MemberBuffers<u32>> {
+fn at_root_two(len: usize) -> Vec<Vectors<u32>> {
     let ones = || vec![1; len];
     vec![
-        MemberBuffers { source: Source::Given(ones()), target: None },
-        MemberBuffers { source: Source::Lent(ones()), target: None },
-        MemberBuffers { source: Source::nothing(), target: Some(ones()) },
+        Vectors::new(Source::Given(ones()), None),
+        Vectors::new(Source::Lent(ones()), None),
+        Vectors::new(Source::nothing(), Some(ones())),
     ]
 }
 
 #[test]
 fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
-    let reduced = partition(reduce(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
-    let left: Vec<usize> = reduced.iter().map(|it| it.source.len()).collect();
-    assert_eq!(left, [0, 5, 0]);
+    let left = |call, all: Vec<Vectors<u32>>, outputs| {
+        let outputs = partition(assemble(call, all).expect("they fit"), outputs);
+        outputs.iter().map(|it| it.source.len()).collect::<Vec<usize>>()
+    };
+    let reduce = sum(Op::Reduce, 5).root(Rank::new(2));
+    assert_eq!(left(reduce, at_root_two(5), 1), [0, 5, 0]);
     let mut members = buffers_of([(6, Some(2)); 3]);
     members[1].source = Source::Lent(vec![1; 6]);
-    let scattered = ReduceScatter::new(members, Reduction::Sum).expect("they fit");
-    let left: Vec<usize> = partition(scattered, 3).iter().map(|it| it.source.len()).collect();
-    assert_eq!(left, [0, 6, 0]);
+    assert_eq!(left(sum(Op::ReduceScatter, 6), members, 3), [0, 6, 0]);
     let mut members = buffers_of([(2, Some(6)); 3]);
     members[2].source = Source::Lent(vec![1; 2]);
-    let gathered = Copies::to_all(members).expect("they fit");
-    let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
-    assert_eq!(left, [0, 0, 2]);
+    assert_eq!(left(call(Op::AllGather, 2), members, 3), [0, 0, 2]);
 }
 
 #[test]
 fn every_block_that_combines_takes_elements_of_its_own() {
-    let values = || vec![vec![1_u32; LEN]; 3];
-    let sum = Reduction::Sum;
-    let all_members = all_reduce(values(), sum).expect("one length");
-    assert_eq!(partition(all_members, 3), vec![vec![3; LEN]; 3]);
+    let all_reduce = assemble(sum(Op::AllReduce, LEN), in_place(vec![vec![1_u32; LEN]; 3]));
+    let all_members = partition(all_reduce.expect("one length"), 3);
+    assert_eq!(vecs(all_members), vec![vec![3; LEN]; 3]);
+    let reduce = |root| sum(Op::Reduce, LEN).root(Rank::new(root));
     let root = buffers_of([(LEN, None), (0, Some(LEN)), (LEN, None)]);
-    let root = partition(reduce(root, sum, 1).expect("one length"), 3);
+    let root = partition(assemble(reduce(1), root).expect("one length"), 1);
     assert_eq!(root[1].target, Some(vec![2; LEN]));
-    let root_only = reduce(at_root_two(LEN), sum, 2).expect("one length");
-    let reduced = partition(root_only, 3).into_iter().map(Option::from);
+    let root_only = assemble(reduce(2), at_root_two(LEN)).expect("one length");
+    let reduced = partition(root_only, 1).into_iter().map(Option::from);
     assert_eq!(reduced.collect::<Vec<_>>(), [None, None, Some(vec![3; LEN])]);
     let parts = buffers_of([(3 * LEN, Some(LEN)); 3]);
-    let scattered = partition(ReduceScatter::new(parts, sum).expect("they fit"), 3);
+    let scattered = assemble(sum(Op::ReduceScatter, 3 * LEN), parts).expect("they fit");
+    let scattered = partition(scattered, 3);
     assert!(scattered.into_iter().map(Vec::from).all(|part| part == vec![3; LEN]));
     let scaling = Scaling::on(Wire::BF16);
     let scaled = scaled(vec![vec![1.0; LEN]; 3], scaling).expect("one length");
-    assert_eq!(partition(scaled, 3), vec![vec![3.0; LEN]; 3]);
+    assert_eq!(vecs(partition(scaled, 3)), vec![vec![3.0; LEN]; 3]);
 }
 
 #[test]
@@ -199,8 +250,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
     };
-    let work = UnitGather::new((0..3).map(gather).collect()).expect("one layout");
-    assert_all_ones(&partition(work, 12));
+    assert_all_ones(&partition(gathered((0..3).map(gather).collect()), 12));
 
     let gradient = |it: &ParamSlot| -> Option<Arc<dyn GradientValues>> {
         (it.role == Role::Trainable).then(|| Arc::new(vec![1.0_f32; it.len]) as _)
@@ -213,9 +263,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         packed: Vec::new(),
     };
     let scaling = Scaling::on(Wire::F32);
-    let contributions = (0..3).map(reduce).collect();
-    let work = UnitReduce::new(contributions, scaling);
-    let partials = partition(work.expect("one layout"), 3);
+    let partials = partition(reduced((0..3).map(reduce).collect(), scaling), 3);
     let sum: f32 = partials.iter().flat_map(|reduced| &reduced.partial).sum();
     assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
 }
@@ -256,8 +304,7 @@ fn gather_of_many(rows: usize, dtype: DType) -> bool {
         shard: shard(&layout, &full, member),
         targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
     };
-    let work = UnitGather::new((0..MEMBERS).map(gather).collect());
-    let work = work.expect("one layout");
+    let work = gathered((0..MEMBERS).map(gather).collect());
     assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
     let is_past_caches = work.is_past_caches;
     for targets in partition(work, 4 * MEMBERS) {
@@ -304,13 +351,11 @@ fn of_two(
 fn every_block_of_a_large_unit_takes_elements_of_its_own() {
     let (layout, gather, reduce) = of_two(2 * ENOUGH_BLOCKS * BLOCK_ELEMENTS + 12_345);
     let enough = ENOUGH_BLOCKS..layout.shard_len().div_ceil(BLOCK_ELEMENTS) * 2;
-    let work = UnitGather::new(gather).expect("one layout");
+    let work = gathered(gather);
     assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
     assert_all_ones(&partition(work, 2));
 
-    let scaling = Scaling::on(Wire::F32);
-    let work = UnitReduce::new(reduce, scaling);
-    let work = work.expect("one layout");
+    let work = reduced(reduce, Scaling::on(Wire::F32));
     assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
     let partials = partition(work, 2);
     let sums: usize = partials.iter().flat_map(|it| &it.partial).filter(|it| **it == 2.0).count();
@@ -333,20 +378,21 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
     let scaling = Scaling::on(Wire::F32);
     for len in [LEN, 40, LEN / 2] {
         let (layout, gathers, reductions) = of_two(len);
-        let outputs = partition(UnitGather::new(gathers).expect("one layout"), 2);
+        let outputs = partition(gathered(gathers), 2);
         assert!(outputs.iter().all(|targets| targets.len() == 1 && targets[0].len() == len));
         assert_all_ones(&outputs);
 
-        let outputs = partition(UnitReduce::new(reductions, scaling).expect("one layout"), 2);
+        let outputs = partition(reduced(reductions, scaling), 2);
         let sums: f32 = outputs.iter().flat_map(|reduced| &reduced.partial).sum();
         assert!((sums - 2.0 * len as f32).abs() < 0.5, "{sums}");
         assert_eq!(Arc::strong_count(&layout), 1, "the layout is not held any more");
 
         let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
-        assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
+        assert_eq!(vecs(partition(added, 3)), vec![vec![3.0; len]; 3]);
 
-        let data_header = buffers_of([(len, Some(3 * len)); 3]);
-        let outputs = partition(Copies::to_all(data_header).expect("one length"), 3);
+        let buffers = buffers_of([(len, Some(3 * len)); 3]);
+        let gather = assemble(call(Op::AllGather, len), buffers);
+        let outputs = partition(gather.expect("one length"), 3);
         assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
         assert!(all_ones(outputs));
     }
@@ -354,28 +400,33 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
 
 #[test]
 fn what_passes_vectors_on_takes_nothing() {
-    let passed = Handover::new(vec![vec![1_u32; LEN], vec![2]], vec![Some(1), Some(0)], 0);
-    assert_eq!(partition(passed, 0), [vec![2], vec![1; LEN]]);
-    assert_eq!(partition(Barrier(2), 0), [(), ()]);
+    let passed = vec![
+        Vectors::handed(vec![1_u32; LEN], Some(1)),
+        Vectors::handed(vec![2], Some(0)),
+        Vectors::handed(vec![3], None),
+    ];
+    let passed = assemble(call(Op::Permute, 1), passed).expect("one giver each");
+    assert_eq!(vecs(partition(passed, 0)), [vec![2], vec![1; LEN], vec![0]]);
+    let met = in_place(vec![Vec::<u32>::new(); 2]);
+    let met = assemble(Call::new(Op::Barrier, Tag::default()), met).expect("no lengths");
+    assert_eq!(vecs(partition(met, 0)), [Vec::<u32>::new(), Vec::new()]);
 }
 
 #[test]
 fn members_that_do_not_fit_are_no_work() {
     let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
-    let problem = Copies::to_all(buffers_of(lengths)).err();
+    let problem = assemble(call(Op::AllGather, 5), buffers_of(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
     let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
-    assert!(all_reduce(uneven(), Reduction::Sum).is_err());
+    assert!(assemble(sum(Op::AllReduce, 4), in_place(uneven())).is_err());
     let mut members = at_root_two(4);
     members[0].source = Source::Given(vec![1; 5]);
-    assert!(reduce(members, Reduction::Sum, 2).is_err());
+    assert!(assemble(sum(Op::Reduce, 4).root(Rank::new(2)), members).is_err());
     assert!(scaled(uneven(), Scaling::on(Wire::F32)).is_err());
     let parts = |lens: [(usize, usize); 2]| {
-        let member = |(whole, part)| MemberBuffers {
-            source: Source::Given(vec![1; whole]),
-            target: Some(vec![0; part]),
-        };
-        ReduceScatter::new(lens.map(member).into(), Reduction::Sum).err()
+        let member =
+            |(whole, part)| Vectors::new(Source::Given(vec![1_u32; whole]), Some(vec![0; part]));
+        assemble(sum(Op::ReduceScatter, 4), lens.map(member).into()).err()
     };
     assert_eq!(parts([(4, 2), (4, 2)]), None);
     assert!(parts([(4, 2), (4, 3)]).is_some());

@@ -1,27 +1,66 @@
-//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire, summed in member
-//! order and folded into the owner's partial, block by block.
+//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire, summed
+//! in member order and folded into the owner's partial, block by block.
 
+use std::mem;
+use std::ops::ControlFlow::Break;
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use hsdp_kernels::{
-    DisjointVec, FUSED, Fold, GradientValues, Values, contribute, contribute_all, first_non_finite,
-    read_once, settle, sum_contributions,
+    DisjointVec, Divisor, FUSED, Fold, GradientValues, Values, ValuesMut, contribute,
+    contribute_all, first_non_finite, pack, read_once, settle, sum_contributions,
 };
-use hsdp_sharding::{Piece, Role, UnitLayout};
+use hsdp_sharding::{Piece, Rank, Role, UnitLayout};
 use smallvec::SmallVec;
 
-use super::unit_buffers::{NonFiniteAt, Reduced};
 use super::{
-    Buffers, Cuts, LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in,
-    take,
+    AfterRound, At, Contribute, Cuts, LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Received,
+    Work, block_elements, pieces_in, take,
 };
-use crate::Scaling;
-use crate::pattern::Pattern;
+use crate::bytes::{values, values_mut};
 use crate::sync::Mutex;
+use crate::{Error, Scaling};
 
-/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache, beside what is added
-/// to them.
+/// One member's contribution to the reduction of a unit's gradients.
+#[derive(Clone, Debug)]
+pub struct Contribution {
+    /// The gradients, by index of the parameter in the unit. `None` contributes zeros; frozen parameters have none.
+    /// Gradients are read in place, and dropped before [`Pending::wait`](crate::Pending::wait) returns their sum.
+    pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    /// The divisors and the wire dtype; the same on all members.
+    pub scaling: Scaling,
+}
+
+/// The buffer for a member's part of a reduction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accumulator {
+    /// `[layout.trainable().shard_len]`, f32.
+    pub partial: Vec<f32>,
+    /// Whether the sum replaces the partial or is added to it. Members may differ in it.
+    pub fold: Fold,
+}
+
+/// A member's part of a reduction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reduced {
+    /// The accumulator's partial, with the sum in it.
+    pub partial: Vec<f32>,
+    /// The first element of it that is not finite, if there is one.
+    pub non_finite: Option<NonFiniteAt>,
+}
+
+/// The origin of an infinity or a NaN in a partial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NonFiniteAt {
+    /// The index of the parameter in its unit.
+    pub param: usize,
+    /// The first member whose contribution was not finite on the wire; `None` if all were finite and only their sum is not.
+    pub from: Option<Rank>,
+}
+
+/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache,
+/// beside what is added to them.
 const STEP: usize = 1 << 10;
 
 /// The contribution of a parameter without a gradient.
@@ -33,18 +72,78 @@ pub(crate) struct UnitReduceContribution {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(crate) partial: Vec<f32>,
     pub(crate) fold: Fold,
-    /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else nothing.
+    /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else
+    /// nothing.
     pub(crate) packed: Vec<u64>,
 }
 
-impl Buffers for UnitReduceContribution {
-    type Output = Reduced;
+impl Contribute for UnitReduceContribution {
+    type Gets = Reduced;
+    type Work = UnitReduce;
+    const FUNCTION: u8 = 7;
+
+    fn layout(&self) -> Option<&UnitLayout> {
+        Some(&self.layout)
+    }
 
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
         &mut self.gradients
     }
 
-    fn output_alone(self, _pattern: &Pattern<'_>) -> Reduced {
+    fn assemble(all: Vec<Self>, at: At<'_>) -> Result<UnitReduce, String> {
+        let layout = Arc::clone(&all[0].layout);
+        if all.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
+        }
+        let member = |it: Self| ReducingMember {
+            gradients: it.gradients,
+            partial: DisjointVec::from(it.partial),
+            fold: it.fold,
+            found: Mutex::default(),
+        };
+        let members: Vec<_> = all.into_iter().map(member).collect();
+        let len = layout.trainable().shard_len;
+        let cuts = Cuts { len, block_len: block_elements(members.len() * len) };
+        Ok(UnitReduce { members, scaling: at.scaling(), layout, cuts })
+    }
+
+    /// Writes the gradients of a member's shard, divided and rounded to the wire, with zeros for
+    /// padding and for gradients that are absent.
+    fn pack(&self, at: At<'_>, to: usize, _range: Range<usize>, body: &mut [u8]) {
+        let scaling = at.scaling();
+        self.pack_shard(scaling.pre, to, values_mut(scaling.wire.dtype(), body));
+    }
+
+    fn keep(&mut self, at: At<'_>) -> Result<(), Error> {
+        self.packed = packed(at, |own, pre| self.pack_shard(pre, at.slot, own));
+        self.gradients.clear();
+        Ok(())
+    }
+
+    fn unpack(self, at: At<'_>, received: &Received<'_>) -> AfterRound<Self> {
+        let Self { layout, gradients: _, mut partial, fold, packed } = self;
+        let shards = contributions(at, &packed, received);
+        let scaling = summed(at);
+        let mut first = None;
+        for (piece, place) in places(&layout, at.slot) {
+            let sum = &mut partial[place.clone()];
+            if piece.is_some() {
+                let parts: Vec<_> = shards.iter().map(|it| it.slice(place.clone())).collect();
+                let found = sum_contributions(sum, &parts, scaling, fold);
+                first = first.or_else(|| Some((piece?.param, place.start + found?)));
+            } else if fold == Fold::Replace {
+                sum.fill(0.0);
+            }
+        }
+        let non_finite = first.map(|(param, place)| {
+            let value = |shard: &Values<'_>| shard.slice(place..place + 1).to_f32()[0];
+            let from = shards.iter().position(|shard| !value(shard).is_finite());
+            NonFiniteAt { param, from: from.map(|slot| at.ranks[slot]) }
+        });
+        Break(Reduced { partial, non_finite })
+    }
+
+    fn alone(self, _at: At<'_>) -> Reduced {
         let Self { mut partial, fold, .. } = self;
         if fold == Fold::Replace {
             partial.fill(0.0);
@@ -53,10 +152,49 @@ impl Buffers for UnitReduceContribution {
     }
 }
 
+impl UnitReduceContribution {
+    /// Writes the gradients of the shard of the member in slot `to`.
+    fn pack_shard(&self, pre: Divisor, to: usize, mut shard: ValuesMut<'_>) {
+        for (piece, place) in places(&self.layout, to) {
+            let mut target = shard.reborrow().slice(place);
+            match piece.map(|it| (it, &self.gradients[it.param])) {
+                Some((Piece { param, .. }, Some(gradient))) => {
+                    let range = piece.map_or(0..0, |it| it.param_range());
+                    read_once(&**gradient, param, range, &mut |values| {
+                        pack(target.reborrow(), values, pre);
+                    });
+                }
+                _ => zero(target),
+            }
+        }
+    }
+}
+
+/// Returns the parts of a trainable shard, in order, with their places: parts of parameters, and padding
+/// before and after each.
+fn places(layout: &UnitLayout, slot: usize) -> impl Iterator<Item = (Option<Piece>, Range<usize>)> {
+    let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
+    let pieces = layout.pieces(slot).take_while(trainable).map(Some).chain([None]);
+    let (len, mut end) = (layout.trainable().shard_len, 0);
+    pieces.flat_map(move |piece| {
+        let place = piece.map_or(len..len, |it| it.shard_range());
+        let padding = mem::replace(&mut end, place.end)..place.start;
+        [(None, padding), (piece, place)]
+    })
+}
+
+fn zero(values: ValuesMut<'_>) {
+    match values {
+        ValuesMut::F32(values) => values.fill(0.0),
+        ValuesMut::F16(values) => values.fill(f16::ZERO),
+        ValuesMut::BF16(values) => values.fill(bf16::ZERO),
+    }
+}
+
 /// Every member's gradients, summed into the partials of their owners.
 pub(crate) struct UnitReduce {
     /// By slot.
-    members: Vec<Member>,
+    members: Vec<ReducingMember>,
     scaling: Scaling,
     layout: Arc<UnitLayout>,
     /// Of the partials.
@@ -64,7 +202,7 @@ pub(crate) struct UnitReduce {
 }
 
 /// A member's gradients and partial, and the first element that is not finite.
-struct Member {
+struct ReducingMember {
     gradients: Vec<Option<Arc<dyn GradientValues>>>,
     partial: DisjointVec<f32>,
     fold: Fold,
@@ -73,35 +211,13 @@ struct Member {
 }
 
 impl UnitReduce {
-    /// # Errors
-    /// If the members do not have the same layout.
-    pub(crate) fn new(
-        members: Vec<UnitReduceContribution>,
-        scaling: Scaling,
-    ) -> Result<Self, String> {
-        let layout = Arc::clone(&members[0].layout);
-        if members.iter().any(|member| member.layout != layout) {
-            return Err(LAYOUTS_DIFFER.to_owned());
-        }
-        let member = |UnitReduceContribution { gradients, partial, fold, .. }| Member {
-            gradients,
-            partial: DisjointVec::from(partial),
-            fold,
-            found: Mutex::default(),
-        };
-        let members: Vec<_> = members.into_iter().map(member).collect();
-        let len = layout.trainable().shard_len;
-        let cuts = Cuts { len, block_len: block_elements(members.len() * len) };
-        Ok(Self { members, scaling, layout, cuts })
-    }
-
-    /// The pieces of a shard that gradients have, which come before the frozen ones.
+    /// Returns the pieces of a shard that gradients have, which come before the frozen ones.
     fn pieces(&self, slot: usize) -> impl Iterator<Item = Piece> {
         let trainable = |piece: &Piece| self.layout.params()[piece.param].role == Role::Trainable;
         self.layout.pieces(slot).take_while(trainable)
     }
 
-    /// Between pieces there are no gradients.
+    /// Fills the place between pieces, where there are no gradients.
     fn pad(&self, owner: usize, padding: &mut [f32]) {
         if self.members[owner].fold == Fold::Replace {
             padding.fill(0.0);
@@ -118,7 +234,7 @@ impl UnitReduce {
         let (scaling, fold) = (self.scaling, self.members[owner].fold);
         let mut first = None;
         if self.members.len() <= FUSED {
-            self.lend((0..self.members.len(), &[]), gradient, meter, &mut |contributions| {
+            self.lend(0..self.members.len(), &[], gradient, meter, &mut |contributions| {
                 first = sum_contributions(partial, contributions, scaling, fold);
             });
         } else {
@@ -132,16 +248,19 @@ impl UnitReduce {
                 first = first.or_else(|| Some(start + first_non_finite(partial)?));
             }
         }
-        // While the members' gradients are still here: later, the member that it came from could not be found.
+        // While the members' gradients are still here: later, the member that it came from could not be
+        // found.
         if let Some(offset) = first {
             self.note(owner, gradient, offset, meter);
         }
     }
 
-    /// Calls `act` while a few members, at most [`FUSED`], lend their part of a gradient at once: those before `slots` have `lent` theirs.
+    /// Calls `act` while a few members, at most [`FUSED`], lend their part of a gradient at once: those
+    /// before `slots` have `lent` theirs.
     fn lend(
         &self,
-        (mut slots, lent): (Range<usize>, &[Values<'_>]),
+        mut slots: Range<usize>,
+        lent: &[Values<'_>],
         gradient: &Gradient,
         meter: &Meter<'_>,
         act: &mut dyn FnMut(&[Values<'_>]),
@@ -152,7 +271,7 @@ impl UnitReduce {
         let mut lend_rest = |values: Values<'_>| {
             let lent = lent.iter().copied().chain([values]);
             let lent: SmallVec<[Values<'_>; FUSED]> = lent.collect();
-            self.lend((slots.clone(), &lent), gradient, meter, act);
+            self.lend(slots.clone(), &lent, gradient, meter, act);
         };
         match &self.members[slot].gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
@@ -170,7 +289,7 @@ impl UnitReduce {
         for first in (0..self.members.len()).step_by(FUSED) {
             let fold = if first == 0 { Fold::Replace } else { Fold::Add };
             let few = first..self.members.len().min(first + FUSED);
-            self.lend((few, &[]), gradient, meter, &mut |contributions| {
+            self.lend(few, &[], gradient, meter, &mut |contributions| {
                 contribute_all(sum, contributions, pre, wire, fold);
             });
         }
@@ -188,7 +307,7 @@ impl UnitReduce {
         }
     }
 
-    /// Whether what a member contributes to one element of a parameter is not finite on the wire.
+    /// Returns whether what a member contributes to one element of a parameter is not finite on the wire.
     fn is_not_finite(&self, slot: usize, param: usize, at: usize, meter: &Meter<'_>) -> bool {
         let Some(gradient) = &self.members[slot].gradients[param] else { return false };
         let Scaling { wire, pre, .. } = self.scaling;
@@ -203,7 +322,7 @@ impl UnitReduce {
 }
 
 impl Work for UnitReduce {
-    type Output = Reduced;
+    type Gets = Reduced;
 
     fn blocks(&self) -> usize {
         self.members.len() * self.cuts.each()
@@ -236,7 +355,7 @@ impl Work for UnitReduce {
     }
 
     fn finish(self) -> Outputs<Reduced> {
-        let reduced = |Member { partial, found, .. }: Member| Reduced {
+        let reduced = |ReducingMember { partial, found, .. }: ReducingMember| Reduced {
             partial: partial.into_vec(),
             non_finite: found.into_inner().map(|(_, non_finite)| non_finite),
         };
@@ -250,4 +369,31 @@ struct Gradient {
     range: Range<usize>,
     /// Where they begin in the partial.
     start: usize,
+}
+
+/// Makes the contribution of this member to its own part, in the dtype of the wire.
+pub(super) fn packed(at: At<'_>, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
+    let (bytes, scaling) = (at.pattern().bytes_from(0, at.slot), at.scaling());
+    let mut packed = vec![0_u64; bytes.div_ceil(8)];
+    let own = &mut bytemuck::cast_slice_mut(&mut packed)[..bytes];
+    fill(values_mut(scaling.wire.dtype(), own), scaling.pre);
+    packed
+}
+
+/// Returns the contributions of all members to this member's part, in slot order; `own` is the one of
+/// this member, packed.
+pub(super) fn contributions<'a>(
+    at: At<'_>,
+    own: &'a [u64],
+    received: &'a Received<'_>,
+) -> Vec<Values<'a>> {
+    let (bytes, dtype) = (at.pattern().bytes_from(0, at.slot), summed(at).wire.dtype());
+    let own = &bytemuck::cast_slice(own)[..bytes];
+    let of = |slot| if slot == at.slot { own } else { received.bytes(slot) };
+    (0..at.ranks.len()).map(|slot| values(dtype, of(slot))).collect()
+}
+
+/// Returns the scaling of contributions that were divided when they were packed.
+pub(super) fn summed(at: At<'_>) -> Scaling {
+    Scaling { pre: Divisor::ONE, ..at.scaling() }
 }

@@ -5,11 +5,9 @@ mod transfer;
 
 use std::sync::Arc;
 
-use hsdp_sharding::Rank;
-
 pub(crate) use self::transfer::Transfer;
-use crate::backend::thread::Access;
 use crate::call::Issuing;
+use crate::threads::OwnRank;
 use crate::{Error, GroupId, Op};
 
 /// There is none.
@@ -30,22 +28,24 @@ impl Carrier {
 
 /// The communicators of a rank, which has none.
 #[derive(Debug, Default)]
-pub(crate) struct Held {}
+pub(crate) struct Connected {}
 
 #[expect(
     clippy::unused_self,
     reason = "the calls are those of the communicators that a rank has with NCCL"
 )]
-impl Held {
-    pub(crate) fn carrier(&self, _: (&Arc<Access>, Rank), _: GroupId, _: u64) -> Option<Carrier> {
+impl Connected {
+    pub(crate) fn carrier(&self, _: &Arc<OwnRank>, _: GroupId, _: u64) -> Option<Carrier> {
         None
     }
 
-    pub(crate) fn await_drained(&self, _: (&Arc<Access>, Rank)) -> Result<(), Error> {
+    pub(crate) fn await_drained(&self, _: &OwnRank) -> Result<(), Error> {
         Ok(())
     }
 
-    pub(crate) fn leave(&self, _: &Access, _: Rank) {}
+    pub(crate) fn leave(&self, _: &OwnRank) {}
+
+    pub(crate) fn close(&self) {}
 
     pub(crate) fn give_up(&self) {}
 }

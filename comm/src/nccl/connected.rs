@@ -1,7 +1,6 @@
 //! The communicators of a rank, from the first to the last. `NCCL.md`, "In a world".
 
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,23 +9,18 @@ use std::time::{Duration, Instant};
 use hsdp_kernels::cuda::{Device, Stream};
 use hsdp_sharding::Rank;
 
-use super::NcclError;
-use super::carrier::Carrier;
-use super::communicator::Communicator;
-use super::drain::tell;
-use super::patience::Patience;
-use super::queue::Queue;
-use super::watchdog;
-use crate::backend::thread::Access;
+use super::calls::Carrier;
+use super::communicator::{Communicator, Patience};
+use super::queue::CallQueue;
+use super::watchdog::tell;
+use super::{NcclError, watchdog};
 use crate::remote::{ALL_EPOCHS, Endpoint};
 use crate::sync::{Mutex, MutexGuard};
+use crate::threads::OwnRank;
 use crate::{Error, GroupId};
 
 /// A communicator that each thread may use that issues for its rank.
 pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
-
-/// A rank, and its world.
-pub(crate) type OwnRank<'a> = (&'a Arc<Access>, Rank);
 
 /// The communicators of a rank.
 #[derive(Debug, Default)]
@@ -38,36 +32,15 @@ pub(crate) struct Connected {
     over: Arc<AtomicBool>,
 }
 
-/// The communicators of a rank, closed when the rank goes: here, though the watchdog may be looking after them just then.
-#[derive(Debug, Default)]
-pub(crate) struct Held(Arc<Connected>);
-
-impl Deref for Held {
-    type Target = Arc<Connected>;
-
-    fn deref(&self) -> &Arc<Connected> {
-        &self.0
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let held = self.held.lock().take();
-        if let Some(communicators) = held {
-            communicators.close(&self.over);
-        }
-    }
-}
-
 /// A rank's part in a group.
 #[derive(Clone, Debug)]
-pub(super) struct Member {
+pub(super) struct GroupConnection {
     pub(super) comm: SharedCommunicator,
     pub(super) ranks: Vec<Rank>,
 }
 
 /// A rank's part in each of its groups, in an order that all ranks share: they are closed in it.
-pub(super) type Groups = BTreeMap<GroupId, Member>;
+pub(super) type Groups = BTreeMap<GroupId, GroupConnection>;
 
 #[derive(Debug)]
 struct Communicators {
@@ -78,7 +51,7 @@ struct Communicators {
     groups: Groups,
     deadline: Duration,
     /// `None` where all ranks are threads. Other processes may need this rank's part in what was issued.
-    queue: Option<Arc<Queue>>,
+    queue: Option<Arc<CallQueue>>,
 }
 
 /// # Making them
@@ -89,22 +62,22 @@ impl Connected {
     /// [`NcclError::Unwatched`].
     pub(crate) fn begin(
         self: &Arc<Self>,
-        (access, rank): OwnRank<'_>,
+        own: &Arc<OwnRank>,
         all: Communicator,
         stream: Stream,
     ) -> Result<(), NcclError> {
         let stream = Arc::new(stream);
-        let queue = || Arc::new(Queue::new(access, rank, Arc::clone(&stream)));
+        let queue = || Arc::new(CallQueue::new(own, Arc::clone(&stream)));
         let communicators = Communicators {
-            queue: access.endpoint().map(|_| queue()),
+            queue: own.endpoint().map(|_| queue()),
             stream,
             all: Arc::new(Mutex::new(all)),
             groups: BTreeMap::new(),
-            deadline: access.options().deadline,
+            deadline: own.options().deadline,
         };
         let before = self.held.lock().replace(communicators);
         match before {
-            None => watchdog::start(self, (access, rank)),
+            None => watchdog::start(self, own),
             Some(before) => {
                 before.close(&AtomicBool::new(false));
                 Ok(())
@@ -135,58 +108,61 @@ impl Connected {
     /// member turns out to have left without the call.
     pub(crate) fn add(
         &self,
-        (access, rank): OwnRank<'_>,
-        (group, ranks): (GroupId, &[Rank]),
-        (mut comm, patience): (Communicator, Duration),
+        own: &Arc<OwnRank>,
+        group: GroupId,
+        ranks: Vec<Rank>,
+        mut comm: Communicator,
+        patience: Duration,
     ) {
-        let (over, status) = (Arc::clone(&self.over), Arc::clone(access.status()));
+        let over = Arc::clone(&self.over);
+        let status = Arc::clone(own.status());
         // A communicator may be closed after its world, and is not to keep it.
-        let access = Arc::downgrade(access);
+        let own = Arc::downgrade(own);
         let ended = move || {
             over.load(Ordering::Relaxed)
                 || status.check_world().is_err()
-                || access.upgrade().is_some_and(|access| has_lost_a_member(&access, rank, group))
+                || own.upgrade().is_some_and(|own| has_lost_a_member(&own, group))
         };
         comm.patience = Patience::until(patience, ended);
-        let member = Member { comm: Arc::new(Mutex::new(comm)), ranks: ranks.to_vec() };
+        let member = GroupConnection { comm: Arc::new(Mutex::new(comm)), ranks };
         if let Some(communicators) = self.held.lock().as_mut() {
             communicators.groups.insert(group, member);
         }
     }
 }
 
-/// Whether a member of a group has left without the last call that `rank` has made there.
-fn has_lost_a_member(access: &Access, rank: Rank, group: GroupId) -> bool {
-    let last = access.record(rank).rolling.count(group).checked_sub(1);
+/// Returns whether a member of a group has left without the last call that this rank has made there.
+fn has_lost_a_member(own: &OwnRank, group: GroupId) -> bool {
+    let last = own.record.rolling.count(group).checked_sub(1);
     let is_left = |(last, endpoint): (u64, &Arc<Endpoint>)| {
         endpoint.drains().left_before((group, last)).is_some()
     };
-    last.zip(access.endpoint()).is_some_and(is_left)
+    last.zip(own.endpoint()).is_some_and(is_left)
 }
 
 /// # Using them
 impl Connected {
     /// The carrier of a call of a group, if the group goes by NCCL.
-    pub(crate) fn carrier(
-        &self,
-        (access, rank): OwnRank<'_>,
-        group: GroupId,
-        step: u64,
-    ) -> Option<Carrier> {
+    pub(crate) fn carrier(&self, own: &Arc<OwnRank>, group: GroupId, step: u64) -> Option<Carrier> {
         let held = self.held.lock();
         let Communicators { stream, groups, queue, .. } = held.as_ref()?;
-        let comm = Arc::clone(&groups.get(&group)?.comm);
-        let (stream, access, queue) = (Arc::clone(stream), Arc::clone(access), queue.clone());
-        Some(Carrier { rank, step, comm, stream, access, queue, issuing: None })
+        Some(Carrier {
+            own: Arc::clone(own),
+            step,
+            comm: Arc::clone(&groups.get(&group)?.comm),
+            stream: Arc::clone(stream),
+            queue: queue.clone(),
+            issuing: None,
+        })
     }
 
     /// Waits until the steps that the rank has given up are drained.
     ///
     /// # Errors
     /// The end of its epoch or of the world, also by the deadline of this wait.
-    pub(crate) fn await_drained(&self, (access, rank): OwnRank<'_>) -> Result<(), Error> {
+    pub(crate) fn await_drained(&self, own: &OwnRank) -> Result<(), Error> {
         match self.queue() {
-            Some(queue) => queue.await_drained(access, access.record(rank).epoch()),
+            Some(queue) => queue.await_drained(own, own.record.epoch()),
             None => Ok(()),
         }
     }
@@ -201,7 +177,7 @@ impl Connected {
         self.held.lock().as_ref().map(|held| held.groups.clone())
     }
 
-    pub(super) fn queue(&self) -> Option<Arc<Queue>> {
+    pub(super) fn queue(&self) -> Option<Arc<CallQueue>> {
         self.held.lock().as_ref()?.queue.clone()
     }
 
@@ -223,14 +199,22 @@ impl Connected {
 /// # Ending them
 impl Connected {
     /// The rank leaves: its peers are told which calls it has made, before they hear that it has left.
-    pub(crate) fn leave(&self, access: &Access, rank: Rank) {
-        if access.record(rank).has_left() {
+    pub(crate) fn leave(&self, own: &OwnRank) {
+        if own.record.has_left() {
             return;
         }
-        let (queue, endpoint, groups) = (self.queue(), access.endpoint(), self.known());
+        let (queue, endpoint, groups) = (self.queue(), own.endpoint(), self.known());
         if let (Some(queue), Some(endpoint), Some(groups)) = (queue, endpoint, groups) {
-            let calls = queue.last_calls(access.record(rank), &groups);
-            let _told = tell((endpoint, rank, ALL_EPOCHS), calls, &groups);
+            let calls = queue.last_calls(&own.record, &groups);
+            let _told = tell(endpoint, own.rank, ALL_EPOCHS, calls, &groups);
+        }
+    }
+
+    /// Closes the communicators, though the watchdog may be looking after them just then.
+    pub(crate) fn close(&self) {
+        let held = self.held.lock().take();
+        if let Some(communicators) = held {
+            communicators.close(&self.over);
         }
     }
 

@@ -10,12 +10,12 @@ use hsdp_kernels::cuda::{CudaError, Moment, Stream};
 use hsdp_sharding::Rank;
 
 use super::connected::Groups;
-use crate::backend::thread::Access;
 use crate::call::Issuing;
 use crate::engine::{Alarm, Clock, Record, Status, from_now};
 use crate::remote::{CallNumber, CallShape, Calls, DeviceCall};
 use crate::rolling::RolledCall;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::threads::OwnRank;
 use crate::{AbortReason, Descriptor, Error, GroupId};
 
 /// The most calls of a rank that are not done.
@@ -26,21 +26,20 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// The calls of a rank.
 #[derive(Debug)]
-pub(super) struct Queue {
-    rank: Rank,
+pub(super) struct CallQueue {
     status: Arc<Status>,
     pub(super) stream: Arc<Stream>,
     /// Held while a call is made: it may be in progress for some time.
     turn: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<CallsUnderWay>,
     /// Rung when an epoch is drained.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CallsUnderWay {
     /// Those that are not known to be done, in the order of the stream.
-    calls: VecDeque<Call>,
+    calls: VecDeque<QueuedCall>,
     /// The number of the next one.
     next: CallNumber,
     /// All epochs before this one are over, and drained.
@@ -52,7 +51,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Call {
+struct QueuedCall {
     call: DeviceCall,
     /// `None` for a call that was drained: this rank was not asked for it.
     issuing: Option<(Arc<Descriptor>, EntryNumber)>,
@@ -63,14 +62,12 @@ struct Call {
 /// The group of a call, and its number there.
 pub(super) type CallKey = (GroupId, u64);
 
-impl Queue {
-    pub(super) fn new(access: &Access, rank: Rank, stream: Arc<Stream>) -> Self {
-        let epoch = access.record(rank).epoch();
-        let state = State { drained: epoch, next: (epoch, 0), ..State::default() };
-        let status = Arc::clone(access.status());
+impl CallQueue {
+    pub(super) fn new(own: &OwnRank, stream: Arc<Stream>) -> Self {
+        let epoch = own.record.epoch();
+        let state = CallsUnderWay { drained: epoch, next: (epoch, 0), ..CallsUnderWay::default() };
         Self {
-            rank,
-            status,
+            status: Arc::clone(own.status()),
             stream,
             turn: Mutex::default(),
             state: Mutex::new(state),
@@ -85,14 +82,14 @@ impl Queue {
     /// The end of its epoch or of the world, also that by the deadline of this wait.
     pub(super) fn begin(
         &self,
-        access: &Access,
+        own: &OwnRank,
         descriptor: &Arc<Descriptor>,
     ) -> Result<MutexGuard<'_, ()>, Error> {
         let epoch = descriptor.epoch;
         // A thread that drains makes calls, too.
-        self.wait(access, (epoch, descriptor), |state| state.drained >= epoch)?;
+        self.wait(own, epoch, descriptor, |state| state.drained >= epoch)?;
         let turn = self.turn.lock();
-        self.wait(access, (epoch, descriptor), |state| state.calls.len() < MOST)?;
+        self.wait(own, epoch, descriptor, |state| state.calls.len() < MOST)?;
         Ok(turn)
     }
 
@@ -105,23 +102,24 @@ impl Queue {
     ///
     /// # Errors
     /// The end of the epoch or of the world, also that by the deadline of this wait.
-    pub(super) fn await_drained(&self, access: &Access, epoch: u64) -> Result<(), Error> {
+    pub(super) fn await_drained(&self, own: &OwnRank, epoch: u64) -> Result<(), Error> {
         // A rank that has issued nothing has connected nothing.
-        let Some(descriptor) = &access.record(self.rank).last() else { return Ok(()) };
-        self.wait(access, (epoch, descriptor), |state| state.drained >= epoch)
+        let Some(descriptor) = &own.record.last() else { return Ok(()) };
+        self.wait(own, epoch, descriptor, |state| state.drained >= epoch)
     }
 
     /// Waits until `is_over`, or until an epoch is over. The operation is one that cannot be issued meanwhile, or that was issued last.
     fn wait(
         &self,
-        access: &Access,
-        (epoch, operation): (u64, &Arc<Descriptor>),
-        is_over: impl Fn(&State) -> bool,
+        own: &OwnRank,
+        epoch: u64,
+        operation: &Arc<Descriptor>,
+        is_over: impl Fn(&CallsUnderWay) -> bool,
     ) -> Result<(), Error> {
-        let mut clock = Clock::start(access.options());
+        let mut clock = Clock::start(own.options());
         loop {
             let mut state = self.state.lock();
-            state.forget_done(access.record(self.rank));
+            state.forget_done(&own.record);
             self.status.check(epoch)?;
             let (left, alarm) = (state.left, clock.alarm());
             if left.is_none() && is_over(&state) {
@@ -134,41 +132,23 @@ impl Queue {
             let missing = state.awaited.clone();
             drop(state);
             match (left, alarm) {
-                (Some(rank), _) => return Err(access.end(left_before(access, rank, operation))),
-                (None, Alarm::Deadline) => return Err(self.end_late(access, operation, missing)),
-                (None, Alarm::Late(lateness)) => warn_late((self.rank, operation), None, lateness),
+                (Some(rank), _) => return Err(own.core.end(left_before(own, rank, operation))),
+                (None, Alarm::Deadline) => return Err(end_late(own, operation, missing)),
+                (None, Alarm::Late(lateness)) => warn_late(own.rank, operation, None, lateness),
                 (None, Alarm::None(_) | Alarm::Circle) => {}
             }
         }
     }
 
-    /// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
-    /// the device waiting.
-    fn end_late(&self, access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
-        if let (true, Some(wait)) = (missing.is_empty(), access.record(self.rank).device_wait()) {
-            access.end_late_on_device(self.rank, &wait);
-            if let Some(end) = access.status().world_end() {
-                return end;
-            }
-        }
-        let (operation, deadline) = (Arc::clone(awaited), access.options().deadline);
-        let (awaited, culprit) = (Arc::clone(awaited), missing.first().copied());
-        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
-        access.end(match culprit {
-            Some(rank) => access.ended_by(rank, reason),
-            None => Error::WorkFailed { operation, reason },
-        })
-    }
-
     /// The error that says that a rank has left without the last call of this one, if one has; or without its calls of a step that was
     /// given up.
-    pub(super) fn left(&self, access: &Access, descriptor: &Arc<Descriptor>) -> Option<Error> {
+    pub(super) fn left(&self, own: &OwnRank, descriptor: &Arc<Descriptor>) -> Option<Error> {
         let (left, last) = {
             let state = self.state.lock();
             (state.left, state.calls.back().map(|it| (it.call.group, it.call.index)))
         };
-        let rank = left.or_else(|| access.endpoint()?.drains().left_before(last?))?;
-        Some(left_before(access, rank, descriptor))
+        let rank = left.or_else(|| own.endpoint()?.drains().left_before(last?))?;
+        Some(left_before(own, rank, descriptor))
     }
 
     /// Counts a call, which is made now.
@@ -177,31 +157,30 @@ impl Queue {
     /// The end of its epoch or of the world: then it is not to be made.
     pub(super) fn note(
         &self,
-        access: &Access,
+        own: &OwnRank,
         issuing: &Issuing,
         shape: CallShape,
     ) -> Result<(), Error> {
         let mut state = self.state.lock();
         let Issuing { compared, signature, entry } = issuing;
         self.status.check(compared.epoch)?;
-        let RolledCall { group, index, hash, .. } =
-            access.record(self.rank).rolling.note(compared, *signature);
+        let RolledCall { group, index, hash, .. } = own.record.rolling.note(compared, *signature);
         let number =
             (compared.epoch, if state.next.0 == compared.epoch { state.next.1 } else { 0 });
         state.next = (number.0, number.1 + 1);
         let call = DeviceCall { group, index, number, hash, shape };
         let issuing = Some((Arc::clone(compared), *entry));
-        state.calls.push_back(Call { call, issuing, done: None });
+        state.calls.push_back(QueuedCall { call, issuing, done: None });
         Ok(())
     }
 
     /// Counts a call that this rank makes because others have made it.
-    pub(super) fn adopt(&self, access: &Access, call: DeviceCall) {
+    pub(super) fn adopt(&self, own: &OwnRank, call: DeviceCall) {
         let mut state = self.state.lock();
         let DeviceCall { group, index, hash, .. } = call;
-        let rolling = &access.record(self.rank).rolling;
+        let rolling = &own.record.rolling;
         rolling.adopt(RolledCall { group, index, hash, descriptor: None });
-        state.calls.push_back(Call { call, issuing: None, done: None });
+        state.calls.push_back(QueuedCall { call, issuing: None, done: None });
     }
 
     /// The last call is on the stream.
@@ -220,14 +199,14 @@ impl Queue {
     pub(super) fn head(&self, record: &Record) -> Option<(CallKey, Option<Arc<Descriptor>>)> {
         let mut state = self.state.lock();
         state.forget_done(record);
-        let Call { call, issuing, .. } = state.calls.front()?;
+        let QueuedCall { call, issuing, .. } = state.calls.front()?;
         let descriptor = issuing.as_ref().map(|(descriptor, _)| Arc::clone(descriptor));
         Some(((call.group, call.index), descriptor))
     }
 
     /// The epoch that is over and not drained, if there is one.
     pub(super) fn owed(&self) -> Option<u64> {
-        let State { drained, left, .. } = *self.state.lock();
+        let CallsUnderWay { drained, left, .. } = *self.state.lock();
         (left.is_none() && self.status.check(drained).is_err()).then_some(drained)
     }
 
@@ -270,18 +249,19 @@ impl Queue {
     }
 }
 
-impl State {
+impl CallsUnderWay {
     /// Forgets the calls that are done.
     fn forget_done(&mut self, record: &Record) {
-        while let Some(Call { done: Some(moment), .. }) = self.calls.front() {
+        while let Some(QueuedCall { done: Some(moment), .. }) = self.calls.front() {
             // An error here ends the next operation, or the next read: those have a name.
             if !moment.has_come().unwrap_or(true) {
                 break;
             }
-            let Some(Call { issuing: Some((_, entry)), .. }) = self.calls.pop_front() else {
+            let Some(QueuedCall { issuing: Some((_, entry)), .. }) = self.calls.pop_front() else {
                 continue;
             };
-            let is_same = |call: &Call| call.issuing.as_ref().is_some_and(|(_, it)| *it == entry);
+            let is_same =
+                |call: &QueuedCall| call.issuing.as_ref().is_some_and(|(_, it)| *it == entry);
             if !self.calls.iter().any(is_same) {
                 record.flight.settle(entry, FlightState::Complete);
             }
@@ -289,13 +269,32 @@ impl State {
     }
 }
 
+/// Ends the world since the deadline has passed: by the first of the ranks that are known to be missing, or by the rank that keeps
+/// the device waiting.
+fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
+    if let (true, Some(wait)) = (missing.is_empty(), own.record.device_wait()) {
+        own.core.end_late_on_device(own.rank, &wait);
+        if let Some(end) = own.status().world_end() {
+            return end;
+        }
+    }
+    let (operation, deadline) = (Arc::clone(awaited), own.options().deadline);
+    let (awaited, culprit) = (Arc::clone(awaited), missing.first().copied());
+    let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+    own.core.end(match culprit {
+        Some(rank) => own.core.state.ended_by(rank, reason),
+        None => Error::WorkFailed { operation, reason },
+    })
+}
+
 /// The error that says that a rank has left without an operation that others wait for.
-pub(super) fn left_before(access: &Access, rank: Rank, awaited: &Arc<Descriptor>) -> Error {
-    access.ended_by(rank, AbortReason::Left { awaited: Arc::clone(awaited) })
+pub(super) fn left_before(own: &OwnRank, rank: Rank, awaited: &Arc<Descriptor>) -> Error {
+    own.core.state.ended_by(rank, AbortReason::Left { awaited: Arc::clone(awaited) })
 }
 
 pub(super) fn warn_late(
-    (rank, operation): (Rank, &Descriptor),
+    rank: Rank,
+    operation: &Descriptor,
     culprit: Option<Rank>,
     lateness: Duration,
 ) {

@@ -188,14 +188,15 @@ fn all_to_all() {
         let count = |from: usize, to: usize| (5 * from + 3 * to) % (most + 1);
         let sent = |from| (0..members).map(|to| count(from, to)).collect::<Vec<_>>();
         let received = |to| (0..members).map(|from| count(from, to)).collect::<Vec<_>>();
-        let splits: Vec<_> = (0..members).map(|slot| (sent(slot), received(slot))).collect();
-        let (send, receive) = splits[0].clone();
-        let descriptor = descriptor(Op::AllToAll, Counts::Splits { send, receive });
+        let counts = Counts::Splits { send: sent(0), receive: received(0) };
+        let descriptor = descriptor(Op::AllToAll, counts);
+        let starts = |slot| (starts_of(&sent(slot)), starts_of(&received(slot)));
+        let splits: Vec<_> = (0..members).map(starts).collect();
         let patterns = all(&descriptor, members).into_iter().zip(&splits);
         let patterns =
             patterns.map(|(it, (send, receive))| it.dealt(send, receive)).collect::<Vec<_>>();
-        let sources: Vec<usize> = splits.iter().map(|(send, _)| send.iter().sum()).collect();
-        let outputs: Vec<usize> = splits.iter().map(|(_, receive)| receive.iter().sum()).collect();
+        let sources: Vec<usize> = splits.iter().map(|(send, _)| send[members]).collect();
+        let outputs: Vec<usize> = splits.iter().map(|(_, receive)| receive[members]).collect();
         check(&patterns, 0, (&sources, &outputs), 1);
     });
 }

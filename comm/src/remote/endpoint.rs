@@ -10,12 +10,10 @@ mod reports;
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
-use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io, mem};
 
 use hsdp_sharding::Rank;
 
@@ -34,7 +32,7 @@ use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::Outgoing;
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
-use crate::engine::Shared;
+use crate::engine::WorldState;
 use crate::engine::judge::RankState;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
@@ -56,7 +54,7 @@ pub(crate) enum Request {
 pub(crate) struct Endpoint {
     pub(super) rank: Rank,
     size: usize,
-    pub(super) core: Arc<Shared>,
+    pub(super) state: Arc<WorldState>,
     pub(crate) pool: Arc<Pool>,
     outgoing: Mutex<Outgoing>,
     /// Rung when there is something to be done.
@@ -89,16 +87,16 @@ const LINGERING: Duration = Duration::from_secs(1);
 impl Endpoint {
     /// The endpoint of a world, whose progress has no thread yet.
     pub(crate) fn new(
-        core: &Arc<Shared>,
+        state: &Arc<WorldState>,
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
-        let size = core.records().len();
+        let size = state.records.len();
         let all: Vec<_> = (0..size).map(Rank::new).collect();
         let endpoint = Arc::new(Self {
             rank,
             size,
-            core: Arc::clone(core),
+            state: Arc::clone(state),
             pool: Arc::default(),
             outgoing: Mutex::default(),
             changed: Condvar::new(),
@@ -179,8 +177,8 @@ impl Endpoint {
     /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
     /// step alone.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
-        let end = self.core.status().end_epoch(epoch, error);
-        if self.core.status().check_world().is_err() {
+        let end = self.state.status.end_epoch(epoch, error);
+        if self.state.status.check_world().is_err() {
             return;
         }
         self.change(|outgoing| {

@@ -133,7 +133,7 @@ impl Progress {
             }
             // At once: the rank at fault may hear of this loss from others, and end its process for it.
             Err(Loss { rank, cause }) => {
-                if endpoint.core.status().check_world().is_ok() {
+                if endpoint.state.status.check_world().is_ok() {
                     endpoint.end_by(rank, self.reason(rank, cause));
                 }
             }
@@ -142,7 +142,7 @@ impl Progress {
             self.processes.forget(rank);
             // The rank may be one of a larger world only.
             let is_there = |record: &&Arc<Record>| !record.has_left() && !self.relay.leaves(rank);
-            if let Some(record) = endpoint.core.records().get(rank.index()).filter(is_there) {
+            if let Some(record) = endpoint.state.records.get(rank.index()).filter(is_there) {
                 // No rank waits for its answer about the end.
                 record.leave();
                 endpoint.end_by(rank, reason);
@@ -169,7 +169,7 @@ impl Progress {
         self.look_for_losses(endpoint);
         self.compare(endpoint);
         let under_way = self.transport.under_way()?;
-        if endpoint.core.status().world_end().is_some() {
+        if endpoint.state.status.world_end().is_some() {
             self.mailbox.clear();
             self.relay.clear();
             self.comparer = Comparer::default();
@@ -196,7 +196,7 @@ impl Progress {
             self.take_in(endpoint);
             let Some((from, buffer)) = self.transport.receive()? else { return Ok(count > 0) };
             let read = Message::read(buffer).and_then(|message| {
-                if from.index() >= endpoint.core.records().len() {
+                if from.index() >= endpoint.state.records.len() {
                     // A process that is no rank of this world: only its request is compared.
                     return deliver::greeted(endpoint, from, &message);
                 }
@@ -212,7 +212,7 @@ impl Progress {
     /// Whether other ranks depend on this one to get contributions to exchanges.
     fn is_needed(&self, endpoint: &Endpoint) -> bool {
         self.relay.exchanges.owes(|rank, epoch| {
-            let record = endpoint.core.record(rank);
+            let record = endpoint.state.record(rank);
             record.has_left() || record.has_stopped(epoch)
         })
     }
@@ -220,7 +220,7 @@ impl Progress {
     /// Whether this rank has left, and others are on their way to operations that it has issued: their messages are received, or they could not
     /// be sent.
     fn lingers(&mut self, endpoint: &Endpoint) -> bool {
-        let is_there = |rank| !endpoint.core.record(rank).has_left();
+        let is_there = |rank| !endpoint.state.record(rank).has_left();
         endpoint.lingers() && self.mailbox.expects(is_there)
     }
 
@@ -233,7 +233,7 @@ impl Progress {
                 Request::Send { to, message } => {
                     if message.kind() == Kind::Data {
                         let data = Messages { data: to.len() as u64, ..Messages::default() };
-                        endpoint.core.record(endpoint.rank).ledger.moved(data);
+                        endpoint.state.record(endpoint.rank).ledger.moved(data);
                     }
                     failed = failed.and(self.transport.send(&to, &message));
                 }
@@ -265,9 +265,9 @@ impl Progress {
 
     /// Has the comparer do its deeds that are due.
     fn compare(&mut self, endpoint: &Endpoint) {
-        let Endpoint { core, rank: own, .. } = endpoint;
-        let is_there = |rank: &Rank| rank == own || !core.record(*rank).has_left();
-        let there = || (0..core.records().len()).map(Rank::new).filter(is_there).collect();
+        let Endpoint { state, rank: own, .. } = endpoint;
+        let is_there = |rank: &Rank| rank == own || !state.record(*rank).has_left();
+        let there = || (0..state.records.len()).map(Rank::new).filter(is_there).collect();
         for action in self.comparer.turn(sync::now(), there) {
             match action {
                 Action::Say(to, said) => endpoint.post(Request::Compare { to, said }),
@@ -288,7 +288,7 @@ impl Progress {
         // Without it, this rank counts as one that does not answer.
         let message = message.filter(|_| header.len() <= MOST_STATEMENT);
         message.map_or(Ok(()), |message| {
-            endpoint.core.record(endpoint.rank).ledger.moved(BACKGROUND);
+            endpoint.state.record(endpoint.rank).ledger.moved(BACKGROUND);
             self.transport.send(&[to], &Arc::new(message))
         })
     }

@@ -51,30 +51,16 @@
 //! adds a level to candle's recursion: a tape is for one forward and backward, with thousands of
 //! collectives, not with millions.
 //!
-//! In reading order: `carrier` (the calls from a [`Tape`]), `recorded` and `tie` (the ops), `rows`
-//! (shapes), `elements`, `integers`; `functions`, `pairs`, `along_dim`, `gradient` (the public
-//! functions).
+//! In reading order: `carrier` (collectives as ops of candle), `functions` (functions of values,
+//! and collectives along any dim), and here the gradients.
 
-mod along_dim;
 mod carrier;
-mod elements;
 mod functions;
-mod gradient;
-mod integers;
-mod pairs;
-mod recorded;
-mod rows;
-mod tie;
 
-pub use self::along_dim::{AlongDim, Turned};
+use hsdp::dist::{Axes, DistState, TapeGradients};
+
 pub use self::carrier::Candle;
-pub use self::functions::Functions;
-pub use self::gradient::gradient_of;
-pub use self::pairs::Pairs;
-
-use candle_core::Tensor;
-use hsdp::dist::Call;
-
+pub use self::functions::{AlongDim, Functions, Pairs, Turned};
 use crate::error::Error;
 
 /// A candle tensor in state `R` over the replicate axis and `S` over the shard axis.
@@ -86,8 +72,31 @@ pub type Tagged = hsdp::dist::Tagged<Candle>;
 /// Groups along which candle tensors communicate, and the collectives applied to them, in order.
 pub type Tape = hsdp::dist::Tape<Candle>;
 
-/// Returns the error of a collective that cannot be applied to this tensor. It has not been issued.
-fn refuse(call: &Call<'_, Tensor>, what: String) -> Error {
-    let (operation, rank) = (call.collective.name(), call.group.rank());
-    hsdp::Error::Collective { operation, rank, what }.into()
+/// Returns the gradient of `value`, in the state of its cotangents, as [`TapeGradients::of`] does.
+/// Returns zeros if this rank's loss does not depend on `value`. Not collective.
+///
+/// A gradient for an all-reduce must exist on all ranks, also on a rank with an empty batch.
+///
+/// # Errors
+/// [`hsdp::Error::Collective`] if there is no gradient and `value` is not a variable: candle keeps
+/// the gradients of variables only. [`Error::Candle`] if candle fails.
+pub fn gradient_of<R: DistState, S: DistState>(
+    gradients: &TapeGradients<Candle>,
+    value: &Dist<R, S>,
+) -> Result<Dist<R::Cotangent, S::Cotangent>, Error> {
+    if let Some(gradient) = gradients.of(value) {
+        return Ok(gradient);
+    }
+    let tensor = value.tensor();
+    if tensor.is_variable() {
+        return Ok(gradients.tape().assume(tensor.zeros_like()?));
+    }
+    let what = format!(
+        "the tensor {:?} of {} is not a variable, and candle keeps the gradients of \
+         variables only",
+        tensor.shape(),
+        tensor.dtype().as_str()
+    );
+    let rank = value.tape().group(Axes::Both).rank();
+    Err(hsdp::Error::Collective { operation: "gradient_of", rank, what }.into())
 }

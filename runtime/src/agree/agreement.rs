@@ -1,16 +1,16 @@
-//! The agreement at the end of a step: the statement of every rank, exchanged before any rank
-//! updates.
+//! The agreement at the end of a step: the statement of every rank, exchanged before any rank updates.
+//! Beside it the interim record of a step, and the agreement on the mean of an evaluation.
 //!
-//! One small all-gather over the world carries the statements. The verdict is a pure function of
-//! all statements, so all ranks reach the same one.
+//! One small all-gather over the world carries the statements. The verdict is a pure function of all
+//! statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
 
-use crate::agree::non_finite;
-use crate::agree::presence::Presence;
+use crate::agree::header::check_magic;
+use crate::error::Error;
 use crate::options::objective::Objective;
-use crate::state::sighting::Sighting;
+use crate::state::sighting::{FoundOn, Sighting, first_sighting};
 
 /// The statement of one rank at the end of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,8 +132,8 @@ impl Agreement {
     }
 
     /// The first sighting of all ranks, and the rank that made it.
-    pub(crate) fn first_non_finite(&self) -> Option<(Rank, Sighting)> {
-        non_finite::first(self.said.iter().map(|statement| statement.sighting))
+    pub(crate) fn first_non_finite(&self) -> Option<FoundOn> {
+        first_sighting(self.said.iter().map(|statement| statement.sighting))
     }
 
     /// The parameters that got a gradient on any rank.
@@ -168,6 +168,137 @@ impl Agreement {
 pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
     let number = |[low, high]: [u64; 2]| u128::from(low) | u128::from(high) << 64;
     words.map(number).fold(0, u128::wrapping_add)
+}
+
+/// A set of parameter numbers, in 64-bit words that ranks exchange as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Presence {
+    parameters: usize,
+    words: Vec<u64>,
+}
+
+const WORD_BITS: usize = u64::BITS as usize;
+
+impl Presence {
+    /// The empty set, of a model of `parameters` parameters.
+    pub(crate) fn none(parameters: usize) -> Self {
+        Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
+    }
+
+    /// The set of these words.
+    pub(crate) fn of(parameters: usize, words: &[u64]) -> Self {
+        debug_assert_eq!(words.len(), parameters.div_ceil(WORD_BITS));
+        Self { parameters, words: words.to_vec() }
+    }
+
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    pub(crate) fn insert(&mut self, parameter: usize) {
+        self.words[parameter / WORD_BITS] |= 1 << (parameter % WORD_BITS);
+    }
+
+    pub(crate) fn contains(&self, parameter: usize) -> bool {
+        self.words[parameter / WORD_BITS] >> (parameter % WORD_BITS) & 1 == 1
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (word, more) in self.words.iter_mut().zip(&other.words) {
+            *word |= more;
+        }
+    }
+}
+
+const INTERIM_WORDS: usize = Exchange::INTERIM;
+
+/// The interim record of one rank, which ranks exchange between the last reduce-scatter and the
+/// all-reduces where an overflow is expected. PROTOCOL.md, "Non-finite values".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interim {
+    /// The number of all-reduces that the rank has issued.
+    pub(crate) all_reduces: usize,
+    /// The first element of its partials that is not finite.
+    pub(crate) sighting: Option<Sighting>,
+}
+
+/// An overflow on some rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overflow {
+    /// The largest number of all-reduces that a rank has issued. Every rank issues this many.
+    pub(crate) all_reduces: usize,
+    /// The first sighting, and the rank that made it.
+    pub(crate) found: FoundOn,
+}
+
+impl Interim {
+    pub(crate) fn encode(self) -> [u64; INTERIM_WORDS] {
+        let [when, parameter, from] = Sighting::encode(self.sighting);
+        [self.all_reduces as u64, when, parameter, from]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let all_reduces = usize::try_from(words[0]).unwrap_or(usize::MAX);
+        Self { all_reduces, sighting: Sighting::decode(&words[1..]) }
+    }
+
+    /// Combines the records of all ranks; `None` if all values are finite so far.
+    pub(crate) fn overflow(gathered: &[u64]) -> Option<Overflow> {
+        let said = || gathered.chunks_exact(INTERIM_WORDS).map(Self::decode);
+        let found = first_sighting(said().map(|interim| interim.sighting))?;
+        let all_reduces = said().map(|interim| interim.all_reduces).max().unwrap_or(0);
+        Some(Overflow { all_reduces, found })
+    }
+}
+
+/// First word of the record of a mean: it may meet the record of a batch.
+const MEAN_MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
+const MEAN_WORDS: usize = Exchange::MEAN;
+
+/// Totals of all ranks in an evaluation. PROTOCOL.md, "Evaluation".
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EvaluationTotals {
+    sum: f64,
+    /// Number of items, which no number of ranks overflows in 128 bits.
+    items: u128,
+    /// Sum of the words about operations.
+    pub(crate) operations: u128,
+}
+
+/// Encodes the record of a rank: its sum, its items, and its word about operations.
+pub(crate) fn encode_mean(sum: f64, items: u64, [low, high]: [u64; 2]) -> [u64; MEAN_WORDS] {
+    [MEAN_MAGIC, sum.to_bits(), items, low, high]
+}
+
+/// Adds the records of all ranks, in rank order.
+///
+/// # Errors
+/// `Disagreement` names the first rank whose protocol differs from this rank's.
+pub(crate) fn decode_means(said: &[u64], own: Rank) -> Result<EvaluationTotals, Error> {
+    check_magic(said, MEAN_WORDS, MEAN_MAGIC, "the protocol of the means", own)?;
+    let records = || said.chunks_exact(MEAN_WORDS);
+    let sum = records().map(|record| f64::from_bits(record[1])).sum();
+    let items = records().map(|record| u128::from(record[2])).sum();
+    let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
+    Ok(EvaluationTotals { sum, items, operations })
+}
+
+impl EvaluationTotals {
+    /// Returns the sum of all ranks' sums, divided by all ranks' items.
+    ///
+    /// # Errors
+    /// [`Error::EmptyEvaluation`] if there are no items.
+    #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
+    pub(crate) fn mean(self, step: u64) -> Result<f64, Error> {
+        match self.items {
+            0 => Err(Error::EmptyEvaluation { step }),
+            items => Ok(self.sum / items as f64),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -247,7 +378,10 @@ mod tests {
 
     #[test]
     fn the_first_sighting_is_everybodys() {
-        assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), FOUND)));
+        assert_eq!(
+            agreement().first_non_finite(),
+            Some(FoundOn { rank: Rank::new(2), sighting: FOUND })
+        );
     }
 
     #[test]
@@ -276,5 +410,15 @@ mod tests {
         agreement.said[1].weight = 0;
         assert_eq!(agreement.ranks_without(3, Objective::WeightedMean), vec![0, 2]);
         assert_eq!(agreement.ranks_without(3, Objective::RankMean), vec![0, 1, 2]);
+    }
+
+    #[test]
+    fn an_overflow_on_one_rank_is_one_of_all() {
+        let sighting = Sighting { when: When::Microbatch(2), parameter: 1, from: Some(3) };
+        let said = |sighting, all_reduces| Interim { all_reduces, sighting }.encode();
+        let all = [said(None, 4), said(Some(sighting), 2), said(None, 3)].concat();
+        let found = FoundOn { rank: Rank::new(1), sighting };
+        assert_eq!(Interim::overflow(&all), Some(Overflow { all_reduces: 4, found }));
+        assert_eq!(Interim::overflow(&[said(None, 4), said(None, 2)].concat()), None);
     }
 }

@@ -1,21 +1,22 @@
-//! Comparisons of values that must be the same on all ranks: options and plans once, the bits of shards then and again later.
+//! Comparisons of values that must be the same on all ranks: options and plans once, the bits of shards
+//! then and again later, and the options of each update.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::mem;
 
 use hsdp_comm::{ModelLabel, ModelName, Stage};
 use hsdp_kernels::Wire;
 use hsdp_sharding::{Axis, Param, Rank};
 
-use crate::agree::updated::Updated;
 use crate::error::Error;
-use crate::options::description;
-use crate::options::digest;
+use crate::options::{description, digest};
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::shard::Shard;
 
 /// A word that ranks compare: its name, and lists of ranks that must have the same word.
-struct Field {
+struct ComparedWord {
     what: &'static str,
     peers: fn(&Context) -> Vec<Vec<Rank>>,
 }
@@ -35,8 +36,10 @@ pub(crate) struct LastUpdate<'a> {
 
 const NAME: &str = "the digest of the model's name";
 const VALUES: &str = "the initial value of a parameter";
-const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
-const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
+const INITIAL: ComparedWord =
+    ComparedWord { what: "the initial value of a shard", peers: holders_of_each_shard };
+const SHARD: ComparedWord =
+    ComparedWord { what: "the content of a shard", peers: holders_of_each_shard };
 
 fn all(context: &Context) -> Vec<Vec<Rank>> {
     vec![context.plan.mesh().ranks().collect()]
@@ -97,9 +100,9 @@ pub(crate) fn of_models(
     let numbers = said.chunks_exact(mine.len()).filter_map(<[u64]>::last);
     let number = numbers.max().copied().unwrap_or(0);
     let label = ModelLabel { number: u32::try_from(number).unwrap_or(u32::MAX), name };
-    // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
+    // ComparedWord by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
     let [names, options, plan, given] =
-        [NAME, OPTIONS, PLAN, VALUES].map(|what| Field { what, peers: all });
+        [NAME, OPTIONS, PLAN, VALUES].map(|what| ComparedWord { what, peers: all });
     let fields = [names, options, plan, given, INITIAL];
     compare(context, &said, &fields).map_err(|error| {
         let last = LastUpdate { updated: &Updated::default(), finished: 0 };
@@ -138,7 +141,7 @@ pub(crate) fn of_updates(
     last: LastUpdate<'_>,
     said: &[u64],
 ) -> Result<(), Error> {
-    let compared = compare(context, said, &[Field { what: UPDATE, peers: all }]);
+    let compared = compare(context, said, &[ComparedWord { what: UPDATE, peers: all }]);
     compared.map_err(|error| in_detail(context, last, error))
 }
 
@@ -155,14 +158,14 @@ pub(crate) fn of_replicas(context: &Context, shards: &[Shard], step: u64) -> Res
 /// The digest of the bits of the shards. A failure is told to the other ranks.
 fn of_shards(context: &Context, shards: &[Shard], step: u64) -> Result<u64, Error> {
     let parameters = || shards.iter().map(|shard| shard.in_f32(context));
-    joint::run(&context.world, step, || digest::of_parameters(parameters()))
+    control::between_steps(&context.world, step, || digest::of_parameters(parameters()))
 }
 
 /// Compares the words that all ranks have `said`, in rank order. Each rank has a word for each field,
 /// and may have more after these.
-fn compare(context: &Context, said: &[u64], fields: &[Field]) -> Result<(), Error> {
+fn compare(context: &Context, said: &[u64], fields: &[ComparedWord]) -> Result<(), Error> {
     let words = said.len() / context.world.size();
-    for (word, Field { what, peers }) in fields.iter().enumerate() {
+    for (word, ComparedWord { what, peers }) in fields.iter().enumerate() {
         for peers in peers(context) {
             let value = |rank: &Rank| said[rank.index() * words + word];
             let values: Vec<u64> = peers.iter().map(value).collect();
@@ -260,6 +263,71 @@ fn differing_line<'a>(
     }
 }
 
+/// The digest of no update.
+const NO_UPDATE: u64 = 0;
+
+/// Bytes of lines for which there is room from the first update on: a later one with longer numbers
+/// allocates nothing.
+const ROOM: usize = 512;
+
+/// How the last step that has an update was updated: the options with which this rank has updated its
+/// shards. The ranks compare them, since the replicas of a shard stay equal only under equal updates.
+/// PROTOCOL.md, "Updates".
+#[derive(Debug, Default)]
+pub(crate) struct Updated {
+    /// The number of steps that were finished then, that one included.
+    finished: u64,
+    lines: String,
+    digest: u64,
+}
+
+impl Updated {
+    /// Returns the memory of the lines of an update, which [`note`](Self::note) takes again.
+    pub(crate) fn room(&mut self) -> String {
+        let mut lines = mem::take(&mut self.lines);
+        lines.clear();
+        lines.reserve(ROOM);
+        lines
+    }
+
+    /// Notes the options of an update, one line each, the norm to which the gradients were clipped,
+    /// and lines of how they were clipped besides. The update is that of the last of the `finished`
+    /// steps.
+    pub(crate) fn note(
+        &mut self,
+        finished: u64,
+        options: String,
+        max_norm: Option<f64>,
+        clipped: &str,
+    ) {
+        self.lines = options;
+        if !matches!(self.lines.as_bytes(), [] | [.., b'\n']) {
+            self.lines.push('\n');
+        }
+        let written = match max_norm {
+            Some(norm) => writeln!(self.lines, "gradients clipped to {norm:?}"),
+            None if clipped.is_empty() => writeln!(self.lines, "gradients that are not clipped"),
+            None => Ok(()),
+        };
+        written.expect("a string takes any text");
+        self.lines.push_str(clipped);
+        self.digest = digest::of_text(&self.lines).max(NO_UPDATE + 1);
+        self.finished = finished;
+    }
+
+    /// Returns a digest of the update of the last of the `finished` steps, which ranks compare. All
+    /// steps without an update have the same.
+    pub(crate) fn digest(&self, finished: u64) -> u64 {
+        if self.finished == finished { self.digest } else { NO_UPDATE }
+    }
+
+    /// Returns the lines of that update.
+    pub(crate) fn lines(&self, finished: u64) -> Vec<String> {
+        let lines = if self.finished == finished { &*self.lines } else { "no update" };
+        lines.lines().map(str::to_owned).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,5 +348,29 @@ mod tests {
         assert_eq!(line("a\nb\nc", "a\nB\nC"), Some(["b", "B"].map(str::to_owned)));
         assert_eq!(line("a\nb", "a"), Some(["b", "nothing more"].map(str::to_owned)));
         assert_eq!(line("a\nb", "a\nb"), None);
+    }
+
+    fn noted(finished: u64, options: &str) -> Updated {
+        let mut updated = Updated::default();
+        updated.note(3, "of an older step\n".to_owned(), Some(0.5), "");
+        updated.note(finished, options.to_owned(), None, "");
+        updated
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_last_update_and_of_no_other_step() {
+        let [one, other] = ["adamw eps 1e-8\n", "adamw eps 1e-9\n"].map(|it| noted(7, it));
+        assert_eq!(one.digest(7), noted(7, "adamw eps 1e-8\n").digest(7));
+        assert_ne!(one.digest(7), other.digest(7));
+        assert_eq!([one.digest(8), Updated::default().digest(0)], [NO_UPDATE; 2]);
+    }
+
+    #[test]
+    fn the_lines_are_those_of_the_options_and_of_the_clipping() {
+        let lines = ["adamw eps 1e-8", "gradients that are not clipped"];
+        assert_eq!(noted(7, "adamw eps 1e-8\n").lines(7), lines);
+        assert_eq!(noted(7, "adamw eps 1e-8").lines(7), lines);
+        assert_eq!(noted(7, "").lines(7), lines[1..]);
+        assert_eq!(noted(7, "").lines(9), ["no update"]);
     }
 }

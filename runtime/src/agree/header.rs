@@ -1,15 +1,18 @@
-//! The step header: 72 bytes that ranks exchange before the first data collective of a step.
+//! The headers that ranks exchange before data: of a step, with the samples of its data, and of a
+//! microbatch.
 //!
-//! It detects, before any data moves, a rank that is at another step (because it failed between `finish` and the optimizer,
-//! for example), has another plan or other options, or has updated the last step in another way.
+//! They detect, before any data moves, a rank that is at another step (because it failed between
+//! `finish` and the optimizer, for example), has another plan or other options, or has updated the last
+//! step in another way.
 
+use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
 use hsdp_sharding::step::{Exchange, Headers, Intent};
 
 use crate::agree::comparison;
 use crate::error::Error;
-use crate::options::samples::Samples;
-use crate::options::uneven::{Input, Shutdown, Supply};
+use crate::options::{Input, NO_SAMPLES, Samples, Shutdown, Supply};
+use crate::state::context::Context;
 
 /// The header of one rank at the beginning of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +161,76 @@ fn describe(field: usize, value: u64) -> String {
     }
 }
 
+const MICROBATCH_WORDS: usize = Exchange::MICROBATCH;
+const MICROBATCH_MAGIC: u64 = u64::from_be_bytes(*b"hsdp-mb1");
+
+/// Encodes the microbatch header of a rank: 16 bytes that ranks exchange before each microbatch of a
+/// step whose number of microbatches was not given, and once more when they have no more
+/// microbatches. PROTOCOL.md, "Records".
+pub(crate) fn encode_microbatch(input: Input) -> [u64; MICROBATCH_WORDS] {
+    [MICROBATCH_MAGIC, u64::from(input == Input::Exhausted)]
+}
+
+/// Decodes the microbatch headers of all ranks.
+///
+/// # Errors
+/// `Disagreement` names the first rank whose protocol differs from this rank's.
+pub(crate) fn decode_microbatches(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
+    check_magic(
+        gathered,
+        MICROBATCH_WORDS,
+        MICROBATCH_MAGIC,
+        "the protocol of the microbatch header",
+        own,
+    )?;
+    let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
+    Ok(Supply::of(gathered.chunks_exact(MICROBATCH_WORDS).map(input)))
+}
+
+/// Compares the first words of the records of all ranks.
+///
+/// # Errors
+/// `Disagreement` names the first rank whose protocol differs from this rank's.
+pub(crate) fn check_magic(
+    gathered: &[u64],
+    words: usize,
+    magic: u64,
+    what: &'static str,
+    own: Rank,
+) -> Result<(), Error> {
+    let mut firsts = gathered.iter().step_by(words);
+    let Some(rank) = firsts.position(|first| *first != magic) else { return Ok(()) };
+    let [got, want] = [gathered[rank * words], magic].map(|magic| format!("{magic:#018x}"));
+    Err(Error::Disagreement { what: what.into(), rank: Rank::new(rank), got, other: own, want })
+}
+
+/// Compares the digests of the samples of all ranks, which finds two ranks with the same ones. A
+/// rank without data has named none. Collective over the world. PROTOCOL.md, "A step".
+///
+/// # Errors
+/// [`Error::SameSamples`] on all ranks; [`Error::Comm`].
+pub(crate) fn compare_samples(context: &Context, header: &StepHeader) -> Result<(), Error> {
+    let step = header.step;
+    let has_data = matches!(header.intent, Intent::Step { input: Input::Ready, .. });
+    let said = header.samples.filter(|_| has_data).map_or(NO_SAMPLES, Samples::digest);
+    match context.control.exchange(context.tag(None, Stage::Header, step, 0), [said], twins)? {
+        None => Ok(()),
+        Some([first, second]) => {
+            let [rank, other] = [second, first].map(Rank::new);
+            Err(Error::SameSamples { step, rank, other })
+        }
+    }
+}
+
+/// Returns the first two ranks that have named the same samples.
+fn twins(said: &[u64]) -> Option<[usize; 2]> {
+    let named = || said.iter().enumerate().filter(|(_, digest)| **digest != NO_SAMPLES);
+    named().find_map(|(second, digest)| {
+        let first = named().take_while(|(rank, _)| *rank < second).find(|(_, it)| *it == digest);
+        first.map(|(first, _)| [first, second])
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,5 +331,26 @@ mod tests {
         };
         let message = agree(&[header(), other]).unwrap_err().to_string();
         assert!(message.ends_with("rank 1 has as many as come, rank 0 has 4"), "{message}");
+    }
+
+    #[test]
+    fn what_is_said_comes_back_and_another_protocol_is_named() {
+        let mut said = [Input::Ready, Input::Exhausted].map(encode_microbatch).concat();
+        let supply = decode_microbatches(&said, Rank::new(0)).expect("one protocol");
+        assert_eq!(
+            (&*supply.ready, &*supply.exhausted),
+            (&[Rank::new(0)][..], &[Rank::new(1)][..])
+        );
+        said[MICROBATCH_WORDS] += 1;
+        let message = decode_microbatches(&said, Rank::new(0)).unwrap_err().to_string();
+        let expected = "the protocol of the microbatch header differs between ranks: rank 1 has 0x";
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[test]
+    fn the_first_two_that_are_the_same_are_found_and_who_named_none_is_not() {
+        assert_eq!(twins(&[]), None);
+        assert_eq!(twins(&[0, 0, 7, 0]), None);
+        assert_eq!(twins(&[5, 0, 7, 5, 7]), Some([0, 3]));
     }
 }

@@ -4,7 +4,7 @@
 use hsdp_sharding::step::{Exchange, NextUnit, UnitUse};
 use hsdp_sharding::{ModelSpec, Rank, UnitId};
 
-use crate::agree::microbatch_header::check_magic;
+use crate::agree::header::check_magic;
 use crate::error::Error;
 
 const WORDS: usize = Exchange::UNIT;
@@ -66,7 +66,7 @@ pub(crate) fn decide(
     found: &[UnitId],
     own: Rank,
 ) -> Result<(usize, NextUnit), Error> {
-    check_magic(gathered, (WORDS, MAGIC), ("the protocol of the unit records", own))?;
+    check_magic(gathered, WORDS, MAGIC, "the protocol of the unit records", own)?;
     let read: Vec<_> = gathered.chunks_exact(WORDS).map(decode).collect();
     let in_forward = read.iter().flatten().filter(|(says, _)| *says != UnitUse::Follows);
     let places_of_ranks = in_forward.map(|(_, place)| *place);

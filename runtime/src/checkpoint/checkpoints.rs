@@ -16,11 +16,10 @@ use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters,
 use super::together::Together;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::pair::{AND, ONE_OF_EACH_KIND};
+use crate::persist::checkpointed::{AND, Checkpointed, ONE_OF_EACH_KIND};
 use crate::persist::problem::Problem;
-use crate::state::joint;
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
+use crate::state::control;
 
 /// The checkpoints of one model, in one directory.
 ///
@@ -175,7 +174,7 @@ impl Checkpoints {
         model: &ShardedModel,
         operation: &'static str,
     ) -> Result<(), Error> {
-        joint::run(model.world(), model.committed_steps(), || {
+        control::between_steps(model.world(), model.committed_steps(), || {
             if self.access.is_writer() {
                 return Ok(());
             }
@@ -376,7 +375,7 @@ pub(super) fn check_optimizer<O: Checkpointed>(
     optimizer: &O,
     operation: &'static str,
 ) -> Result<(), Error> {
-    joint::run(model.world(), model.committed_steps(), || {
+    control::between_steps(model.world(), model.committed_steps(), || {
         model.check_between_steps(operation)?;
         check_state(model, optimizer, operation)
     })

@@ -9,12 +9,9 @@ use hsdp_warnings::cut;
 
 use super::options;
 use super::settings::{Content, OtherOptions, OtherParameters};
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::fitting::{Fitting, Stateful, Unmatched};
-use crate::persist::options::SavedOptions;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, Spread, StateTensor};
+use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Stateful, Unmatched};
 use crate::state::context::Context;
 
 /// Maximum number of characters of a setting's name or value in an error.
@@ -42,7 +39,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     saved: SavedState<'a>,
     optimizer: &O,
     wanted: LoadWanted,
-) -> Result<(SavedOptions<'a>, Option<Fitting>), Problem> {
+) -> Result<(SavedOptions<'a>, Option<FittingParts>), Problem> {
     let LoadWanted { content, other_options, other_parameters } = wanted;
     let SavedState { context, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
@@ -57,7 +54,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
-        None if fits => fitting = Some(Fitting::of(&saved, &optimizer.expected(&saved))),
+        None if fits => fitting = Some(FittingParts::of(&saved, &optimizer.expected(&saved))),
         None => wrong.extend(differences(&saved, optimizer)),
     }
     let wrong = listed_by_kind(&wrong);
@@ -79,9 +76,9 @@ pub(super) fn check_weights(
     saved: SavedState<'_>,
     wanted: Content,
     other_parameters: OtherParameters,
-) -> Result<Option<Fitting>, Problem> {
+) -> Result<Option<FittingParts>, Problem> {
     if other_parameters == OtherParameters::TakeFitting {
-        let mut fitting = Fitting::of(&saved, &Expected::default());
+        let mut fitting = FittingParts::of(&saved, &Expected::default());
         fitting.lists.new_states.clear();
         fitting.lists.left_over.retain(|name| !name.starts_with(STATE));
         check_frozen(saved, wanted)?;
@@ -232,7 +229,7 @@ fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
     vec![format!("its settings are others: {}", others.collect::<Vec<_>>().join(", "))]
 }
 
-impl Fitting {
+impl FittingParts {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
     pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
         let (spec, manifest) = (saved.context.plan.spec(), saved.generation.manifest());

@@ -26,7 +26,7 @@ pub(super) fn part(
     portions.retain(|portion| has(portion.parameter()));
     let mut sum = 0_u64;
     for of_unit in portions.chunk_by(|one, next| one.unit == next.unit) {
-        let kept = shards[of_unit[0].unit.index()].kept(context)?;
+        let kept = shards[of_unit[0].unit.index()].on_host(context)?;
         let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
         sum = parts.fold(sum, u64::wrapping_add);
     }

@@ -18,10 +18,9 @@ use super::settings::Content;
 use super::together::Together;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::problem::{Kind, Problem};
-use crate::persist::tensors::StateTensor;
-use crate::state::model_id::ModelId;
+use crate::persist::checkpointed::{Checkpointed, StateTensor};
+use crate::persist::problem::{Problem, ProblemKind};
+use crate::state::context::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
 #[derive(Debug, Default)]
@@ -91,7 +90,7 @@ impl Snapshot {
                 let bytes = len * size_of::<f32>();
                 let what =
                     format!("out of memory: the copy of the saved state needs {bytes} bytes");
-                Problem { kind: Kind::Lasting, what }
+                Problem { kind: ProblemKind::Lasting, what }
             })?;
         }
         Ok(())
@@ -281,7 +280,7 @@ fn say(says: &Sender<PartEnd>, end: PartEnd) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::persist::problem::Kind;
+    use crate::persist::problem::ProblemKind;
 
     fn in_flight(ends: Option<Receiver<PartEnd>>, end: Option<PartEnd>) -> InFlight {
         let stage = SaveStage::Writing(Box::new(Head::of_step(3)));
@@ -295,7 +294,7 @@ mod tests {
     }
 
     fn failed() -> Problem {
-        Problem { kind: Kind::Lasting, what: "the disk is full".to_owned() }
+        Problem { kind: ProblemKind::Lasting, what: "the disk is full".to_owned() }
     }
 
     #[test]

@@ -10,17 +10,15 @@ use super::portions::{self, Portion};
 use super::settings::{Content, Resumed};
 use super::together::{Failed, OpenedLines, Together, Undone};
 use super::{differences, frozen, options};
-use crate::agree::updated::Updated;
+use crate::agree::comparison::Updated;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;
 use crate::persist::checkpointed::Checkpointed;
-use crate::persist::fitting::{Fitting, Unmatched};
-use crate::persist::options::SavedOptions;
-use crate::persist::problem::{Kind, Problem};
-use crate::persist::saved::{SavedState, Whose};
+use crate::persist::problem::{Problem, ProblemKind};
+use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Unmatched, Whose};
 use crate::state::context::Context;
-use crate::state::shard::{HostShard, Shard};
+use crate::state::shard::Shard;
 
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
@@ -66,13 +64,13 @@ impl Checkpoints {
         while let Some(step) = self.newest_before(model, before)? {
             before = match load_step(self, model, step) {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
-                Err(Undone::Failed(failed)) if failed.problem.kind == Kind::Damage => {
+                Err(Undone::Failed(failed)) if failed.problem.kind == ProblemKind::Damage => {
                     broken.push(failed);
                     step
                 }
                 // The job that writes there has newer ones by now.
                 Err(Undone::Failed(failed))
-                    if failed.problem.kind == Kind::Removed && looks < MOST_LOOKS =>
+                    if failed.problem.kind == ProblemKind::Removed && looks < MOST_LOOKS =>
                 {
                     looks += 1;
                     broken.clear();
@@ -87,7 +85,7 @@ impl Checkpoints {
                 let rank = newest.rank;
                 let what =
                     format!("all checkpoints are broken: {}", told(model, broken).join("; "));
-                let problem = Problem { kind: Kind::Damage, what };
+                let problem = Problem { kind: ProblemKind::Damage, what };
                 Err(self.loading(model, before).error(Failed { rank, problem }))
             }
         }
@@ -127,7 +125,7 @@ impl Checkpoints {
     /// Keeps a broken generation from taking the place of a readable one in the next save.
     fn note_broken(&self, step: u64, undone: &Undone) {
         if let (Some(lease), Undone::Failed(failed)) = (&self.lease, undone)
-            && failed.problem.kind == Kind::Damage
+            && failed.problem.kind == ProblemKind::Damage
         {
             lease.lock().note_broken(step);
         }
@@ -272,7 +270,7 @@ impl Checkpoints {
         model: &ShardedModel,
         step: u64,
         saved: Option<u64>,
-        fitting: Option<&Fitting>,
+        fitting: Option<&FittingParts>,
     ) -> Result<(), Undone> {
         match fitting {
             None => self.compare_frozen(model, step, saved),
@@ -308,7 +306,7 @@ fn compare_lacking(
     together: Together<'_>,
     model: &ShardedModel,
     saved: Option<u64>,
-    fitting: &Fitting,
+    fitting: &FittingParts,
 ) -> Result<(), Undone> {
     let context = &model.engine.context;
     let mut params = context.plan.spec().params();
@@ -390,9 +388,12 @@ fn take(model: &ShardedModel, counts: StepCounts, training: TrainingHead) {
 
 /// Replaces the parameters of a model, and forgets its last update: all trained parameters are
 /// those of the checkpoint, or of an update that was compared.
-fn take_parameters(model: &ShardedModel, parameters: Parameters) {
+fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
     let mut state = model.engine.state();
-    parameters.put(&mut state.shards);
+    // Each copy is freed once it is taken.
+    for (shard, read) in state.shards.iter_mut().zip(parameters) {
+        shard.take(read);
+    }
     state.loads += 1;
     (state.half_updated, state.updated) = (None, Updated::default());
     model.updates.lock().moved = None;
@@ -401,33 +402,11 @@ fn take_parameters(model: &ShardedModel, parameters: Parameters) {
 
 /// The state of a model that was read.
 pub(super) struct LoadedState {
-    pub(super) parameters: Parameters,
+    pub(super) parameters: Vec<Shard>,
     /// Parts that fit, if only these are taken.
-    pub(super) fitting: Option<Fitting>,
+    pub(super) fitting: Option<FittingParts>,
     /// Texts for a warning.
     pub(super) notes: Vec<String>,
-}
-
-/// The parameters that were read, by unit. A model takes them without an error to return.
-pub(super) enum Parameters {
-    /// Copies that the buffers of the model take.
-    Copies(Vec<HostShard>),
-    /// New shards on a device, where a copy into the present ones could fail.
-    Shards(Vec<Shard>),
-}
-
-impl Parameters {
-    /// Replaces the parameters of a model. Each copy is freed once it is taken.
-    fn put(self, into: &mut Vec<Shard>) {
-        match self {
-            Self::Shards(shards) => *into = shards,
-            Self::Copies(copies) => {
-                for (shard, copy) in into.iter_mut().zip(copies) {
-                    shard.take(&copy);
-                }
-            }
-        }
-    }
 }
 
 /// Reads the parameters of a checkpoint. With `fitting`, those that it lacks are the model's own.
@@ -435,9 +414,9 @@ impl Parameters {
 pub(super) fn parameters_of(
     model: &ShardedModel,
     generation: &Generation,
-    fitting: Option<&Fitting>,
+    fitting: Option<&FittingParts>,
     source: impl Fn(&str) -> String,
-) -> Result<Parameters, Problem> {
+) -> Result<Vec<Shard>, Problem> {
     let context = &model.engine.context;
     let has_all = differences::content_of(generation.manifest()) == Content::All;
     let lacks = |portion: &Portion| match fitting {
@@ -457,9 +436,9 @@ pub(super) fn parameters_of(
         Ok(())
     };
     if context.device.is_some() {
-        return Ok(Parameters::Shards(shards_of(context, fill)?));
+        return shards_of(context, fill);
     }
-    let copies = each_unit(context, |unit, portions| {
+    each_unit(context, |unit, portions| {
         let layout = context.plan.layout(unit);
         let len = match fitting.is_some() || has_all {
             true => layout.shard_len(),
@@ -473,9 +452,8 @@ pub(super) fn parameters_of(
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(HostShard::to_take(parameters, layout).map_err(Error::from)?)
-    })?;
-    Ok(Parameters::Copies(copies))
+        Ok(Shard::to_take(parameters, layout).map_err(Error::from)?)
+    })
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
@@ -491,7 +469,7 @@ pub(super) fn shards_of(
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(Shard::new(context, (unit, parameters))?)
+        Ok(Shard::new(context, unit, parameters)?)
     })
 }
 

@@ -21,7 +21,7 @@ use crate::model::ShardedModel;
 use crate::options::digest;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::Problem;
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
 use crate::state::shard::HostShard;
 
 /// The operation of all ranks.
@@ -253,7 +253,7 @@ impl<'a> SavedContents<'a> {
             }
         };
         let states = written.iter().map(state).collect::<Result<_, Error>>()?;
-        let shards = shards.iter().map(|shard| shard.kept(context)).collect::<Result<_, _>>()?;
+        let shards = shards.iter().map(|shard| shard.on_host(context)).collect::<Result<_, _>>()?;
         Ok(Self { written, shards, states })
     }
 

@@ -12,7 +12,7 @@ use hsdp_sharding::Rank;
 use crate::agree::comparison;
 use crate::error::Error;
 use crate::options::digest;
-use crate::persist::problem::{Kind, Problem};
+use crate::persist::problem::{Problem, ProblemKind};
 use crate::state::context::Context;
 
 /// Number of times within a deadline that a rank tells the others that it is still at work. A rank
@@ -197,14 +197,14 @@ impl<'a> Together<'a> {
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn at_work(&self, is_alive: bool) -> Result<Vec<usize>, Error> {
-        Ok(self.context.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
+        self.context.control.exchange(self.tag(), [u64::from(is_alive)], at_work)
     }
 
     /// Exchanges how all ranks' parts have ended. Collective over the world.
     pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<T, Undone> {
         let control = &self.context.control;
         let code = mine.as_ref().err().map_or(0, |problem| problem.kind.code());
-        let worst = control.exchange(self.tag(), [code], worst).map_err(Error::from)?;
+        let worst = control.exchange(self.tag(), [code], worst)?;
         let Some((rank, code)) = worst else {
             return Ok(
                 mine.unwrap_or_else(|_| unreachable!("this rank has said that it succeeded"))
@@ -212,8 +212,11 @@ impl<'a> Together<'a> {
         };
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
-        let what = control.text_of(self.tag(), rank, &what).map_err(Error::from)?;
-        Err(Undone::Failed(Failed { rank, problem: Problem { kind: Kind::of_code(code), what } }))
+        let what = control.text_of(self.tag(), rank, &what)?;
+        Err(Undone::Failed(Failed {
+            rank,
+            problem: Problem { kind: ProblemKind::of_code(code), what },
+        }))
     }
 
     /// Compares what ranks have opened, each for itself: their folders may hold different versions.
@@ -245,7 +248,7 @@ impl<'a> Together<'a> {
         mine: [u64; WORDS],
     ) -> Result<Vec<[u64; WORDS]>, Error> {
         let words = |said: &[u64]| said.as_chunks::<WORDS>().0.to_vec();
-        Ok(self.context.control.exchange(self.tag(), mine, words)?)
+        self.context.control.exchange(self.tag(), mine, words)
     }
 
     /// Checks that all ranks have `said` the same word, in rank order. `text` describes the first
@@ -305,12 +308,13 @@ impl<'a> Together<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, worst};
+    use super::{ProblemKind, worst};
 
     #[test]
     fn the_worst_kind_of_problem_is_reported_and_the_first_of_it() {
-        let codes = [Kind::Damage, Kind::Removed, Kind::Lasting].map(Kind::code);
-        assert!(codes.is_sorted() && codes.map(|code| Kind::of_code(code).code()) == codes);
+        let codes = [ProblemKind::Damage, ProblemKind::Removed, ProblemKind::Lasting]
+            .map(ProblemKind::code);
+        assert!(codes.is_sorted() && codes.map(|code| ProblemKind::of_code(code).code()) == codes);
         assert_eq!(worst(&[0, 0]), None);
         assert_eq!(worst(&[0, 1, 1]), Some((1, 1)));
         assert_eq!(worst(&[1, 2, 2]), Some((1, 2)));

@@ -12,8 +12,8 @@ use super::together::Undone;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::problem::Problem;
-use crate::persist::tensors::AVERAGE;
-use crate::state::joint;
+use crate::persist::saved::AVERAGE;
+use crate::state::control;
 
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as
@@ -89,7 +89,7 @@ impl Checkpoints {
 
     fn begin_load_of_weights(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let between = || model.check_between_steps("loading");
-        joint::run(model.world(), model.committed_steps(), between)?;
+        control::between_steps(model.world(), model.committed_steps(), between)?;
         self.settle(model)
     }
 

@@ -26,12 +26,11 @@ use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::run::Run;
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
-use crate::state::context::Context;
+use crate::persist::saved::StateSource;
+use crate::state::context::{Context, ErrorSite};
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
 ///
@@ -192,7 +191,7 @@ impl Kept for FactoredMoments {
         }
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         self.each.read(context, saved)?;
         self.factors.iter_mut().try_for_each(|(id, factors)| {
             let [rows, columns] = &mut factors.moments;
@@ -224,13 +223,13 @@ impl Method<AdafactorOptions> for Factorization {
     fn zeros(
         &self,
         _: &Groups<AdafactorOptions>,
-        (context, of): (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<AdafactorOptions>>, Error> {
-        let factors = Factors::of_all(context, of, has)?;
+        let factors = Factors::of_all(site, has)?;
         let each = |id| has(id) && !factors.contains_key(&id);
-        let each = Held::zeros(context, (&[EACH], of), each)?;
-        let covered = Covered::of(context, has);
+        let each = Held::zeros(site, &[EACH], each)?;
+        let covered = Covered::of(site.context, has);
         Ok(Box::new(FactoredMoments { covered, factors, each, staged: Staged::default() }))
     }
 }
@@ -249,7 +248,7 @@ impl Updates<AdafactorOptions> for FactoredMoments {
             let [_, factored @ ..] = squares.of(*id) else { unreachable!("at least one") };
             let (rows, columns) = factored.split_at(factors.sizes.all_rows());
             let moved = factors.moved(&next(*id), [rows, columns]);
-            Ok((*id, moved.map_err(|error| updating.no_memory(error, id.unit))?))
+            Ok((*id, moved.map_err(|error| updating.site().memory(id.unit, error))?))
         };
         let now = self.factors.iter().filter(|(id, _)| updating.updates(**id));
         let factors = now.map(moved).collect::<Result<BTreeMap<_, _>, Error>>()?;

@@ -10,19 +10,19 @@ use crate::error::Error;
 use crate::model::updates::MovingAverage;
 use crate::optimizer::options::check_number;
 use crate::optimizer::pieces::trained_pieces;
-use crate::optimizer::state::{Of, State};
 use crate::options::allowed::Allowed;
 use crate::persist::problem::Problem;
-use crate::persist::saved::SavedState;
-use crate::persist::tensors::AVERAGE;
-use crate::state::context::Context;
+use crate::persist::saved::{AVERAGE, SavedState};
+use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::Shard;
+use crate::state::store::Store;
 
 /// An exponential moving average, f32, in the layout of the trained part of each shard.
 #[derive(Debug)]
 pub(crate) struct Average {
     decay: f64,
-    values: State,
+    /// By unit.
+    values: Vec<Store>,
 }
 
 impl Average {
@@ -30,12 +30,12 @@ impl Average {
     pub(crate) const KIND: &'static str = AVERAGE;
 
     /// Zeros, to be filled.
-    fn zeros(context: &Context, decay: f64, of: Of) -> Result<Self, Error> {
+    fn zeros(site: ErrorSite<'_>, decay: f64) -> Result<Self, Error> {
         check_number(&Self::KIND, "decay", (decay, Allowed::Fraction))?;
-        check_frozen(context)?;
-        let layouts = context.plan.layouts().iter();
+        check_frozen(site.context)?;
+        let layouts = site.context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);
-        Ok(Self { decay, values: State::zeros(context, lens, of)? })
+        Ok(Self { decay, values: Store::zeros(&site, lens)? })
     }
 
     /// An average that begins as a copy of the parameters.
@@ -43,7 +43,7 @@ impl Average {
     /// # Errors
     /// Errors of [`Ema::new`](crate::Ema::new).
     pub(crate) fn copy_of(context: &Context, shards: &[Shard], decay: f64) -> Result<Self, Error> {
-        let mut average = Self::zeros(context, decay, ("Ema::new", 0))?;
+        let mut average = Self::zeros(context.site("Ema::new", 0), decay)?;
         average.fill(context, |(unit, piece), into| {
             shards[unit.index()].copy_to(context, piece.shard_start, into)
         })?;
@@ -58,7 +58,7 @@ impl Average {
         saved: &SavedState<'_>,
         shards: &[Shard],
     ) -> Result<Self, Problem> {
-        let mut average = Self::zeros(context, decay, ("loading", step))?;
+        let mut average = Self::zeros(context.site("loading", step), decay)?;
         average.fill(context, |(unit, piece), into| {
             let parameter = ParamId { unit, index: piece.param };
             if saved.takes_state(parameter) {
@@ -77,8 +77,9 @@ impl Average {
         context: &Context,
         mut read: impl FnMut((UnitId, Piece), &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for unit in context.plan.spec().unit_ids() {
-            self.values.fill(context, unit, |values| {
+        let site = context.site("loading", 0);
+        for (unit, store) in context.plan.spec().unit_ids().zip(&mut self.values) {
+            store.fill(&site, |values| {
                 trained_pieces(context, unit)
                     .try_for_each(|piece| read((unit, piece), &mut values[piece.shard_range()]))
             })?;
@@ -117,7 +118,7 @@ impl Average {
         let mut pieces = trained_pieces(context, unit);
         let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
         let from = piece.shard_start + start - piece.param_start;
-        self.values.copy_to(context, (unit, from), into)?;
+        self.values[unit.index()].copy_to(&context.site("saving", 0), from, into)?;
         Ok(true)
     }
 
@@ -131,9 +132,10 @@ impl Average {
         unit: UnitId,
         shard: &mut [f32],
     ) -> Result<(), Error> {
+        let site = context.site("saving", 0);
         trained_pieces(context, unit).try_for_each(|piece| {
             let into = &mut shard[piece.shard_range()];
-            self.values.copy_to(context, (unit, piece.shard_start), into)
+            self.values[unit.index()].copy_to(&site, piece.shard_start, into)
         })
     }
 }
@@ -145,7 +147,8 @@ impl MovingAverage for Average {
 
     fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]) {
         let step = self.step();
-        sgd(&step, self.values.host(unit, piece.shard_range()), parameters, None);
+        let average = &mut self.values[unit.index()].here_mut()[piece.shard_range()];
+        sgd(&step, average, parameters, None);
     }
 
     fn update_on_device(
@@ -161,7 +164,7 @@ impl MovingAverage for Average {
         };
         let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
         let step = self.step();
-        let parameters = self.values.device(unit);
+        let parameters = self.values[unit.index()].there_mut();
         let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
         stream.sgd(update, &pieces, &step, None)
     }

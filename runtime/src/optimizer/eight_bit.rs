@@ -17,11 +17,10 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::places::{Packing, Places};
 use crate::optimizer::run::Run;
-use crate::optimizer::state::Of;
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
-use crate::state::context::Context;
+use crate::persist::saved::StateSource;
+use crate::state::context::{Context, ErrorSite};
 
 impl AdamW {
     /// AdamW whose moments take 8 bits an element, in blocks of 256 elements with a scale each (Dettmers et al., arXiv 2110.02861), for
@@ -116,7 +115,7 @@ impl EightBitMoments {
 
     fn read_piece(
         &mut self,
-        saved: &dyn Source,
+        saved: &dyn StateSource,
         parameter: ParamId,
         range: Range<usize>,
     ) -> Result<(), Problem> {
@@ -171,7 +170,7 @@ impl Kept for EightBitMoments {
         Ok(self.tensor(of, range))
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         for unit in context.plan.spec().unit_ids() {
             for piece in trained_pieces(context, unit) {
                 let parameter = ParamId { unit, index: piece.param };
@@ -205,16 +204,16 @@ impl Method<AdamWOptions> for EightBitState {
     fn zeros(
         &self,
         _: &Groups<AdamWOptions>,
-        (context, (operation, step)): (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<AdamWOptions>>, Error> {
+        let context = site.context;
         check_blocks(context, has)?;
         let blocks = Packing { block: EIGHT_BIT_BLOCK, quantum: 1 };
         let scales = Places::of(context, blocks, has);
         let covered = Covered::of(context, has);
         let moment = || {
-            let failed =
-                |unit| move |error| context.no_memory(error, operation, (step, UnitId::new(unit)));
+            let failed = |unit| move |error| site.memory(UnitId::new(unit), error);
             let codes = covered.places.lens().enumerate();
             let codes = codes.map(|(unit, len)| zeros(len).map_err(failed(unit)));
             let codes = codes.collect::<Result<_, _>>()?;

@@ -11,11 +11,9 @@ use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Method, Traits, Updates};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::reborrow;
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::state::Of;
-use crate::persist::tensors::StateTensor;
-use crate::state::context::Context;
+use crate::optimizer::run::{DeviceRun, Run, reborrow};
+use crate::persist::checkpointed::StateTensor;
+use crate::state::context::ErrorSite;
 
 impl<O: Rule> Grouped<O> {
     /// An optimizer that updates each element of this rank's shards of `model` by a rule, from its gradient and its own state, which is f32.
@@ -62,10 +60,10 @@ impl<O: Rule> Method<O> for ByRule {
     fn zeros(
         &self,
         groups: &Groups<O>,
-        (context, of): (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<O>>, Error> {
-        Ok(Box::new(Held::zeros(context, (groups.options.kinds(), of), has)?))
+        Ok(Box::new(Held::zeros(site, groups.options.kinds(), has)?))
     }
 }
 

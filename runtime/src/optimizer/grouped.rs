@@ -17,11 +17,10 @@ use crate::optimizer::method::{Earlier, Method, Updates};
 use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
-use crate::persist::checkpointed::Checkpointed;
+use crate::persist::checkpointed::{Checkpointed, Expected, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, StateTensor};
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
 
 /// An optimizer for this rank's shards, whose parameters may have options by group.
 ///
@@ -101,9 +100,8 @@ impl<O: OptimizerOptions> Grouped<O> {
     /// Makes the state of the parameters that are updated: zeros, or the earlier state where there
     /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
-        let of = ("optimizer step", updating.gradients.step);
         let has = &|id| updating.has(id);
-        let mut state = self.method.zeros(&self.groups, (updating.context, of), has)?;
+        let mut state = self.method.zeros(&self.groups, updating.site(), has)?;
         if let Some(earlier) = &self.state {
             state.covered_mut().take_over(earlier.covered());
             let earlier = Earlier { context: updating.context, kept: &**earlier };
@@ -236,8 +234,8 @@ impl<O: OptimizerOptions> Checkpointed for Grouped<O> {
         let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
         let context = &model.engine.context;
         let read = || {
-            let of = ("loading", model.committed_steps());
-            let mut state = self.method.zeros(&groups, (context, of), &|id| has.contains(&id))?;
+            let site = context.site("loading", model.committed_steps());
+            let mut state = self.method.zeros(&groups, site, &|id| has.contains(&id))?;
             state.covered_mut().read(saved);
             state.read(context, saved)?;
             Ok::<_, Problem>(state)

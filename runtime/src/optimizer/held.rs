@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::method::Kept;
 use crate::optimizer::pieces::trained_pieces;
-use crate::optimizer::state::{Of, State};
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
-use crate::state::context::Context;
+use crate::persist::saved::StateSource;
+use crate::state::context::{Context, ErrorSite};
+use crate::state::store::Store;
 
 /// The kinds of state of an optimizer, such as `exp_avg`.
 pub(super) type Kinds = &'static [&'static str];
@@ -23,24 +23,27 @@ pub(super) type Kinds = &'static [&'static str];
 pub(super) struct Held {
     kinds: Kinds,
     pub(super) covered: Covered,
-    /// By kind.
-    pub(super) states: Vec<State>,
+    /// By kind and unit.
+    pub(super) states: Vec<Vec<Store>>,
 }
 
 impl Held {
     pub(super) fn zeros(
-        context: &Context,
-        (kinds, of): (Kinds, Of),
+        site: ErrorSite<'_>,
+        kinds: Kinds,
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
-        let covered = Covered::of(context, has);
-        let states = kinds.iter().map(|_| State::zeros(context, covered.places.lens(), of));
+        let covered = Covered::of(site.context, has);
+        let states = kinds.iter().map(|_| Store::zeros(&site, covered.places.lens()));
         let states = states.collect::<Result<_, _>>()?;
         Ok(Self { kinds, covered, states })
     }
 
-    fn kind(&self, kind: &str) -> Option<&State> {
-        Some(&self.states[self.kinds.iter().position(|it| *it == kind)?])
+    /// Returns a unit's state of a kind; `None` if there is no such kind, or none of a parameter.
+    fn kind(&self, kind: &str, parameter: ParamId) -> Option<&Store> {
+        let kind = self.kinds.iter().position(|it| *it == kind)?;
+        let has = self.covered.places.has(parameter);
+        has.then(|| &self.states[kind][parameter.unit.index()])
     }
 
     /// The only kind of state of a run of elements, on the host.
@@ -49,7 +52,7 @@ impl Held {
     /// If the state lies on a device.
     pub(super) fn host(&mut self, unit: UnitId, piece: &Piece) -> &mut [f32] {
         let place = self.covered.places.of_piece(unit, piece);
-        self.states[0].host(unit, place)
+        &mut self.states[0][unit.index()].here_mut()[place]
     }
 
     /// The same, to read.
@@ -57,7 +60,7 @@ impl Held {
     /// # Panics
     /// If the state lies on a device.
     pub(super) fn of_host(&self, unit: UnitId, piece: &Piece) -> &[f32] {
-        self.states[0].of_host(unit, self.covered.places.of_piece(unit, piece))
+        &self.states[0][unit.index()].here()[self.covered.places.of_piece(unit, piece)]
     }
 }
 
@@ -76,9 +79,9 @@ impl Kept for Held {
         (kind, parameter): (&str, ParamId),
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        let state = self.kind(kind).filter(|_| self.covered.places.has(parameter));
-        let place = || (parameter.unit, self.covered.places.of_range(parameter, range));
-        state.map(|state| state.read(context, place())).transpose()
+        let Some(state) = self.kind(kind, parameter) else { return Ok(None) };
+        let place = self.covered.places.of_range(parameter, range);
+        state.to_host(&context.site("saving", 0), place).map(Some)
     }
 
     fn copy_elements(
@@ -87,22 +90,22 @@ impl Kept for Held {
         (kind, parameter): (&str, ParamId),
         (start, into): (usize, &mut [f32]),
     ) -> Result<bool, Error> {
-        let state = self.kind(kind).filter(|_| self.covered.places.has(parameter));
-        let Some(state) = state else { return Ok(false) };
+        let Some(state) = self.kind(kind, parameter) else { return Ok(false) };
         let place = self.covered.places.of_range(parameter, start..start + into.len());
-        state.copy_to(context, (parameter.unit, place.start), into)?;
+        state.copy_to(&context.site("saving", 0), place.start, into)?;
         Ok(true)
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         let Self { kinds, covered, states } = self;
         let places = &covered.places;
-        for (state, kind) in states.iter_mut().zip(*kinds) {
-            for unit in context.plan.spec().unit_ids() {
+        let site = context.site("loading", 0);
+        for (stores, kind) in states.iter_mut().zip(*kinds) {
+            for (unit, store) in context.plan.spec().unit_ids().zip(stores) {
                 let id = |piece: &Piece| ParamId { unit, index: piece.param };
                 let mut pieces =
                     trained_pieces(context, unit).filter(|piece| places.has(id(piece)));
-                state.fill(context, unit, |values| {
+                store.fill(&site, |values| {
                     pieces.try_for_each(|piece| {
                         let into = &mut values[places.of_piece(unit, &piece)];
                         saved.read((kind, id(&piece)), piece.param_start, into)

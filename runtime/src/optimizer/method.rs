@@ -11,12 +11,11 @@ use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::{StateTensor, copy_part};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{StateTensor, copy_part};
-use crate::state::context::Context;
+use crate::persist::saved::StateSource;
+use crate::state::context::{Context, ErrorSite};
 
 /// A kind of optimizer with options `O`, whether it has state yet or not.
 pub(super) trait Method<O>: Debug + Send + Sync {
@@ -41,7 +40,7 @@ pub(super) trait Method<O>: Debug + Send + Sync {
     fn zeros(
         &self,
         groups: &Groups<O>,
-        at: (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<O>>, Error>;
 }
@@ -81,11 +80,11 @@ pub(super) trait Kept: Debug + Send + Sync {
         (start, into): (usize, &mut [f32]),
     ) -> Result<bool, Error> {
         let elements = self.elements(context, of, start..start + into.len())?;
-        Ok(elements.map(|elements| copy_part(&elements, (0, into))).is_some())
+        Ok(elements.map(|elements| copy_part(&elements, 0, into)).is_some())
     }
 
     /// Reads this rank's part of the state from a checkpoint, or from earlier state.
-    fn read(&mut self, context: &Context, source: &dyn Source) -> Result<(), Problem>;
+    fn read(&mut self, context: &Context, source: &dyn StateSource) -> Result<(), Problem>;
 }
 
 /// Earlier state of an optimizer, which may be of other parameters.
@@ -94,7 +93,7 @@ pub(super) struct Earlier<'a> {
     pub(super) kept: &'a dyn Kept,
 }
 
-impl Source for Earlier<'_> {
+impl StateSource for Earlier<'_> {
     fn read(
         &self,
         (kind, parameter): (&str, ParamId),

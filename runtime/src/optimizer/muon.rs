@@ -14,7 +14,6 @@ use hsdp_sharding::{Param, ParamId, Part, WholeMatrix, Wholes};
 use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 use self::parts::{iterations, piece_of, step_of};
-
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -24,13 +23,12 @@ use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
+use crate::persist::checkpointed::StateTensor;
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::StateTensor;
-use crate::state::context::Context;
+use crate::persist::saved::StateSource;
+use crate::state::context::{Context, ErrorSite};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
@@ -97,7 +95,7 @@ impl Kept for Owned {
         self.held.elements(context, of, range)
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         self.held.read(context, saved)
     }
 }
@@ -124,14 +122,14 @@ impl Method<MuonOptions> for Orthogonalization {
     fn zeros(
         &self,
         groups: &Groups<MuonOptions>,
-        (context, of): (&Context, Of),
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<Box<dyn Updates<MuonOptions>>, Error> {
-        let exchange = Exchange::of(context, (Wholes::Matrices, 1), has)?;
-        let device = context.device.as_ref().filter(|device| device.updates_there());
+        let exchange = Exchange::of(site.context, (Wholes::Matrices, 1), has)?;
+        let device = site.context.update_device();
         let on_device = device.map(|device| OnDevice::new(device, groups, &exchange)).transpose();
-        let on_device = on_device.map_err(|error| context.device_error(of.0, of.1, error))?;
-        let held = Held::zeros(context, (KINDS, of), has)?;
+        let on_device = on_device.map_err(|error| site.device(error))?;
+        let held = Held::zeros(site, KINDS, has)?;
         Ok(Box::new(Owned { held, exchange, staged: Staged::default(), on_device }))
     }
 }

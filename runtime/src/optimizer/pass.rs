@@ -1,8 +1,9 @@
 //! One pass over this rank's shards, in which each parameter is updated by its optimizer: on the
-//! host, run by run.
+//! host, run by run; on a device by one or two launches for each unit and optimizer, and no wait.
 
 use std::ops::Range;
 
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate};
 use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
 use hsdp_sharding::{ParamId, Piece, UnitId};
 
@@ -10,10 +11,11 @@ use crate::model::updates::{Moved, Shared};
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::interface::Selected;
 use crate::optimizer::pieces::trained_pieces;
-use crate::optimizer::run::Run;
+use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
 use crate::state::context::Context;
-use crate::state::shard::Shard;
+use crate::state::model_device::ModelDevice;
+use crate::state::shard::{Shard, ShardUpdate};
 use crate::step::gradients::Gradients;
 
 /// An update of all shards of this rank.
@@ -35,30 +37,51 @@ impl<'a> Pass<'a> {
         Updating { context, gradients, assignment, shards, index }
     }
 
-    /// Updates a unit on the host, run by run.
-    pub(super) fn update_runs(
-        self,
-        unit: UnitId,
-        OnHost { master, mut gather_input, sums }: OnHost<'_>,
-        (optimizers, mut moved): (&mut [Selected<'_>], Option<&mut Moved>),
-    ) {
-        for piece in trained_pieces(self.context, unit) {
+    /// Moves the averages of some elements on, to the parameters after the update.
+    fn average(self, unit: UnitId, piece: Piece, parameters: &[f32]) {
+        for average in self.averages {
+            average.lock().update(unit, piece, parameters);
+        }
+    }
+
+    fn has_gradient(self, unit: UnitId, piece: &Piece) -> bool {
+        self.gradients.grad_shards.present[unit.index()][piece.param]
+    }
+
+    /// Returns the index of the optimizer of a piece.
+    fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
+        self.assignment.of(self.context, ParamId { unit, index: piece.param })
+    }
+}
+
+/// An update of one unit by its optimizers.
+pub(super) struct UnitUpdate<'a, 'b, 'c> {
+    pub(super) pass: Pass<'a>,
+    pub(super) unit: UnitId,
+    pub(super) optimizers: &'b mut [Selected<'c>],
+    pub(super) moved: Option<&'b mut Moved>,
+}
+
+impl ShardUpdate for UnitUpdate<'_, '_, '_> {
+    fn on_host(self, master: &mut [f32], mut rounded: Option<ValuesMut<'_>>, sums: &[f32]) {
+        let Self { pass, unit, optimizers, mut moved } = self;
+        for piece in trained_pieces(pass.context, unit) {
             let range = piece.shard_range();
-            if !self.has_gradient(unit, &piece) {
-                self.average(unit, piece, &master[range]);
+            if !pass.has_gradient(unit, &piece) {
+                pass.average(unit, piece, &master[range]);
                 continue;
             }
-            let (optimizer, _) = &mut optimizers[self.optimizer_of(unit, &piece)];
+            let (optimizer, _) = &mut optimizers[pass.optimizer_of(unit, &piece)];
             let fused = FusedUpdate {
                 parameters: &mut master[range.clone()],
-                rounded: gather_input.as_mut().map(|all| all.reborrow().slice(range.clone())),
+                rounded: rounded.as_mut().map(|all| all.reborrow().slice(range.clone())),
                 gradient: &sums[range],
-                divisor: self.gradients.divisor,
+                divisor: pass.gradients.divisor,
             };
-            let clip = self.gradients.clip_factor();
+            let clip = pass.gradients.clip_factor();
             let parameter = ParamId { unit, index: piece.param };
-            let number = self.context.number_of(parameter);
-            let clipped_apart = self.gradients.clip_of(self.context, parameter);
+            let number = pass.context.number_of(parameter);
+            let clipped_apart = pass.gradients.clip_of(pass.context, parameter);
             update_in_blocks(fused, |block, parameters, gradient| {
                 let piece = part_of(piece, block);
                 let mut on_stack;
@@ -79,38 +102,46 @@ impl<'a> Pass<'a> {
                     Some(moved) => moved.measure(number, parameters, update),
                     None => update(parameters),
                 }
-                self.average(unit, piece, parameters);
+                pass.average(unit, piece, parameters);
             });
         }
     }
 
-    /// Moves the averages of some elements on, to the parameters after the update.
-    fn average(self, unit: UnitId, piece: Piece, parameters: &[f32]) {
-        for average in self.averages {
-            average.lock().update(unit, piece, parameters);
+    fn on_device(
+        self,
+        device: &ModelDevice,
+        master: &mut DeviceBuffer,
+        mut rounded: Option<&mut DeviceBuffer>,
+        sums: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let Self { pass, unit, optimizers, .. } = self;
+        let Pass { context, gradients, averages, .. } = pass;
+        let stream = &*device.stream;
+        let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); optimizers.len()];
+        for piece in trained_pieces(context, unit).filter(|piece| pass.has_gradient(unit, piece)) {
+            pieces[pass.optimizer_of(unit, &piece)].push(piece);
         }
+        for ((optimizer, _), pieces) in optimizers.iter_mut().zip(pieces) {
+            if pieces.is_empty() {
+                continue;
+            }
+            let update = DeviceUpdate {
+                parameters: &mut *master,
+                rounded: rounded.as_deref_mut(),
+                gradient: sums,
+                divisor: gradients.divisor,
+            };
+            let clip = gradients.clip_factor();
+            optimizer.update_on_device(DeviceRun { unit, stream, update, pieces, clip })?;
+        }
+        if averages.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<Piece> = trained_pieces(context, unit).collect();
+        averages
+            .iter()
+            .try_for_each(|average| average.lock().update_on_device(unit, stream, &pieces, master))
     }
-
-    fn has_gradient(self, unit: UnitId, piece: &Piece) -> bool {
-        self.gradients.grad_shards.present[unit.index()][piece.param]
-    }
-
-    /// The index of the optimizer of a piece.
-    pub(super) fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
-        self.assignment.of(self.context, ParamId { unit, index: piece.param })
-    }
-
-    /// The pieces of this rank's shard that are trained and got a gradient in this step.
-    pub(super) fn pieces_with_gradient(self, unit: UnitId) -> impl Iterator<Item = Piece> {
-        trained_pieces(self.context, unit).filter(move |piece| self.has_gradient(unit, piece))
-    }
-}
-
-/// The buffers of an update on the host: the f32 parameters, their copy in the compute dtype, and the sums of gradients.
-pub(super) struct OnHost<'a> {
-    pub(super) master: &'a mut [f32],
-    pub(super) gather_input: Option<ValuesMut<'a>>,
-    pub(super) sums: &'a [f32],
 }
 
 /// A range of a piece, as a piece.

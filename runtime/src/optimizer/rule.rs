@@ -7,7 +7,7 @@ use hsdp_sharding::UnitId;
 
 use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::run::Run;
-use crate::optimizer::state::State;
+use crate::state::store::Store;
 
 /// The rule by which an optimizer with these options updates an element.
 pub trait Rule: OptimizerOptions {
@@ -41,7 +41,7 @@ pub trait Rule: OptimizerOptions {
 /// The state of a run, on the host.
 #[derive(Debug)]
 pub struct RunState<'a> {
-    pub(super) states: &'a mut [State],
+    pub(super) states: &'a mut [Vec<Store>],
     pub(super) unit: UnitId,
     pub(super) range: Range<usize>,
 }
@@ -54,15 +54,16 @@ impl<'a> RunState<'a> {
     #[must_use]
     pub fn kinds<const K: usize>(self) -> [&'a mut [f32]; K] {
         let Self { states, unit, range } = self;
-        let states: &mut [State; K] = states.try_into().expect("a rule knows its kinds of state");
-        states.each_mut().map(|state| state.host(unit, range.clone()))
+        let states: &mut [Vec<Store>; K] =
+            states.try_into().expect("a rule knows its kinds of state");
+        states.each_mut().map(|state| &mut state[unit.index()].here_mut()[range.clone()])
     }
 
     /// The elements of the only kind, if the optimizer has state.
     #[must_use]
     pub fn only(self) -> Option<&'a mut [f32]> {
         let Self { states, unit, range } = self;
-        states.first_mut().map(|state| state.host(unit, range))
+        states.first_mut().map(|state| &mut state[unit.index()].here_mut()[range])
     }
 }
 
@@ -80,7 +81,7 @@ pub struct UnitRun<'a> {
 /// The state of a unit, on a device.
 #[derive(Debug)]
 pub struct UnitState<'a> {
-    pub(super) states: &'a mut [State],
+    pub(super) states: &'a mut [Vec<Store>],
     pub(super) unit: UnitId,
 }
 
@@ -92,14 +93,15 @@ impl<'a> UnitState<'a> {
     #[must_use]
     pub fn kinds<const K: usize>(self) -> [&'a mut DeviceBuffer; K] {
         let Self { states, unit } = self;
-        let states: &mut [State; K] = states.try_into().expect("a rule knows its kinds of state");
-        states.each_mut().map(|state| state.device(unit))
+        let states: &mut [Vec<Store>; K] =
+            states.try_into().expect("a rule knows its kinds of state");
+        states.each_mut().map(|state| state[unit.index()].there_mut())
     }
 
     /// The buffer of the only kind, if the optimizer has state.
     #[must_use]
     pub fn only(self) -> Option<&'a mut DeviceBuffer> {
         let Self { states, unit } = self;
-        states.first_mut().map(|state| state.device(unit))
+        states.first_mut().map(|state| state[unit.index()].there_mut())
     }
 }

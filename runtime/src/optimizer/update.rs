@@ -1,23 +1,20 @@
 //! An update of a model by its optimizers: the checks before anything changes, and the pass.
 
 use hsdp_comm::World;
-use hsdp_sharding::UnitId;
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Moved, Updates};
 use crate::optimizer::assignment::Assignment;
-use crate::optimizer::device;
 use crate::optimizer::interface::{Selected, Update};
-use crate::optimizer::pass::{OnHost, Pass};
-use crate::persist::pair::ONE_OF_EACH_KIND;
+use crate::optimizer::pass::{Pass, UnitUpdate};
+use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::shard::Shard;
-use crate::state::sums::Sums;
+use crate::step::drive::EngineState;
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::state::State;
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that
@@ -94,7 +91,7 @@ fn jointly<T>(
     part: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     match waiting {
-        Some(world) => joint::run(world, step, part),
+        Some(world) => control::between_steps(world, step, part),
         None => part(),
     }
 }
@@ -102,7 +99,7 @@ fn jointly<T>(
 impl Pass<'_> {
     fn run(
         self,
-        (state, updates): (&mut State, &Mutex<Updates>),
+        (state, updates): (&mut EngineState, &Mutex<Updates>),
         optimizers: &mut [Selected<'_>],
     ) -> Result<(), Error> {
         let room = state.updated.room();
@@ -115,10 +112,18 @@ impl Pass<'_> {
         for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
             optimizer.begin(&self.updating(&state.shards, index));
         }
+        let site = self.context.site("optimizer step", self.gradients.step);
         let mut moved = self.gradients.is_measured.then(|| Moved::new(self.context));
         for unit in self.context.plan.reductions().iter().copied() {
-            let shard = (unit, &mut state.shards[unit.index()]);
-            self.update_unit(shard, (optimizers, moved.as_mut()))?;
+            let update = UnitUpdate {
+                pass: self,
+                unit,
+                optimizers: &mut *optimizers,
+                moved: moved.as_mut(),
+            };
+            let updated =
+                state.shards[unit.index()].update(self.gradients.grad_shards.of(unit), update);
+            updated.map_err(|error| site.device(error))?;
         }
         updates.lock().moved = moved;
         Ok(())
@@ -185,33 +190,5 @@ impl Pass<'_> {
         let what = "an update on a device clips all gradients by one factor: do not clip by value, \
                     nor groups of parameters, or place the model on the host";
         Err(self.context.misuse("optimizer step", self.gradients.step, what.to_owned()))
-    }
-
-    /// Updates a unit where its shard is updated: on the host, from which it may go on to a device,
-    /// or on the device.
-    fn update_unit(
-        self,
-        (unit, shard): (UnitId, &mut Shard),
-        (optimizers, moved): (&mut [Selected<'_>], Option<&mut Moved>),
-    ) -> Result<(), Error> {
-        match (shard, &self.gradients.grad_shards[unit.index()]) {
-            (Shard::Host(shard), Sums::Host(sums)) => {
-                let (master, gather_input) = shard.exclusive();
-                let on_host = OnHost { master, gather_input, sums };
-                self.update_runs(unit, on_host, (optimizers, moved));
-                Ok(())
-            }
-            (Shard::Device(shard), Sums::Device(_)) if self.context.updates_on_device() => {
-                device::update_unit(self, (unit, shard), optimizers)
-            }
-            (Shard::Device(shard), Sums::Device(sums)) => {
-                let sums = (sums, self.gradients.step);
-                shard.update_on_host(self.context, sums, |master, sums| {
-                    let on_host = OnHost { master, gather_input: None, sums };
-                    self.update_runs(unit, on_host, (optimizers, moved));
-                })
-            }
-            _ => unreachable!("a model has its shards and sums in the same place"),
-        }
     }
 }

@@ -2,17 +2,16 @@
 
 use std::ops::Range;
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_kernels::{divide_in_place, scaled_copy};
 use hsdp_sharding::{ParamId, Piece, Plan, UnitId};
 
 use crate::error::Error;
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::pieces::trained_pieces;
-use crate::state::context::Context;
-use crate::state::model_id::ModelId;
+use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::shard::Shard;
-use crate::state::sums::Sums;
+use crate::state::store::Located;
 use crate::step::gradients::{Gradients, Verdict};
 
 /// The update in which an optimizer takes part, before it changes anything.
@@ -88,15 +87,11 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        let sums = &self.gradients.grad_shards[parameter.unit.index()];
         let divisor = self.gradients.divisor;
-        match sums {
-            Sums::Host(values) => scaled_copy(into, &values[range], divisor),
-            Sums::Device(sums) => {
-                let device = self.context.device.as_ref().expect("the sums lie on a device");
-                let by = (device.stream(), device.patience());
-                let read = sums.values().read_back_into(by, range.start, into);
-                read.map_err(|error| self.device_error(error))?;
+        match self.gradients.grad_shards.of(parameter.unit) {
+            Located::Host(values) => scaled_copy(into, &values[range], divisor),
+            there @ Located::Device(_) => {
+                there.copy_to(&self.site(), range.start, into)?;
                 divide_in_place(into, divisor);
             }
         }
@@ -111,20 +106,12 @@ impl Updating<'_> {
     /// # Panics
     /// If the gradient lies on the host.
     pub(super) fn gradient_on_device(&self, unit: UnitId) -> (&DeviceBuffer, f64) {
-        match &self.gradients.grad_shards[unit.index()] {
-            Sums::Device(sums) => (sums.values(), self.gradients.divisor),
-            Sums::Host(_) => unreachable!("the gradient of a model on the host lies there"),
-        }
+        (self.gradients.grad_shards.of(unit).there(), self.gradients.divisor)
     }
 
-    /// The error of a buffer for parameters of a unit.
-    pub(super) fn no_memory(&self, error: hsdp_kernels::Error, unit: UnitId) -> Error {
-        self.context.no_memory(error, "optimizer step", (self.gradients.step, unit))
-    }
-
-    /// The error of a device in this update.
-    pub(super) fn device_error(&self, error: CudaError) -> Error {
-        self.context.device_error("optimizer step", self.gradients.step, error)
+    /// Returns this update, for errors that name it.
+    pub(super) fn site(&self) -> ErrorSite<'_> {
+        self.context.site("optimizer step", self.gradients.step)
     }
 
     /// Elements of this rank's shard of a unit, in f32.

@@ -1,23 +1,22 @@
-//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes
-//! part.
+//! The constant parts of an engine: the plan, the options, the groups in which this rank takes part,
+//! and the model's identity. Beside them the errors of its operations, and reports on parameters
+//! without a gradient.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::step::{Rules, Sequences};
-use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
+use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
 
 use crate::error::Error;
-use crate::options::ModelOptions;
-use crate::options::digest;
+use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
 use crate::state::model_device::ModelDevice;
-use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ pub(crate) struct Context {
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
-    pub(crate) device: Option<ModelDevice>,
+    pub(crate) device: Option<Arc<ModelDevice>>,
     /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
 }
@@ -165,13 +164,18 @@ impl Context {
 
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
-        self.device.as_ref().is_some_and(ModelDevice::updates_there)
+        self.update_device().is_some()
+    }
+
+    /// Returns the device on which shards are updated; `None` if they are updated on the host.
+    pub(crate) fn update_device(&self) -> Option<&Arc<ModelDevice>> {
+        self.device.as_ref().filter(|device| device.offload == Offload::None)
     }
 
     /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made. They
     /// stay there, or go on to a device, or only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
-        let stay = self.device.as_ref().is_none_or(ModelDevice::leaves_masters_here);
+        let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
@@ -179,11 +183,6 @@ impl Context {
     /// Whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
-    }
-
-    /// A unit with its layout.
-    pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
-        (unit, Arc::clone(self.plan.layout(unit)))
     }
 
     /// How many parameters the model has.
@@ -234,35 +233,9 @@ impl Context {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
 
-    /// An error of the kernels; if memory was missing, with the operation, the step and the unit.
-    pub(crate) fn no_memory(
-        &self,
-        error: hsdp_kernels::Error,
-        operation: &'static str,
-        (step, unit): (u64, UnitId),
-    ) -> Error {
-        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
-        let unit = self.plan.spec()[unit].name.clone();
-        Error::OutOfMemory { operation, unit, rank: self.rank(), step, bytes }
-    }
-
-    /// The device, for parts of the model that lie on one.
-    pub(crate) fn model_device(&self) -> &ModelDevice {
-        self.device.as_ref().expect("a part on a device belongs to a model on that device")
-    }
-
-    /// An error of the device, with its operation and step. If it is fatal, the world ends.
-    pub(crate) fn device_error(
-        &self,
-        operation: &'static str,
-        step: u64,
-        error: CudaError,
-    ) -> Error {
-        let error = Error::Device { operation, rank: self.rank(), step, error };
-        if error.is_fatal() {
-            self.world.abort(&error.to_string());
-        }
-        error
+    /// Returns the operation of a step, for the errors that name it.
+    pub(crate) fn site(&self, operation: &'static str, step: u64) -> ErrorSite<'_> {
+        ErrorSite { context: self, operation, step }
     }
 
     pub(crate) fn tag(
@@ -302,12 +275,110 @@ impl Context {
     }
 }
 
+/// An operation of a step, as its errors name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ErrorSite<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) operation: &'static str,
+    pub(crate) step: u64,
+}
+
+impl ErrorSite<'_> {
+    /// Returns the error of a device. If it is fatal, the world ends.
+    pub(crate) fn device(&self, error: CudaError) -> Error {
+        let Self { context, operation, step } = *self;
+        let error = Error::Device { operation, rank: context.rank(), step, error };
+        if error.is_fatal() {
+            context.world.abort(&error.to_string());
+        }
+        error
+    }
+
+    /// Returns an error of the kernels; if memory was missing, with the operation and the unit.
+    pub(crate) fn memory(&self, unit: UnitId, error: hsdp_kernels::Error) -> Error {
+        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
+        let Self { context, operation, step } = *self;
+        let unit = context.plan.spec()[unit].name.clone();
+        Error::OutOfMemory { operation, unit, rank: context.rank(), step, bytes }
+    }
+}
+
 fn first_parameters(plan: &Plan) -> Vec<usize> {
     let mut first = vec![0];
     for unit in plan.spec().units() {
         first.push(first[first.len() - 1] + unit.params.len());
     }
     first
+}
+
+/// The identity of a model in this process.
+#[derive(Clone, Debug)]
+pub struct ModelId(Arc<()>);
+
+impl ModelId {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(()))
+    }
+}
+
+impl PartialEq for ModelId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for ModelId {}
+
+/// The words and the state of the reports on parameters without a gradient.
+#[derive(Debug, Default)]
+pub(crate) struct UnusedReports {
+    /// Usual causes, from the adapter of an autograd.
+    causes: OnceLock<&'static str>,
+    /// Whether the check of the first step is over, which it is on all ranks or on none.
+    checked: AtomicBool,
+    /// Whether the model was loaded after updates.
+    trained: AtomicBool,
+    /// Whether zeros have stood for missing gradients on this rank.
+    has_cuts: AtomicBool,
+}
+
+impl UnusedReports {
+    pub(crate) fn set_causes(&self, causes: &'static str) {
+        self.causes.get_or_init(|| causes);
+    }
+
+    pub(crate) fn causes(&self) -> String {
+        self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
+    }
+
+    /// Notes a load of a checkpoint after this number of applied updates.
+    pub(crate) fn note_load(&self, applied: u64) {
+        self.trained.store(applied > 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the model was trained before it was loaded.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_cuts(&self) {
+        self.has_cuts.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seeks_cuts(&self, policy: Unused) -> bool {
+        policy == Unused::ErrorOnAnyRank
+            || !self.is_checked()
+            || self.has_cuts.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the first step was checked.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_checked(&self) {
+        self.checked.store(true, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,20 @@
-//! A unit's parameters, gathered.
-
-pub(crate) mod device;
+//! A unit's parameters, gathered, and the gather of a unit.
 
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use hsdp_comm::{Pending, Stage};
+use hsdp_kernels::cuda::{DeviceBuffer, DevicePart};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{HostBuffer, Values};
-use hsdp_sharding::{DType, UnitId, UnitLayout};
+use hsdp_sharding::{DType, FullCopies, Phase, UnitId, UnitLayout};
 
-use self::device::DeviceFull;
+use crate::error::Error;
+use crate::state::context::Context;
+use crate::state::events::Event;
 use crate::state::full_pool::Pooled;
+use crate::state::shard::Shard;
+use crate::state::store::{Located, There};
 
 /// A unit's gathered parameters, in its compute dtype: one host buffer for each parameter, with all
 /// of its elements, row-major.
@@ -25,30 +30,136 @@ use crate::state::full_pool::Pooled;
 pub struct Full {
     unit: UnitId,
     layout: Arc<UnitLayout>,
-    buffers: Buffers,
+    /// Compute dtype.
+    dtype: DType,
+    buffers: FullBuffers,
 }
 
 #[derive(Debug)]
-enum Buffers {
+enum FullBuffers {
     Own(Pooled),
-    /// Other ranks read the same buffers.
+    /// Buffers that other ranks read too.
     Shared(Arc<Pooled>),
     Device(DeviceFull),
 }
 
+/// A unit's parameters on a device: the unit's flat index space, as the layout says.
+#[derive(Debug)]
+struct DeviceFull {
+    full: There<Arc<DeviceBuffer>>,
+    /// Copies on the host, by index of the parameter, once they were asked for.
+    copies: OnceLock<Vec<HostBuffer>>,
+}
+
+impl DeviceFull {
+    /// Returns copies on the host, made when they are first asked for.
+    ///
+    /// # Panics
+    /// If the device fails: the call has no error to return.
+    fn on_host(&self, layout: &UnitLayout) -> &[HostBuffer] {
+        self.copies.get_or_init(|| {
+            let There { value, device } = &self.full;
+            let all = value.read_back(&device.stream, device.patience);
+            let all = all.unwrap_or_else(|error| panic!("a unit could not be read: {error}"));
+            let slots = layout.params().iter();
+            slots.map(|slot| owned(all.values().slice(slot.range()))).collect()
+        })
+    }
+}
+
+fn owned(values: Values<'_>) -> HostBuffer {
+    match values {
+        Values::F32(values) => values.to_vec().into(),
+        Values::F16(values) => values.to_vec().into(),
+        Values::BF16(values) => values.to_vec().into(),
+    }
+}
+
+/// A gather that is under way.
+#[derive(Debug)]
+pub(crate) enum Arriving {
+    /// A gather into buffers of this rank, which go back into the loan.
+    Own(Pending<Vec<HostBuffer>>, Pooled),
+    /// A gather into buffers that all ranks read.
+    Shared(Pending<Option<Arc<Pooled>>>),
+    /// A gather into a buffer of this rank on a device.
+    Device(There<Pending<DeviceBuffer>>),
+}
+
+impl Arriving {
+    /// Issues a gather of this rank's shard of a unit.
+    ///
+    /// # Errors
+    /// If there is no memory for the unit; errors of the operation.
+    pub(crate) fn issue(
+        context: &Context,
+        step: u64,
+        microbatch: usize,
+        unit: UnitId,
+        phase: Phase,
+        shard: &Shard,
+    ) -> Result<Self, Error> {
+        let tag = context.tag(Some(unit), Stage::Gather, step, microbatch);
+        let event = Event::Gather { unit, microbatch, phase };
+        let site = context.site("gather", step);
+        let layout = Arc::clone(context.plan.layout(unit));
+        let shard = match shard.gather_input() {
+            Located::Host(shard) => shard,
+            Located::Device(There { value: input, device }) => {
+                context.events.push(event);
+                let full = device.buffer(Category::Full, input.dtype(), layout.full_len());
+                let full = full.map_err(|error| site.device(error))?;
+                let value = context.gather.gather_unit_on_device(tag, layout, input, full)?;
+                return Ok(Self::Device(There { value, device }));
+            }
+        };
+        let compute = context.plan.compute_dtype(unit);
+        let lens = context.plan.layout(unit).params().iter().map(|slot| slot.len);
+        let lend = || context.full_pool.lend(compute, lens);
+        match context.options.full_copies {
+            FullCopies::PerRank => {
+                let mut pooled = lend().map_err(|error| site.memory(unit, error))?;
+                context.events.push(event);
+                let targets = mem::take(&mut pooled.buffers);
+                let pending = context.gather.gather_unit(tag, layout, shard, targets)?;
+                Ok(Self::Own(pending, pooled))
+            }
+            FullCopies::PerProcess => {
+                let holder = (context.gather.index() == 0).then(|| lend().map(Arc::new));
+                let holder = holder.transpose().map_err(|error| site.memory(unit, error))?;
+                context.events.push(event);
+                let pending = context.gather.gather_unit_shared(tag, layout, shard, holder)?;
+                Ok(Self::Shared(pending))
+            }
+        }
+    }
+
+    /// Waits for the gather; on a device until it is issued, and kernels that read the parameters
+    /// wait for the rest. Returns `None` where an injected fault made this rank skip it.
+    ///
+    /// # Errors
+    /// Errors of the operation.
+    pub(crate) fn wait(self, context: &Context, unit: UnitId) -> Result<Option<Full>, Error> {
+        let buffers = match self {
+            Self::Own(pending, mut pooled) => {
+                pooled.buffers = pending.wait()?;
+                FullBuffers::Own(pooled)
+            }
+            Self::Shared(pending) => match pending.wait()? {
+                Some(shared) => FullBuffers::Shared(shared),
+                None => return Ok(None),
+            },
+            Self::Device(There { value, device }) => {
+                let full = There { value: Arc::new(value.wait()?), device };
+                FullBuffers::Device(DeviceFull { full, copies: OnceLock::new() })
+            }
+        };
+        let layout = Arc::clone(context.plan.layout(unit));
+        Ok(Some(Full { unit, layout, dtype: context.plan.compute_dtype(unit), buffers }))
+    }
+}
+
 impl Full {
-    pub(crate) fn own((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Pooled) -> Self {
-        Self { unit, layout, buffers: Buffers::Own(buffers) }
-    }
-
-    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Arc<Pooled>) -> Self {
-        Self { unit, layout, buffers: Buffers::Shared(buffers) }
-    }
-
-    pub(crate) fn on_a_device((unit, layout): (UnitId, Arc<UnitLayout>), full: DeviceFull) -> Self {
-        Self { unit, layout, buffers: Buffers::Device(full) }
-    }
-
     /// The unit of these parameters.
     #[must_use]
     pub fn unit(&self) -> UnitId {
@@ -96,10 +207,13 @@ impl Full {
     /// # Panics
     /// If the unit has no such parameter.
     #[must_use]
-    pub fn on_device(&self, parameter: usize) -> Option<hsdp_kernels::cuda::DevicePart> {
+    pub fn on_device(&self, parameter: usize) -> Option<DevicePart> {
         match &self.buffers {
-            Buffers::Device(full) => Some(full.part(parameter)),
-            _ => None,
+            FullBuffers::Device(full) => {
+                let range = self.layout.params()[parameter].range();
+                Some(DevicePart::new(Arc::clone(&full.full.value), range))
+            }
+            FullBuffers::Own(_) | FullBuffers::Shared(_) => None,
         }
     }
 
@@ -113,11 +227,11 @@ impl Full {
     #[must_use]
     pub fn take(&mut self, parameter: usize) -> Option<HostBuffer> {
         let buffer = match &mut self.buffers {
-            Buffers::Own(pooled) => {
+            FullBuffers::Own(pooled) => {
                 mem::replace(&mut pooled.buffers[parameter], HostBuffer::F32(Vec::new()))
             }
-            Buffers::Shared(pooled) => pooled.buffers[parameter].clone(),
-            Buffers::Device(full) => full.on_host()[parameter].clone(),
+            FullBuffers::Shared(pooled) => pooled.buffers[parameter].clone(),
+            FullBuffers::Device(full) => full.on_host(&self.layout)[parameter].clone(),
         };
         (!buffer.is_empty()).then_some(buffer)
     }
@@ -127,13 +241,13 @@ impl Full {
     /// # Panics
     /// If the unit has no such parameter, or the buffer is not of the parameter's length and the compute dtype.
     pub fn put_back(&mut self, parameter: usize, buffer: HostBuffer) {
-        let (found, len) = ((buffer.dtype(), buffer.len()), self.layout.params()[parameter].len);
-        let expected = (self.dtype(), len);
+        let found = (buffer.dtype(), buffer.len());
+        let expected = (self.dtype, self.layout.params()[parameter].len);
         assert!(
             found == expected,
             "put back {found:?}, but parameter {parameter} has {expected:?}"
         );
-        if let Buffers::Own(pooled) = &mut self.buffers {
+        if let FullBuffers::Own(pooled) = &mut self.buffers {
             pooled.buffers[parameter] = buffer;
         }
     }
@@ -144,26 +258,17 @@ impl Full {
     #[must_use]
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         match self.buffers {
-            Buffers::Own(pooled) => pooled.into_buffers(),
-            Buffers::Shared(pooled) => pooled.buffers.to_vec(),
-            Buffers::Device(full) => full.on_host().to_vec(),
-        }
-    }
-
-    /// The compute dtype.
-    fn dtype(&self) -> DType {
-        match &self.buffers {
-            Buffers::Own(pooled) => pooled.dtype(),
-            Buffers::Shared(pooled) => pooled.dtype(),
-            Buffers::Device(full) => full.dtype(),
+            FullBuffers::Own(pooled) => pooled.into_buffers(),
+            FullBuffers::Shared(pooled) => pooled.buffers.to_vec(),
+            FullBuffers::Device(full) => full.on_host(&self.layout).to_vec(),
         }
     }
 
     fn all(&self) -> &[HostBuffer] {
         match &self.buffers {
-            Buffers::Own(pooled) => &pooled.buffers,
-            Buffers::Shared(pooled) => &pooled.buffers,
-            Buffers::Device(full) => full.on_host(),
+            FullBuffers::Own(pooled) => &pooled.buffers,
+            FullBuffers::Shared(pooled) => &pooled.buffers,
+            FullBuffers::Device(full) => full.on_host(&self.layout),
         }
     }
 }

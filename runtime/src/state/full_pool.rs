@@ -45,7 +45,6 @@ pub(crate) struct Pooled {
 #[derive(Debug)]
 struct Loan {
     pool: Arc<FullPool>,
-    dtype: DType,
     bytes: ByteCount,
     generation: u64,
 }
@@ -83,7 +82,7 @@ impl FullPool {
             let buffers = found.collect();
             let limit = held.limit;
             held.shrink_to(limit);
-            let loan = Loan { pool: Arc::clone(self), dtype, bytes, generation: held.generation };
+            let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
             Pooled { buffers, loan: Some(loan) }
         };
         for (buffer, len) in pooled.buffers.iter_mut().zip(lens) {
@@ -145,10 +144,6 @@ impl Held {
 }
 
 impl Pooled {
-    pub(crate) fn dtype(&self) -> DType {
-        self.loan.as_ref().expect("it is lent").dtype
-    }
-
     /// Ends the loan: the buffers are the caller's from now on.
     pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
         mem::take(&mut self.buffers)

@@ -1,17 +1,18 @@
-//! A rank's device, and the stream of the rank's own work there.
+//! A rank's device, the stream of the rank's own work there, and host memory for the updates of
+//! units that are offloaded.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_comm::{Group, World};
+use hsdp_kernels::HostBuffer;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{DType, Offload, Plan};
+use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan};
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::options::placement::Placement;
-use crate::state::scratch::Scratch;
 
 /// A rank's device.
 #[derive(Debug)]
@@ -28,24 +29,6 @@ pub(crate) struct ModelDevice {
 }
 
 impl ModelDevice {
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Whether units are updated on the device, and not on the host.
-    pub(crate) fn updates_there(&self) -> bool {
-        self.offload == Offload::None
-    }
-
-    /// Whether f32 shards stay on the host.
-    pub(crate) fn leaves_masters_here(&self) -> bool {
-        self.offload == Offload::All
-    }
-
-    pub(crate) fn patience(&self) -> Duration {
-        self.patience
-    }
-
     /// Opens the device of a placement and compiles its kernels; returns `None` on the host.
     ///
     /// # Errors
@@ -55,7 +38,7 @@ impl ModelDevice {
         placement: Placement,
         patience: Duration,
         plan: &Plan,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Arc<Self>>, Error> {
         let Placement::Cuda { ordinal, offload } = placement else { return Ok(None) };
         let open = || {
             let device = Device::new(ordinal)?;
@@ -63,8 +46,9 @@ impl ModelDevice {
             device.stream()
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
-        let (stream, scratch) = (Arc::new(stream), Mutex::new(Scratch::new(plan, offload)?));
-        Ok(Some(Self { stream, patience, offload, scratch }))
+        let stream = Arc::new(stream);
+        let scratch = Mutex::new(Scratch::new(plan, offload)?);
+        Ok(Some(Arc::new(Self { stream, patience, offload, scratch })))
     }
 
     /// Connects the groups by NCCL, if the world uses NCCL.
@@ -109,9 +93,53 @@ impl ModelDevice {
         let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)
     }
+}
 
-    /// Copies f32 values to the host. Waits for the copy.
-    pub(crate) fn read_f32(&self, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
-        Ok(values.read_back(&self.stream, self.patience)?.values().to_f32())
+/// Host memory for one unit at a time, each buffer as large as the largest unit needs. Its size is
+/// [`Plan::memory_offloaded`].
+#[derive(Debug)]
+pub(super) struct Scratch {
+    pub(super) gradient: Vec<f32>,
+    pub(super) master: Vec<f32>,
+    /// Rounded copies, for the device, of masters that stay on the host: one for each dtype except
+    /// f32 in which units compute.
+    pub(super) rounded: Vec<HostBuffer>,
+}
+
+impl Scratch {
+    /// Makes the buffers.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(super) fn new(plan: &Plan, offload: Offload) -> Result<Self, hsdp_kernels::Error> {
+        let MemoryPlan { partial, shard, .. } = plan.memory_offloaded(offload);
+        // With `All` the shards lie on the host, and need no scratch memory.
+        let master = if offload == Offload::Optimizer { shard } else { ByteCount::ZERO };
+        let room = |category, bytes: ByteCount| {
+            let _scope = memory::scope(category);
+            let bytes = usize::try_from(bytes.get()).unwrap_or(usize::MAX);
+            hsdp_kernels::zeros(bytes / DType::F32.size_bytes())
+        };
+        Ok(Self {
+            gradient: room(Category::Partial, partial)?,
+            master: room(Category::Shard, master)?,
+            rounded: if offload == Offload::All { rounded_copies(plan)? } else { Vec::new() },
+        })
     }
+}
+
+/// Makes a buffer for each dtype except f32 in which units compute, as long as the longest shard of
+/// these units.
+fn rounded_copies(plan: &Plan) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
+    let longest = |dtype: DType| {
+        let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
+        Some((dtype, units.map(|unit| plan.layout(unit).shard_len()).max()?))
+    };
+    let halves = [DType::BF16, DType::F16].into_iter().filter_map(longest);
+    let room = |(dtype, len)| {
+        // The list of buffers is small, and not counted.
+        let _gather_input = memory::scope(Category::GatherInput);
+        HostBuffer::zeros(dtype, len)
+    };
+    halves.map(room).collect()
 }

@@ -1,77 +1,79 @@
-//! A rank's sums of one unit's gradients, wherever its part of the model lies, and their reductions.
+//! A rank's sums of gradients, by unit, where its part of the model lies: their reductions, the
+//! first element that is not finite, and the buffers that wait for the next step.
 
-pub(crate) mod device;
-
-use std::borrow::Cow;
+use std::borrow::Borrow;
+use std::mem;
 use std::sync::Arc;
+use std::thread;
 
-use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Scaling, Tag};
-use hsdp_kernels::memory::{self, Category};
+use hsdp_comm::{
+    Accumulator, Contribution, DeviceAccumulator, DeviceReduced, NonFiniteAt, Pending, Reduced,
+    Scaling, Tag,
+};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, FirstFound, Noted, Seen, WhatWasNoted};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, first_non_finite, settle, squared_norm};
-use hsdp_sharding::{UnitId, UnitLayout};
+use hsdp_sharding::{DType, ParamId, Plan, UnitId, UnitLayout};
+use parking_lot::Mutex;
 
-use self::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::error::Error;
-use crate::state::context::Context;
-use crate::state::sighting::Sighting;
+use crate::state::context::{Context, ErrorSite};
+use crate::state::sighting::{Sighting, When};
+use crate::state::store::{Located, There, zeros_in};
 
-/// Sums in f32.
+/// This rank's sums of one unit's gradients, in f32.
+pub(crate) type GradientSums = Located<Vec<f32>, NotedSums>;
+
+/// Sums on a device, and the notes of elements that were not finite.
 #[derive(Debug)]
-pub(crate) enum Sums {
-    Host(Vec<f32>),
-    Device(DeviceSums),
+pub(crate) struct NotedSums {
+    values: DeviceBuffer,
+    noted: Noted,
 }
 
-/// No sums yet.
-impl Default for Sums {
-    fn default() -> Self {
+impl Borrow<DeviceBuffer> for NotedSums {
+    fn borrow(&self) -> &DeviceBuffer {
+        &self.values
+    }
+}
+
+impl GradientSums {
+    /// Returns sums without memory.
+    pub(crate) fn none() -> Self {
         Self::Host(Vec::new())
     }
-}
 
-/// The norm of a unit's finished sums, and their first element that is not finite.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    pub(crate) squared_norm: f64,
-    /// The index of the first element that is not finite. The host searches for it only where the norm is not finite.
-    pub(crate) first_non_finite: Option<usize>,
-}
-
-impl Sums {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Host(values) => values.len(),
-            Self::Device(sums) => sums.len(),
-        }
-    }
-
-    /// These sums, if they have length `len`, or new ones, where the model lies.
+    /// Returns these sums if they have length `len`, or else new ones, where the model lies.
     ///
     /// # Errors
     /// If there is no memory for them.
     pub(crate) fn sized(
         self,
-        context: &Context,
+        site: &ErrorSite<'_>,
+        unit: UnitId,
         len: usize,
-        (step, unit): (u64, UnitId),
     ) -> Result<Self, Error> {
-        match self {
-            Self::Device(sums) if sums.len() == len => Ok(Self::Device(sums)),
-            _ if context.device.is_some() => Ok(Self::Device(DeviceSums::new(context, len, step)?)),
-            Self::Host(values) => {
-                let values = sized(values, len, Category::Partial);
-                let no_memory = |error| context.no_memory(error, "reduction", (step, unit));
-                values.map(Self::Host).map_err(no_memory)
-            }
-            Self::Device(_) => unreachable!("a model on the host has its sums there"),
+        let lies_there = matches!(self, Self::Device(_));
+        if self.len() == len && lies_there == site.context.device.is_some() {
+            return Ok(self);
         }
+        let Some(device) = &site.context.device else {
+            let zeros = zeros_in(Category::Partial, len);
+            return zeros.map(Self::Host).map_err(|error| site.memory(unit, error));
+        };
+        let make = || {
+            let values = device.buffer(Category::Partial, DType::F32, len)?;
+            Ok(NotedSums { values, noted: Noted::new(&device.stream)? })
+        };
+        let value = make().map_err(|error| site.device(error))?;
+        Ok(Self::Device(There { value, device: Arc::clone(device) }))
     }
 
-    /// Prepares the sums for the first reduction of a step.
-    pub(crate) fn begin(&mut self, context: &Context, step: u64) -> Result<(), Error> {
+    /// Prepares the sums for the first reduction of a step: clears the notes of another step.
+    pub(crate) fn begin(&mut self) -> Result<(), CudaError> {
         match self {
             Self::Host(_) => Ok(()),
-            Self::Device(sums) => sums.begin(context, step),
+            Self::Device(There { value, device }) => value.noted.clear(&device.stream),
         }
     }
 
@@ -79,20 +81,23 @@ impl Sums {
     pub(crate) fn scatter(
         self,
         context: &Context,
-        (tag, layout): (Tag, Arc<UnitLayout>),
+        tag: Tag,
+        layout: Arc<UnitLayout>,
         contribution: Contribution,
         fold: Fold,
-    ) -> Result<Scattering, Error> {
-        Ok(match self {
+    ) -> Result<SumsUnderWay, Error> {
+        let reduce = &context.reduce;
+        Ok(SumsUnderWay::Scattering(match self {
             Self::Host(partial) => {
-                let accumulator = Accumulator { partial, fold };
-                let reduce = &context.reduce;
-                Scattering::Host(reduce.reduce_unit(tag, layout, contribution, accumulator)?)
+                let into = Accumulator { partial, fold };
+                Located::Host(reduce.reduce_unit(tag, layout, contribution, into)?)
             }
-            Self::Device(sums) => {
-                Scattering::Device(sums.scatter(context, (tag, layout), contribution, fold)?)
+            Self::Device(There { value: NotedSums { values: partial, noted }, device }) => {
+                let into = DeviceAccumulator { partial, fold, noted };
+                let value = reduce.reduce_unit_on_device(tag, layout, contribution, into)?;
+                Located::Device(There { value, device })
             }
-        })
+        }))
     }
 
     /// Issues the all-reduce of these sums over the replicas.
@@ -101,72 +106,51 @@ impl Sums {
         context: &Context,
         tag: Tag,
         scaling: Scaling,
-    ) -> Result<AllReducing, Error> {
-        Ok(match self {
-            Self::Host(partial) => {
-                AllReducing::Host(context.all_reduce.all_reduce_scaled(tag, partial, scaling)?)
+    ) -> Result<SumsUnderWay, Error> {
+        let group = &context.all_reduce;
+        Ok(SumsUnderWay::AllReducing(match self {
+            Self::Host(partial) => Located::Host(group.all_reduce_scaled(tag, partial, scaling)?),
+            Self::Device(There { value: NotedSums { values, noted }, device }) => {
+                let pending = group.all_reduce_scaled_on_device(tag, values, scaling)?;
+                Located::Device(There { value: NotedPending { pending, noted }, device })
             }
-            Self::Device(sums) => AllReducing::Device(sums.all_reduce(context, tag, scaling)?),
-        })
+        }))
     }
 
     /// Adds other sums to these, or replaces these by them.
-    pub(crate) fn fold_in(
-        &mut self,
-        context: &Context,
-        (other, fold): (&Self, Fold),
-        step: u64,
-    ) -> Result<(), Error> {
-        match (self, other) {
-            (Self::Host(sums), Self::Host(other)) => {
-                settle(sums, other, Divisor::ONE, fold);
+    pub(crate) fn fold_in(&mut self, other: &Self, fold: Fold) -> Result<(), CudaError> {
+        match self {
+            Self::Host(sums) => {
+                settle(sums, other.here(), Divisor::ONE, fold);
                 Ok(())
             }
-            (Self::Device(sums), Self::Device(other)) => sums.fold_in(context, (other, fold), step),
-            _ => unreachable!("all sums of a model lie in one place"),
-        }
-    }
-
-    /// These sums, if they lie on a device.
-    fn on_device(&self) -> Option<&DeviceSums> {
-        match self {
-            Self::Host(_) => None,
-            Self::Device(sums) => Some(sums),
-        }
-    }
-
-    /// Returns the sums on the host: borrowed, or a copy of those of a device.
-    ///
-    /// # Errors
-    /// If they lie on a device that fails.
-    pub(crate) fn to_host(&self, context: &Context, step: u64) -> Result<Cow<'_, [f32]>, Error> {
-        match self {
-            Self::Host(values) => Ok(Cow::Borrowed(values)),
-            Self::Device(sums) => sums.to_host(context, step).map(Cow::Owned),
-        }
-    }
-
-    /// The norm and the first non-finite element of each of these, by unit.
-    ///
-    /// # Errors
-    /// If they lie on a device that fails.
-    pub(crate) fn survey(
-        context: &Context,
-        (all, step): (&[Self], u64),
-    ) -> Result<Vec<Seen>, Error> {
-        let mut seen: Vec<_> = all.iter().map(Self::seen_on_host).collect();
-        let there =
-            all.iter().enumerate().filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
-        let (units, there): (Vec<usize>, Vec<&DeviceSums>) = there.unzip();
-        if !there.is_empty() {
-            let found = DeviceSums::survey(context, &there, step)?;
-            let index = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
-            for (unit, found) in units.into_iter().zip(found) {
-                let first_non_finite = found.first_non_finite.map(index);
-                seen[unit] = Seen { squared_norm: found.squared_norm, first_non_finite };
+            Self::Device(There { value, device }) => {
+                let other = other.there();
+                let by = (Divisor::ONE, fold);
+                device.stream.sum(&mut value.values, (&[other], 0..other.len()), by, None)
             }
         }
-        Ok(seen)
+    }
+
+    /// Returns the norm and the first non-finite element of each of these, by unit. The host
+    /// searches for the element only where the norm is not finite. Waits for a device.
+    ///
+    /// # Errors
+    /// If they lie on a device that fails.
+    pub(crate) fn survey(site: &ErrorSite<'_>, all: &[Self]) -> Result<Vec<Seen>, Error> {
+        let there: Vec<_> = all.iter().filter_map(Self::on_device).collect();
+        let mut found = Vec::new();
+        if let Some(There { device, .. }) = there.first() {
+            let values: Vec<_> = there.iter().map(|there| &there.value.values).collect();
+            let seen = device.stream.inspect(&values, device.patience);
+            found = seen.map_err(|error| site.device(error))?;
+        }
+        let mut found = found.into_iter();
+        let seen = |sums: &Self| match sums {
+            Self::Host(values) => seen_on_host(values),
+            Self::Device(_) => found.next().expect("all that lie there were inspected"),
+        };
+        Ok(all.iter().map(seen).collect())
     }
 
     /// Returns the first element of these sums, by unit, that a device has noted as not finite.
@@ -175,91 +159,251 @@ impl Sums {
     /// # Errors
     /// If they lie on a device that fails.
     pub(crate) fn sighting<'a>(
-        context: &Context,
+        site: &ErrorSite<'_>,
         sums: impl Iterator<Item = (UnitId, &'a Self)>,
-        step: u64,
     ) -> Result<Option<Sighting>, Error> {
-        let there = sums.filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
-        DeviceSums::sighting(context, &there.collect::<Vec<_>>(), step)
+        let noted = sums.filter_map(|(unit, sums)| {
+            let noted = &sums.on_device()?.value.noted;
+            Some(NotedUnit { unit, noted })
+        });
+        first_noted(site, &noted.collect::<Vec<_>>(), sighting_of_shard)
     }
 
-    fn seen_on_host(&self) -> Seen {
+    fn on_device(&self) -> Option<&There<NotedSums>> {
         match self {
-            Self::Host(values) => {
-                let squared_norm = squared_norm(values);
-                let is_finite = squared_norm.is_finite();
-                let first_non_finite = if is_finite { None } else { first_non_finite(values) };
-                Seen { squared_norm, first_non_finite }
-            }
-            Self::Device(_) => Seen { squared_norm: 0.0, first_non_finite: None },
+            Self::Host(_) => None,
+            Self::Device(there) => Some(there),
         }
     }
 }
 
-/// Returns a buffer of the step before, if it has that length, or else a new one.
-///
-/// # Errors
-/// If there is no memory for it.
-pub(crate) fn sized(
-    buffer: Vec<f32>,
-    len: usize,
-    category: Category,
-) -> Result<Vec<f32>, hsdp_kernels::Error> {
-    if buffer.len() == len {
-        return Ok(buffer);
-    }
-    let _scope = memory::scope(category);
-    hsdp_kernels::zeros(len)
+fn seen_on_host(values: &[f32]) -> Seen {
+    let squared_norm = squared_norm(values);
+    let found = if squared_norm.is_finite() { None } else { first_non_finite(values) };
+    Seen { squared_norm, first_non_finite: found.map(|index| index as u64) }
 }
 
-/// A reduce-scatter that is under way.
+/// A reduction that is under way on the sums of a unit.
 #[derive(Debug)]
-pub(crate) enum Scattering {
-    Host(Pending<Reduced>),
-    Device(DeviceScattering),
+pub(crate) enum SumsUnderWay {
+    Scattering(Located<Pending<Reduced>, Pending<DeviceReduced>>),
+    AllReducing(Located<Pending<Vec<f32>>, NotedPending>),
 }
 
-impl Scattering {
-    pub(crate) fn is_complete(&self) -> bool {
+/// An all-reduce on a device, and the notes of the sums.
+#[derive(Debug)]
+pub(crate) struct NotedPending {
+    pending: Pending<DeviceBuffer>,
+    noted: Noted,
+}
+
+impl SumsUnderWay {
+    /// Returns whether it is a reduce-scatter that is complete.
+    pub(crate) fn is_scattered(&self) -> bool {
         match self {
-            Self::Host(pending) => pending.is_complete(),
-            Self::Device(pending) => pending.is_complete(),
+            Self::Scattering(Located::Host(pending)) => pending.is_complete(),
+            Self::Scattering(Located::Device(there)) => there.value.is_complete(),
+            Self::AllReducing(_) => false,
         }
     }
 
-    pub(crate) fn wait(self) -> Result<Scattered, Error> {
-        Ok(match self {
-            Self::Host(pending) => {
+    /// Waits for the sums. Returns them, and the first element that a reduce-scatter on the host
+    /// has found not to be finite. A device notes it itself, and the step reads it at its end.
+    pub(crate) fn wait(self) -> Result<(GradientSums, Option<NonFiniteAt>), Error> {
+        let (value, device) = match self {
+            Self::Scattering(Located::Host(pending)) => {
                 let Reduced { partial, non_finite } = pending.wait()?;
-                Scattered { sums: Sums::Host(partial), non_finite }
+                return Ok((Located::Host(partial), non_finite));
             }
-            Self::Device(pending) => {
-                Scattered { sums: Sums::Device(pending.wait()?), non_finite: None }
+            Self::AllReducing(Located::Host(pending)) => {
+                return Ok((Located::Host(pending.wait()?), None));
             }
-        })
+            Self::Scattering(Located::Device(There { value, device })) => {
+                let DeviceReduced { partial: values, noted } = value.wait()?;
+                (NotedSums { values, noted }, device)
+            }
+            Self::AllReducing(Located::Device(There { value, device })) => {
+                let NotedPending { pending, noted } = value;
+                (NotedSums { values: pending.wait()?, noted }, device)
+            }
+        };
+        Ok((Located::Device(There { value, device }), None))
     }
 }
 
-/// The result of a reduce-scatter.
-#[derive(Debug)]
-pub(crate) struct Scattered {
-    pub(crate) sums: Sums,
-    /// The first of the sums that is not finite. A device notes it itself, and the step reads it at its end.
-    pub(crate) non_finite: Option<NonFiniteAt>,
+/// The notes of a unit's sums.
+pub(crate) struct NotedUnit<'a> {
+    pub(crate) unit: UnitId,
+    pub(crate) noted: &'a Noted,
 }
 
-/// An all-reduce that is under way.
-#[derive(Debug)]
-pub(crate) enum AllReducing {
-    Host(Pending<Vec<f32>>),
-    Device(DeviceAllReducing),
+/// Finds the sighting of an element that was noted in a sum, by its unit and its index.
+type OfSum = fn(&Context, UnitId, FirstFound) -> Option<Sighting>;
+
+/// Returns the first sighting in notes of a device, for which the call waits; `of_sum` knows
+/// whether they are of a shard or of a whole unit.
+pub(crate) fn first_noted(
+    site: &ErrorSite<'_>,
+    units: &[NotedUnit<'_>],
+    of_sum: OfSum,
+) -> Result<Option<Sighting>, Error> {
+    let context = site.context;
+    let Some(device) = context.device.as_ref().filter(|_| !units.is_empty()) else {
+        return Ok(None);
+    };
+    let notes: Vec<_> = units.iter().map(|unit| unit.noted).collect();
+    let read = device.stream.read_noted(&notes, device.patience);
+    let read = read.map_err(|error| site.device(error))?;
+    let sightings = units.iter().zip(read).flat_map(|(NotedUnit { unit, .. }, noted)| {
+        let WhatWasNoted { contribution, sum } = noted;
+        let own = contribution.and_then(|found| sighting_of_contribution(context, *unit, found));
+        [own, sum.and_then(|found| of_sum(context, *unit, found))]
+    });
+    Ok(sightings.flatten().min())
 }
 
-impl AllReducing {
-    pub(crate) fn wait(self) -> Result<Sums, Error> {
-        Ok(match self {
-            Self::Host(pending) => Sums::Host(pending.wait()?),
-            Self::Device(pending) => Sums::Device(pending.wait()?),
-        })
+/// Returns the sighting of an element of this rank's contribution that was not finite.
+fn sighting_of_contribution(
+    context: &Context,
+    unit: UnitId,
+    found: FirstFound,
+) -> Option<Sighting> {
+    let sighting = sighting_in_unit(context, unit, found)?;
+    Some(Sighting { from: Some(context.rank().index()), ..sighting })
+}
+
+/// Returns the sighting of an element of the unit's trainable region that was not finite.
+pub(crate) fn sighting_in_unit(
+    context: &Context,
+    unit: UnitId,
+    FirstFound { round, index }: FirstFound,
+) -> Option<Sighting> {
+    let slots = context.plan.layout(unit).params();
+    let index = slots.iter().find(|slot| slot.range().contains(&index))?.index;
+    let parameter = context.number_of(ParamId { unit, index });
+    Some(Sighting { when: When::Microbatch(round), parameter, from: None })
+}
+
+/// Returns the sighting of an element of this rank's shard that was not finite.
+fn sighting_of_shard(
+    context: &Context,
+    unit: UnitId,
+    FirstFound { round, index }: FirstFound,
+) -> Option<Sighting> {
+    let parameter = context.parameter_at(unit, index)?;
+    Some(Sighting { when: When::Microbatch(round), parameter, from: None })
+}
+
+/// The sums of one model's steps, kept between the steps: fresh buffers would cost a pass of zeros.
+#[derive(Debug, Default)]
+pub(crate) struct SumsPool(Mutex<KeptSums>);
+
+#[derive(Debug, Default)]
+struct KeptSums {
+    /// This rank's sums, by unit.
+    sums: Option<Vec<GradientSums>>,
+    /// Number of times that all buffers were released.
+    generation: u64,
+    forgotten: Forgotten,
+}
+
+/// Whether gradients were dropped without the update for which they were made.
+#[derive(Clone, Copy, Debug, Default)]
+enum Forgotten {
+    #[default]
+    None,
+    /// Gradients of this step were dropped.
+    Step(u64),
+    /// The caller has been told, and is not told again.
+    Told,
+}
+
+impl SumsPool {
+    /// Returns the sums of a step before, by unit; empty ones if there are none.
+    pub(crate) fn take(&self, plan: &Plan) -> Vec<GradientSums> {
+        let none = || plan.spec().units().iter().map(|_| GradientSums::none()).collect();
+        self.0.lock().sums.take().unwrap_or_else(none)
+    }
+
+    /// Returns the step whose gradients were dropped without an update: once, and the first such
+    /// step.
+    pub(crate) fn take_forgotten(&self) -> Option<u64> {
+        let forgotten = &mut self.0.lock().forgotten;
+        let Forgotten::Step(step) = *forgotten else { return None };
+        *forgotten = Forgotten::Told;
+        Some(step)
+    }
+
+    /// Forgets gradients that were dropped until now: their parameters have been replaced.
+    pub(crate) fn forgive(&self) {
+        let forgotten = &mut self.0.lock().forgotten;
+        if let Forgotten::Step(_) = *forgotten {
+            *forgotten = Forgotten::None;
+        }
+    }
+
+    /// Releases the kept buffers, and those of gradients that still exist as soon as they are
+    /// dropped.
+    pub(crate) fn clear(&self) {
+        let mut kept = self.0.lock();
+        kept.generation += 1;
+        let former = kept.sums.take();
+        drop(kept);
+        drop(former);
+    }
+}
+
+/// The finished gradients of a step, by unit: this rank's shards, empty for units without any. When
+/// they are dropped, their buffers serve another step.
+#[derive(Debug)]
+pub(crate) struct GradShards {
+    sums: Vec<GradientSums>,
+    /// By unit and parameter: whether it got a gradient on any rank in the step.
+    pub(crate) present: Vec<Vec<bool>>,
+    pool: Arc<SumsPool>,
+    generation: u64,
+    /// The step, until an optimizer has taken the gradients, if all ranks have agreed to apply them.
+    awaits_update: Option<u64>,
+}
+
+impl GradShards {
+    pub(crate) fn new(sums: Vec<GradientSums>, pool: &Arc<SumsPool>) -> Self {
+        let generation = pool.0.lock().generation;
+        Self { sums, present: Vec::new(), pool: Arc::clone(pool), generation, awaits_update: None }
+    }
+
+    /// Returns the sums of all units.
+    pub(crate) fn all(&self) -> &[GradientSums] {
+        &self.sums
+    }
+
+    /// Returns the sums of a unit.
+    pub(crate) fn of(&self, unit: UnitId) -> &GradientSums {
+        &self.sums[unit.index()]
+    }
+
+    /// Notes that an optimizer should take the gradients.
+    pub(crate) fn await_update(&mut self, step: u64) {
+        self.awaits_update = Some(step);
+    }
+
+    /// Notes that an optimizer has taken the gradients.
+    pub(crate) fn taken(&mut self) {
+        self.awaits_update = None;
+    }
+}
+
+impl Drop for GradShards {
+    fn drop(&mut self) {
+        let mut kept = self.pool.0.lock();
+        // A panic ends more than the step, and is told of itself.
+        let forgotten = self.awaits_update.filter(|_| !thread::panicking());
+        if let (Some(step), Forgotten::None) = (forgotten, kept.forgotten) {
+            kept.forgotten = Forgotten::Step(step);
+        }
+        // If the gradients of another step are kept already, these are freed.
+        if kept.sums.is_none() && kept.generation == self.generation {
+            kept.sums = Some(mem::take(&mut self.sums));
+        }
     }
 }

@@ -1,14 +1,15 @@
 //! The finished gradients of a step: the only thing that drives an optimizer.
 
+use std::borrow::Cow;
+
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
 use crate::error::non_finite::NonFiniteGradient;
-use crate::state::context::Context;
-use crate::state::kept::GradShards;
-use crate::state::model_id::ModelId;
-use crate::step::clipping::{Clip, Clipping, is_limit};
+use crate::options::allowed::is_held_in_f32;
+use crate::state::context::{Context, ModelId};
+use crate::state::sums::GradShards;
 
 /// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,8 +135,18 @@ impl Gradients {
         Self { is_measured: true, ..self }
     }
 
+    /// Returns this rank's sums of a unit's gradients on the host: borrowed, or a copy.
+    pub(crate) fn sums_on_host(
+        &self,
+        context: &Context,
+        unit: UnitId,
+    ) -> Result<Cow<'_, [f32]>, Error> {
+        let sums = self.grad_shards.of(unit);
+        sums.to_host(&context.site("read", self.step), 0..sums.len())
+    }
+
     pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
-        let grad_shard = self.grad_shards[unit.index()].to_host(context, self.step)?;
+        let grad_shard = self.sums_on_host(context, unit)?;
         let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
         scaled_copy(&mut divided, &grad_shard, self.divisor);
         Ok(divided)
@@ -161,4 +172,55 @@ impl Gradients {
     pub(crate) fn is_clipped_apart(&self) -> bool {
         !self.clipping.of_parameters.is_empty()
     }
+}
+
+/// The way in which the divided gradient of a parameter is clipped: multiplied by the factor, and
+/// then limited in magnitude.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Clip {
+    factor: f32,
+    limit: f32,
+}
+
+impl Clip {
+    /// Returns the way of multiplying alone.
+    pub(crate) fn by(factor: f32) -> Self {
+        Self { factor, limit: f32::INFINITY }
+    }
+
+    pub(crate) fn apply(self, elements: &mut [f32]) {
+        let Self { factor, limit } = self;
+        elements.iter_mut().for_each(|it| *it = (*it * factor).clamp(-limit, limit));
+    }
+
+    /// Returns the magnitude of a clipped element. `sum` is the element before the division.
+    pub(crate) fn magnitude(self, sum: f32, divisor: f64) -> f64 {
+        let clipped = f64::from(sum) / divisor * f64::from(self.factor);
+        clipped.abs().min(f64::from(self.limit))
+    }
+
+    pub(crate) fn scaled(self, by: f32) -> Self {
+        // No limit stays none, also where the factor is 0.
+        let limit = if self.limit.is_finite() { self.limit * by } else { self.limit };
+        Self { factor: self.factor * by, limit }
+    }
+
+    pub(crate) fn limited(self, to: f32) -> Self {
+        Self { limit: self.limit.min(to), ..self }
+    }
+}
+
+/// How gradients are clipped besides [`Gradients::clip`](crate::Gradients::clip).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clipping {
+    /// Clips by the number of a parameter in the model; empty while one factor counts for all.
+    pub(crate) of_parameters: Vec<Clip>,
+    /// A line for each call, which ranks compare.
+    pub(crate) lines: String,
+}
+
+/// Returns whether gradients can be clipped to `limit`: it is infinity, 0, or a number above 0 that
+/// is not 0 in f32.
+pub(crate) fn is_limit(limit: f64) -> bool {
+    limit > f64::from(f32::MAX) || is_held_in_f32(limit)
 }

@@ -1,26 +1,40 @@
-//! The sums of one step's gradients, by unit, and the reductions that are under way on them.
+//! The sums of one step's gradients, by unit, the reductions that are under way on them, and how
+//! these divide.
 
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Contribution, NonFiniteAt, Stage};
-use hsdp_kernels::Fold;
+use hsdp_comm::{Contribution, NonFiniteAt, Scaling, Stage};
+use hsdp_kernels::{Divisor, Fold, Wire};
 use hsdp_sharding::step::{Source, Target};
-use hsdp_sharding::{ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::error::Error;
+use crate::options::divide::{DividePlan, Divides, Parties};
 use crate::state::context::Context;
 use crate::state::events::Event;
+use crate::state::gradients::{UnitGradients, Unsharded};
 use crate::state::sighting::{Sighting, When};
-use crate::state::sums::{AllReducing, Scattered, Scattering, Sums};
-use crate::step::place::{Place, scaling_of_all_reduce, scaling_of_reduce_scatter};
-use crate::step::unit_gradients::UnitGradients;
-use crate::step::unsharded::Unsharded;
+use crate::state::sums::{GradientSums, SumsUnderWay};
+
+/// The place of an operation in the run: a step, and a microbatch of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepPlace {
+    pub(crate) step: u64,
+    pub(crate) microbatch: usize,
+}
+
+impl StepPlace {
+    /// Returns the number of microbatches so far, with this one.
+    pub(crate) fn microbatches(self) -> usize {
+        self.microbatch + 1
+    }
+}
 
 /// The sums of a model's units, which the steps use one after the other. The machine of the step
 /// decides on each reduction, and on their order.
 #[derive(Debug)]
-pub(crate) struct Reductions {
+pub(crate) struct UnitReductions {
     /// Sums by unit; those of a unit without a trainable parameter stay empty.
     units: Vec<UnitSums>,
     /// The sums of microbatches before they are reduced.
@@ -30,84 +44,85 @@ pub(crate) struct Reductions {
 }
 
 /// The sums of one unit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct UnitSums {
     /// The gradients of the microbatch, until their turn.
     offered: Option<UnitGradients>,
     /// The partial: the sum over microbatches.
-    partial: Buffer,
+    partial: UnitBuffer,
     /// The sums of the microbatch alone, from their reduce-scatter until they are added to the
     /// partial.
-    microbatch: Option<Buffer>,
+    microbatch: Option<UnitBuffer>,
     /// The buffer of the sums of the microbatch before.
-    spare: Sums,
+    spare: GradientSums,
 }
 
 /// A buffer of sums, and the reduction that is under way on it.
 #[derive(Debug)]
-enum Buffer {
+enum UnitBuffer {
     /// A buffer without sums of this step: new, or one of the step before.
-    Empty(Sums),
+    Empty(GradientSums),
     /// Sums that no collective uses.
-    Held(Sums),
-    /// A reduce-scatter adds to it.
-    Scattering { pending: Scattering, microbatch: usize },
-    /// An all-reduce is under way.
-    AllReducing(AllReducing),
+    Held(GradientSums),
+    /// Sums on which a reduction is under way.
+    UnderWay { pending: SumsUnderWay, microbatch: usize },
 }
 
-/// An empty buffer, which holds no memory.
-impl Default for Buffer {
-    fn default() -> Self {
-        Self::Empty(Sums::default())
+impl UnitBuffer {
+    /// Returns an empty buffer, which holds no memory.
+    fn none() -> Self {
+        Self::Empty(GradientSums::none())
     }
-}
 
-impl Buffer {
     /// Takes the sums, on which nothing is under way, and the fold of what comes to them next.
-    fn take(&mut self) -> (Sums, Fold) {
-        match mem::take(self) {
+    fn take(&mut self) -> (GradientSums, Fold) {
+        match mem::replace(self, Self::none()) {
             Self::Empty(sums) => (sums, Fold::Replace),
             Self::Held(sums) => (sums, Fold::Add),
-            Self::Scattering { .. } | Self::AllReducing(_) => {
+            Self::UnderWay { .. } => {
                 unreachable!("the machine waits for an operation before the next one on a buffer")
             }
         }
     }
 
     /// Returns the sums, if nothing is under way and something was added to them.
-    fn held(&self) -> Option<&Sums> {
+    fn held(&self) -> Option<&GradientSums> {
         match self {
             Self::Held(sums) => Some(sums),
-            Self::Empty(_) | Self::Scattering { .. } | Self::AllReducing(_) => None,
+            Self::Empty(_) | Self::UnderWay { .. } => None,
         }
     }
 }
 
 impl UnitSums {
+    fn none() -> Self {
+        let spare = GradientSums::none();
+        Self { offered: None, partial: UnitBuffer::none(), microbatch: None, spare }
+    }
+
     /// Returns the buffer that is reduced now.
-    fn reduced(&mut self) -> &mut Buffer {
+    fn reduced(&mut self) -> &mut UnitBuffer {
         self.microbatch.as_mut().unwrap_or(&mut self.partial)
     }
 }
 
-impl Reductions {
+impl UnitReductions {
     /// Makes the sums of a model, of no step yet.
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(context: &Context) -> Self {
         Self {
-            units: plan.spec().units().iter().map(|_| UnitSums::default()).collect(),
-            unsharded: Unsharded::new(plan),
+            units: context.plan.spec().units().iter().map(|_| UnitSums::none()).collect(),
+            unsharded: Unsharded::new(context),
             sighting: None,
         }
     }
 
     /// Begins a step, whose partials use the buffers `sums` of a step before.
-    pub(crate) fn begin(&mut self, context: &Context, sums: Vec<Sums>) {
+    pub(crate) fn begin(&mut self, sums: Vec<GradientSums>) {
         for (unit, sums) in self.units.iter_mut().zip(sums) {
-            unit.partial = Buffer::Empty(sums);
+            unit.partial = UnitBuffer::Empty(sums);
         }
         self.sighting = None;
-        self.unsharded.begin(context);
+        self.unsharded.begin();
     }
 
     /// Takes a unit's gradients of the microbatch, to be accumulated or reduced.
@@ -119,11 +134,13 @@ impl Reductions {
     pub(crate) fn accumulate(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
     ) -> Result<(), Error> {
         let gradients = self.take_offered(unit);
-        if let Some(non_finite) = self.unsharded.add(context, at, (unit, &gradients))? {
+        let site = context.site("accumulation", at.step);
+        let added = self.unsharded.add(&site, unit, at.microbatch, &gradients)?;
+        if let Some(non_finite) = added {
             self.note(context, unit, at.microbatch, non_finite);
         }
         Ok(())
@@ -133,7 +150,7 @@ impl Reductions {
     pub(crate) fn reduce_scatter(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
         from: Source,
         into: Target,
@@ -141,21 +158,24 @@ impl Reductions {
         let (gradients, summed) = match from {
             Source::Offered => (self.take_offered(unit), 1),
             Source::Zeros => (context.plan.layout(unit).params().iter().map(|_| None).collect(), 1),
-            Source::Accumulated => (self.unsharded.take(&context.plan, unit), at.microbatches()),
+            Source::Accumulated => {
+                (self.unsharded.take(context.plan.layout(unit), unit), at.microbatches())
+            }
         };
         let of_unit = &mut self.units[unit.index()];
         let ((sums, fold), is_first) = match into {
             Target::NewPartial => (of_unit.partial.take(), true),
             Target::Partial => (of_unit.partial.take(), false),
             Target::Microbatch => {
-                let is_first = matches!(of_unit.partial, Buffer::Empty(_));
-                ((mem::take(&mut of_unit.spare), Fold::Replace), is_first)
+                let is_first = matches!(of_unit.partial, UnitBuffer::Empty(_));
+                ((mem::replace(&mut of_unit.spare, GradientSums::none()), Fold::Replace), is_first)
             }
         };
         let len = context.plan.layout(unit).trainable().shard_len;
-        let mut sums = sums.sized(context, len, (at.step, unit))?;
+        let site = context.site("reduction", at.step);
+        let mut sums = sums.sized(&site, unit, len)?;
         if is_first {
-            sums.begin(context, at.step)?;
+            sums.begin().map_err(|error| site.device(error))?;
         }
         context.events.push(Event::ReduceScatter { unit, microbatch: at.microbatch });
         let contribution = Contribution {
@@ -164,8 +184,8 @@ impl Reductions {
         };
         let tag = context.tag(Some(unit), Stage::Reduce, at.step, at.microbatch);
         let layout = Arc::clone(context.plan.layout(unit));
-        let pending = sums.scatter(context, (tag, layout), contribution, fold)?;
-        let scattering = Buffer::Scattering { pending, microbatch: at.microbatch };
+        let pending = sums.scatter(context, tag, layout, contribution, fold)?;
+        let scattering = UnitBuffer::UnderWay { pending, microbatch: at.microbatch };
         match into {
             Target::NewPartial | Target::Partial => of_unit.partial = scattering,
             Target::Microbatch => of_unit.microbatch = Some(scattering),
@@ -177,7 +197,7 @@ impl Reductions {
     pub(crate) fn all_reduce(
         &mut self,
         context: &Context,
-        at: Place,
+        at: StepPlace,
         unit: UnitId,
     ) -> Result<(), Error> {
         let of_unit = &mut self.units[unit.index()];
@@ -186,21 +206,27 @@ impl Reductions {
         context.events.push(Event::AllReduce { unit, microbatch: at.microbatch });
         let tag = context.tag(Some(unit), Stage::AllReduce, at.step, at.microbatch);
         let pending = sums.all_reduce(context, tag, scaling_of_all_reduce(context, summed)?)?;
-        *of_unit.reduced() = Buffer::AllReducing(pending);
+        *of_unit.reduced() = UnitBuffer::UnderWay { pending, microbatch: at.microbatch };
         Ok(())
     }
 
     /// Adds the sums of a unit's microbatch to its partial.
-    pub(crate) fn fold(&mut self, context: &Context, at: Place, unit: UnitId) -> Result<(), Error> {
+    pub(crate) fn fold(
+        &mut self,
+        context: &Context,
+        at: StepPlace,
+        unit: UnitId,
+    ) -> Result<(), Error> {
         let of_unit = &mut self.units[unit.index()];
         let Some(mut reduced) = of_unit.microbatch.take() else {
             unreachable!("the machine folds sums of a microbatch that were reduced");
         };
         let (reduced, _) = reduced.take();
         let (partial, fold) = of_unit.partial.take();
-        let mut partial = partial.sized(context, reduced.len(), (at.step, unit))?;
-        partial.fold_in(context, (&reduced, fold), at.step)?;
-        of_unit.partial = Buffer::Held(partial);
+        let site = context.site("reduction", at.step);
+        let mut partial = partial.sized(&site, unit, reduced.len())?;
+        partial.fold_in(&reduced, fold).map_err(|error| site.device(error))?;
+        of_unit.partial = UnitBuffer::Held(partial);
         of_unit.spare = reduced;
         Ok(())
     }
@@ -208,32 +234,28 @@ impl Reductions {
     /// Returns whether the reduce-scatter that is under way on a unit's sums is complete.
     pub(crate) fn is_scattered(&mut self, unit: UnitId) -> bool {
         match self.units[unit.index()].reduced() {
-            Buffer::Scattering { pending, .. } => pending.is_complete(),
-            Buffer::Empty(_) | Buffer::Held(_) | Buffer::AllReducing(_) => false,
+            UnitBuffer::UnderWay { pending, .. } => pending.is_scattered(),
+            UnitBuffer::Empty(_) | UnitBuffer::Held(_) => false,
         }
     }
 
     /// Waits for the reduction that is under way on a unit's sums.
     pub(crate) fn wait(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
         let buffer = self.units[unit.index()].reduced();
-        match mem::take(buffer) {
-            Buffer::Scattering { pending, microbatch } => {
-                let Scattered { sums, non_finite } = pending.wait()?;
-                *buffer = Buffer::Held(sums);
-                if let Some(non_finite) = non_finite {
-                    self.note(context, unit, microbatch, non_finite);
-                }
-            }
-            Buffer::AllReducing(pending) => *buffer = Buffer::Held(pending.wait()?),
-            Buffer::Empty(_) | Buffer::Held(_) => {
-                unreachable!("the machine waits for reductions that are under way: {unit}")
-            }
+        let taken = mem::replace(buffer, UnitBuffer::none());
+        let UnitBuffer::UnderWay { pending, microbatch } = taken else {
+            unreachable!("the machine waits for reductions that are under way: {unit}");
+        };
+        let (sums, non_finite) = pending.wait()?;
+        *buffer = UnitBuffer::Held(sums);
+        if let Some(non_finite) = non_finite {
+            self.note(context, unit, microbatch, non_finite);
         }
         Ok(())
     }
 
     /// Takes the sums of the step, by unit, when nothing is under way: empty for units without any.
-    pub(crate) fn take_sums(&mut self) -> Vec<Sums> {
+    pub(crate) fn take_sums(&mut self) -> Vec<GradientSums> {
         self.units.iter_mut().map(|unit| unit.partial.take().0).collect()
     }
 
@@ -249,7 +271,7 @@ impl Reductions {
         &self,
         context: &Context,
         step: u64,
-        sums: &[Sums],
+        sums: &[GradientSums],
     ) -> Result<Option<Sighting>, Error> {
         self.with_noted(context, step, sums.iter().map(Some))
     }
@@ -260,13 +282,14 @@ impl Reductions {
         &'a self,
         context: &Context,
         step: u64,
-        sums: impl Iterator<Item = Option<&'a Sums>>,
+        sums: impl Iterator<Item = Option<&'a GradientSums>>,
     ) -> Result<Option<Sighting>, Error> {
         let spares = self.units.iter().map(|unit| Some(&unit.spare)).enumerate();
         let noting = sums.enumerate().chain(spares);
         let noting = noting.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?)));
-        let noted = Sums::sighting(context, noting, step)?;
-        let unsharded = self.unsharded.sighting(context, step)?;
+        let site = context.site("check", step);
+        let noted = GradientSums::sighting(&site, noting)?;
+        let unsharded = self.unsharded.sighting(&site)?;
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 
@@ -281,4 +304,40 @@ impl Reductions {
         let sighting = Sighting { when, parameter, from };
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
+}
+
+/// Returns how a reduce-scatter scales whose contributions are sums of this many microbatches.
+fn scaling_of_reduce_scatter(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
+    scaling(context, divide_plan(context, microbatches).reduce_scatter)
+}
+
+/// Returns how an all-reduce of sums of this many microbatches scales; without replicas, by 1.
+fn scaling_of_all_reduce(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
+    let divides = divide_plan(context, microbatches).all_reduce;
+    scaling(context, divides.unwrap_or(Divides::NONE))
+}
+
+fn divide_plan(context: &Context, microbatches: usize) -> DividePlan {
+    DividePlan::of(Parties {
+        wire: context.options.wire(),
+        shard_members: context.plan.mesh().shard_size(),
+        replicate_members: Some(context.plan.mesh().replicate_size()),
+        microbatches_in_contribution: microbatches,
+        microbatches_in_partial: microbatches,
+        objective: context.options.objective,
+    })
+}
+
+fn scaling(context: &Context, divides: Divides) -> Result<Scaling, Error> {
+    let wire = Wire::try_from(context.options.wire())
+        .map_err(|error| Error::Options { what: error.to_string() })?;
+    Ok(Scaling { wire, pre: divisor(divides.pre)?, post: divisor(divides.post)? })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a power of two, or members over one: exact in f32"
+)]
+fn divisor(divisor: f64) -> Result<Divisor, Error> {
+    Ok(Divisor::new(divisor as f32)?)
 }

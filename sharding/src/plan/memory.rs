@@ -79,6 +79,20 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// Returns the bytes of each category, by its name.
+    #[must_use]
+    pub const fn categories(&self) -> [(&'static str, ByteCount); 7] {
+        [
+            ("shard", self.shard),
+            ("gather_input", self.gather_input),
+            ("full", self.full),
+            ("grad_full", self.grad_full),
+            ("partial", self.partial),
+            ("optimizer", self.optimizer),
+            ("update", self.update),
+        ]
+    }
+
     /// The sum over all categories, an upper bound of the memory at any time: categories may peak
     /// at different times.
     ///

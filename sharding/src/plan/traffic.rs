@@ -111,6 +111,43 @@ impl Traffic {
     pub fn total(&self) -> Flow {
         self.all_gather + self.reduce_scatter + self.all_reduce + self.update
     }
+
+    /// Returns the flow of each kind of collective, by its name.
+    #[must_use]
+    pub const fn flows(&self) -> [(&'static str, Flow); 4] {
+        [
+            ("all_gather", self.all_gather),
+            ("reduce_scatter", self.reduce_scatter),
+            ("all_reduce", self.all_reduce),
+            ("update", self.update),
+        ]
+    }
+}
+
+impl Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            all_gather: self.all_gather + other.all_gather,
+            reduce_scatter: self.reduce_scatter + other.reduce_scatter,
+            all_reduce: self.all_reduce + other.all_reduce,
+            update: self.update + other.update,
+        }
+    }
+}
+
+impl Mul<u64> for Traffic {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self {
+            all_gather: self.all_gather * times,
+            reduce_scatter: self.reduce_scatter * times,
+            all_reduce: self.all_reduce * times,
+            update: self.update * times,
+        }
+    }
 }
 
 pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {

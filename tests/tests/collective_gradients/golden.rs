@@ -1,14 +1,14 @@
-//! Numbers that were worked out by hand or come from the threads on which libraries disagreed, by the names under which they
-//! are known here. All are exact.
+//! Numbers that were worked out by hand or come from the threads on which libraries disagreed, by
+//! the names under which they are known here. All are exact.
 //!
-//! In A rank `r` has `x_r = 1`, or what is said, and reduces `y_r = (r + 2) x_r`; `Replicate` is the gradient of the sum of
-//! all ranks' losses, `Invariant` that of one loss which all hold. "Wrong" is what some library gives.
+//! `Replicate` is the gradient of the sum of all ranks' losses, `Invariant` that of one loss which
+//! all hold. A comment has the wrong numbers that some library gives.
 
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::worlds::on_ranks;
 
-use super::{Done, differentiate};
+use super::differentiate;
 
 use Copies::{Invariant, Replicate};
 use Reducer::{Avg, Max, Min, Product, Sum};
@@ -27,227 +27,251 @@ const BY_RANK_FROM_1: Slope = |rank, _| rank + 1.0;
 /// `L = (r + 2) Y`.
 const BY_RANK_FROM_2: Slope = |rank, _| rank + 2.0;
 
-/// All-reduces one number of each rank: what all get, and the gradient of each number.
-fn all_reduced(reducer: Reducer, output: Copies, numbers: &[f64], loss: Slope) -> (f64, Vec<f64>) {
+/// Asserts the outputs and the gradients of a collective, where a rank without an output has an
+/// empty one. The loss of a rank is the sum of `loss` over its output.
+fn check(
+    id: &str,
+    collective: &Collective,
+    inputs: &[Vec<f64>],
+    loss: Slope,
+    outputs: &[Vec<f64>],
+    gradients: &[Vec<f64>],
+) {
+    let done = differentiate(collective, inputs, |rank, output| {
+        output.iter().map(|value| loss(rank as f64, *value)).collect()
+    });
+    for (rank, done) in done.iter().enumerate() {
+        let output = done.output.as_deref().unwrap_or(&[]);
+        let same = |(found, expected): (&f64, &f64)| {
+            found == expected || (found.is_nan() && expected.is_nan())
+        };
+        let is_expected =
+            output.len() == outputs[rank].len() && output.iter().zip(&outputs[rank]).all(same);
+        assert!(is_expected, "{id}, rank {rank}: {output:?} in place of {:?}", outputs[rank]);
+        assert_eq!(done.gradient, gradients[rank], "{id}, rank {rank}");
+    }
+}
+
+/// All-reduces one number of each rank.
+fn all_reduced(
+    id: &str,
+    reducer: Reducer,
+    output: Copies,
+    numbers: &[f64],
+    loss: Slope,
+    reduced: f64,
+    gradients: &[f64],
+) {
+    let of_each = |numbers: &[f64]| numbers.iter().map(|number| vec![*number]).collect::<Vec<_>>();
     let collective = Collective::AllReduce { reducer, output };
-    let inputs: Vec<Vec<f64>> = numbers.iter().map(|number| vec![*number]).collect();
-    let done =
-        differentiate(&collective, &inputs, |rank, output| vec![loss(rank as f64, output[0])]);
-    let reduced: Vec<f64> = done.iter().map(|done| done.output.as_ref().expect("one")[0]).collect();
-    let same = reduced.iter().all(|one| one.to_bits() == reduced[0].to_bits());
-    assert!(same, "all ranks have the same: {reduced:?}");
-    (reduced[0], done.iter().map(|done| done.gradient[0]).collect())
+    let outputs = vec![vec![reduced]; numbers.len()];
+    check(id, &collective, &of_each(numbers), loss, &outputs, &of_each(gradients));
 }
 
-/// The case of the A rows: `x_r = 1`, `y_r = (r + 2) x_r`, and the gradients of the `x_r`.
-fn scaled(reducer: Reducer, output: Copies, ranks: usize, loss: Slope) -> (f64, Vec<f64>) {
-    let scales: Vec<f64> = (0..ranks).map(|rank| rank as f64 + 2.0).collect();
-    let (reduced, gradients) = all_reduced(reducer, output, &scales, loss);
-    (reduced, gradients.iter().zip(scales).map(|(gradient, scale)| gradient * scale).collect())
-}
-
-fn outputs(done: &[Done<f64>]) -> Vec<Vec<f64>> {
-    done.iter().map(|done| done.output.clone().unwrap_or_default()).collect()
-}
-
-fn gradients(done: &[Done<f64>]) -> Vec<Vec<f64>> {
-    done.iter().map(|done| done.gradient.clone()).collect()
+/// All-reduces `y_r = (r + 2) x_r` with `x_r = 1`: `gradients` are those of `x_r`.
+fn scaled(
+    id: &str,
+    reducer: Reducer,
+    output: Copies,
+    loss: Slope,
+    reduced: f64,
+    gradients: &[f64],
+) {
+    let scales: Vec<f64> = (0..gradients.len()).map(|rank| rank as f64 + 2.0).collect();
+    let of_y: Vec<f64> = gradients.iter().zip(&scales).map(|(of_x, scale)| of_x / scale).collect();
+    all_reduced(id, reducer, output, &scales, loss, reduced, &of_y);
 }
 
 #[test]
-fn a1_sum_with_a_square() {
-    assert_eq!(scaled(Sum, Replicate, 2, SQUARE), (5.0, vec![40.0, 60.0]));
-    assert_eq!(scaled(Sum, Invariant, 2, SQUARE), (5.0, vec![20.0, 30.0]));
-    let (reduced, of_the_sum) = scaled(Sum, Replicate, 4, SQUARE);
-    assert_eq!((reduced, of_the_sum), (14.0, vec![224.0, 336.0, 448.0, 560.0]));
-    let (reduced, of_one) = scaled(Sum, Invariant, 4, SQUARE);
-    assert_eq!((reduced, of_one), (14.0, vec![56.0, 84.0, 112.0, 140.0]));
+fn reductions_of_scaled_numbers() {
+    scaled("a1", Sum, Replicate, SQUARE, 5.0, &[40.0, 60.0]);
+    scaled("a1", Sum, Replicate, SQUARE, 14.0, &[224.0, 336.0, 448.0, 560.0]);
+    scaled("a1", Sum, Invariant, SQUARE, 5.0, &[20.0, 30.0]);
+    scaled("a1", Sum, Invariant, SQUARE, 14.0, &[56.0, 84.0, 112.0, 140.0]);
+    scaled("a2", Avg, Replicate, SQUARE, 2.5, &[10.0, 15.0]);
+    scaled("a2", Avg, Replicate, SQUARE, 3.5, &[14.0, 21.0, 28.0, 35.0]);
+    scaled("a2", Avg, Invariant, SQUARE, 2.5, &[5.0, 7.5]);
+    // Wrong: [0, 3], of each rank's own loss alone.
+    scaled("a4", Sum, Replicate, BY_RANK, 5.0, &[2.0, 3.0]);
+    scaled("a4", Sum, Replicate, BY_RANK, 14.0, &[12.0, 18.0, 24.0, 30.0]);
+    // Wrong: [4, 9], of each rank's own loss alone.
+    scaled("a5", Sum, Replicate, BY_RANK_FROM_2, 5.0, &[10.0, 15.0]);
+    scaled("a5", Sum, Replicate, BY_RANK_FROM_2, 14.0, &[28.0, 42.0, 56.0, 70.0]);
+    // Wrong: [12, 18], [4, 9].
+    scaled("a6", Product, Replicate, BY_RANK_FROM_2, 6.0, &[30.0, 30.0]);
+    scaled("a7", Sum, Replicate, ITSELF, 5.0, &[4.0, 6.0]);
+    scaled("a7", Sum, Replicate, ITSELF, 14.0, &[8.0, 12.0, 16.0, 20.0]);
+    scaled("a7", Sum, Invariant, ITSELF, 5.0, &[2.0, 3.0]);
+    // Wrong: [288, 432], [24, 36].
+    scaled("a8", Product, Replicate, SQUARE, 6.0, &[144.0, 144.0]);
+    scaled("a8", Product, Invariant, SQUARE, 6.0, &[72.0, 72.0]);
+    // Wrong: [8, 12] and [12, 18].
+    scaled("a10", Min, Replicate, SQUARE, 2.0, &[16.0, 0.0]);
+    scaled("a10", Min, Invariant, SQUARE, 2.0, &[8.0, 0.0]);
+    scaled("a10", Max, Replicate, SQUARE, 3.0, &[0.0, 36.0]);
+    scaled("a10", Max, Invariant, SQUARE, 3.0, &[0.0, 18.0]);
 }
 
-/// One `x` for all ranks: `L = (2x + 3x)^2` has derivative 50, and two ranks with that loss 100.
 #[test]
-fn a1_is_the_gradient_of_a_shared_x() {
-    let total = |copies| scaled(Sum, copies, 2, SQUARE).1.iter().sum::<f64>();
-    assert_eq!([total(Replicate), total(Invariant)], [100.0, 50.0]);
+fn reductions_of_numbers() {
+    // Of `Y`, the product of `y_r^2`, the derivative in `x_r` is `2 y_r (r + 2)` times that in
+    // `y_r^2`: 10368, and 5184 of one loss.
+    all_reduced("a9", Product, Replicate, &[4.0, 9.0], SQUARE, 36.0, &[1296.0, 576.0]);
+    all_reduced("a9", Product, Invariant, &[4.0, 9.0], SQUARE, 36.0, &[648.0, 288.0]);
+    let by_place = |id, reducer, numbers: &[f64], reduced, gradients: &[f64]| {
+        all_reduced(id, reducer, Replicate, numbers, BY_RANK_FROM_1, reduced, gradients);
+    };
+    for extreme in [Min, Max] {
+        // Wrong: [2, 2], [1, 1].
+        by_place("a11", extreme, &[3.0, 3.0], 3.0, &[1.5, 1.5]);
+        by_place("a11", extreme, &[3.0; 4], 3.0, &[2.5; 4]);
+        by_place("a12", extreme, &[f64::NAN, 1.0], f64::NAN, &[3.0, 0.0]);
+        by_place("a12", extreme, &[f64::NAN, 1.0, f64::NAN], f64::NAN, &[3.0, 0.0, 3.0]);
+    }
+    by_place("a11", Max, &[1.0, 3.0, 1.0, 3.0], 3.0, &[0.0, 5.0, 0.0, 5.0]);
+    by_place("a13", Product, &[0.0, 3.0], 0.0, &[9.0, 0.0]);
+    by_place("a13", Product, &[0.0, 0.0], 0.0, &[0.0, 0.0]);
+    by_place("a13", Product, &[0.0, 3.0, 4.0], 0.0, &[72.0, 0.0, 0.0]);
+    by_place("a13", Product, &[-2.0, 0.0, 5.0], 0.0, &[0.0, -60.0, 0.0]);
+    // The product underflows; those of the others do not.
+    by_place("a14", Product, &[1e-200, 1e-200, 1e200], 0.0, &[6.0, 6.0, 0.0]);
 }
 
-#[test]
-fn a2_average_with_a_square() {
-    assert_eq!(scaled(Avg, Replicate, 2, SQUARE), (2.5, vec![10.0, 15.0]));
-    assert_eq!(scaled(Avg, Invariant, 2, SQUARE), (2.5, vec![5.0, 7.5]));
-    assert_eq!(scaled(Avg, Replicate, 4, SQUARE), (3.5, vec![14.0, 21.0, 28.0, 35.0]));
-}
-
-/// `w = 1`, `y = w x`, `L = y - sum(y / W)`: what is subtracted depends on every `w`. Without a gradient through the sum it
-/// would be `x`.
+/// `w = 1`, `y = w x`, `L = y - sum(y / W)`: the subtracted sum depends on every `w`, so that the
+/// gradient is 0. Without a gradient through the sum it would be `x`.
 #[test]
 fn a3_what_a_mean_is_subtracted_from() {
-    for (x, losses) in [
-        (vec![100.0, 200.0], vec![-50.0, 50.0]),
-        (vec![100.0, 200.0, 200.0, 200.0], vec![-75.0, 25.0, 25.0, 25.0]),
-    ] {
+    for (x, mean) in [(vec![100.0, 200.0], 150.0), (vec![100.0, 200.0, 200.0, 200.0], 175.0)] {
         let ranks = x.len() as f64;
         let parts: Vec<f64> = x.iter().map(|x| x / ranks).collect();
-        let (mean, of_parts) = all_reduced(Sum, Replicate, &parts, |_, _| -1.0);
-        let found: Vec<f64> = x.iter().map(|y| y - mean).collect();
-        assert_eq!(found, losses);
-        let of_w = |(x, of_part): (&f64, &f64)| x * (1.0 + of_part / ranks);
-        let of_w: Vec<f64> = x.iter().zip(&of_parts).map(of_w).collect();
-        assert_eq!(of_w, vec![0.0; x.len()]);
-        assert_ne!(of_w, x);
+        // -1 of each rank's loss: that of `w` is `x (1 - W / W)`.
+        let of_parts = vec![-ranks; x.len()];
+        all_reduced("a3", Sum, Replicate, &parts, |_, _| -1.0, mean, &of_parts);
     }
 }
 
-#[test]
-fn a4_sum_by_rank() {
-    let (reduced, found) = scaled(Sum, Replicate, 2, BY_RANK);
-    assert_eq!((reduced, &found), (5.0, &vec![2.0, 3.0]));
-    assert_ne!(found, [0.0, 3.0], "each rank's own loss alone");
-    assert_eq!(scaled(Sum, Replicate, 4, BY_RANK).1, [12.0, 18.0, 24.0, 30.0]);
-}
-
-#[test]
-fn a5_sum_by_rank_from_2() {
-    let (reduced, found) = scaled(Sum, Replicate, 2, BY_RANK_FROM_2);
-    assert_eq!((reduced, &found), (5.0, &vec![10.0, 15.0]));
-    assert_eq!(found.iter().sum::<f64>(), 25.0, "that of a shared x: (2 + 3) (2x + 3x)");
-    assert_ne!(found, [4.0, 9.0], "each rank's own loss alone");
-    assert_eq!(scaled(Sum, Replicate, 4, BY_RANK_FROM_2).1, [28.0, 42.0, 56.0, 70.0]);
-}
-
-#[test]
-fn a6_product_by_rank_from_2() {
-    let (reduced, found) = scaled(Product, Replicate, 2, BY_RANK_FROM_2);
-    assert_eq!((reduced, &found), (6.0, &vec![30.0, 30.0]));
-    assert_eq!(found.iter().sum::<f64>(), 60.0, "that of a shared x: (2 + 3) 2x 3x");
-    for wrong in [[12.0, 18.0], [4.0, 9.0]] {
-        assert_ne!(found, wrong);
-    }
-}
-
-#[test]
-fn a7_sum_itself() {
-    assert_eq!(scaled(Sum, Replicate, 2, ITSELF), (5.0, vec![4.0, 6.0]));
-    assert_eq!(scaled(Sum, Invariant, 2, ITSELF), (5.0, vec![2.0, 3.0]));
-    assert_eq!(scaled(Sum, Replicate, 4, ITSELF), (14.0, vec![8.0, 12.0, 16.0, 20.0]));
-}
-
-#[test]
-fn a8_product_with_a_square() {
-    let (reduced, found) = scaled(Product, Replicate, 2, SQUARE);
-    assert_eq!((reduced, &found), (6.0, &vec![144.0, 144.0]));
-    assert_eq!(scaled(Product, Invariant, 2, SQUARE), (6.0, vec![72.0, 72.0]));
-    for wrong in [[288.0, 432.0], [24.0, 36.0]] {
-        assert_ne!(found, wrong);
-    }
-}
-
-/// `Y = product of y_r^2`, whose derivative in `x_r` is `2 y_r (r + 2)` times that in `y_r^2`.
-#[test]
-fn a9_product_of_squares_with_a_square() {
-    let of = |copies| {
-        let (reduced, found) = all_reduced(Product, copies, &[4.0, 9.0], SQUARE);
-        assert_eq!(reduced, 36.0);
-        [2.0, 3.0].iter().zip(found).map(|(y, g)| g * 2.0 * y * y).collect::<Vec<f64>>()
-    };
-    assert_eq!(of(Replicate), [10368.0, 10368.0]);
-    assert_eq!(of(Invariant), [5184.0, 5184.0]);
-}
-
-#[test]
-fn a10_extremes_with_a_square() {
-    assert_eq!(scaled(Min, Replicate, 2, SQUARE), (2.0, vec![16.0, 0.0]));
-    assert_eq!(scaled(Min, Invariant, 2, SQUARE), (2.0, vec![8.0, 0.0]));
-    assert_eq!(scaled(Max, Replicate, 2, SQUARE), (3.0, vec![0.0, 36.0]));
-    assert_eq!(scaled(Max, Invariant, 2, SQUARE), (3.0, vec![0.0, 18.0]));
-    assert_ne!(scaled(Min, Replicate, 2, SQUARE).1, [8.0, 12.0]);
-    assert_ne!(scaled(Max, Replicate, 2, SQUARE).1, [12.0, 18.0]);
-}
-
-#[test]
-fn a11_extremes_that_several_hold() {
-    for extreme in [Min, Max] {
-        let found = all_reduced(extreme, Replicate, &[3.0, 3.0], BY_RANK_FROM_1);
-        assert_eq!(found, (3.0, vec![1.5, 1.5]), "{extreme:?}");
-        assert_ne!(found.1, [2.0, 2.0]);
-        assert_ne!(found.1, [1.0, 1.0]);
-        let found = all_reduced(extreme, Replicate, &[3.0; 4], BY_RANK_FROM_1);
-        assert_eq!(found, (3.0, vec![2.5; 4]), "{extreme:?}");
-    }
-    let found = all_reduced(Max, Replicate, &[1.0, 3.0, 1.0, 3.0], BY_RANK_FROM_1);
-    assert_eq!(found, (3.0, vec![0.0, 5.0, 0.0, 5.0]));
-}
-
-#[test]
-fn a12_an_extreme_that_is_nan() {
-    for extreme in [Min, Max] {
-        let (reduced, found) = all_reduced(extreme, Replicate, &[f64::NAN, 1.0], BY_RANK_FROM_1);
-        assert!(reduced.is_nan(), "{extreme:?}: {reduced}");
-        assert_eq!(found, [3.0, 0.0], "{extreme:?}");
-        let (_, found) =
-            all_reduced(extreme, Replicate, &[f64::NAN, 1.0, f64::NAN], BY_RANK_FROM_1);
-        assert_eq!(found, [3.0, 0.0, 3.0], "{extreme:?}");
-    }
-}
-
-#[test]
-fn a13_products_with_zeros() {
-    let rows: [(&[f64], &[f64]); 4] = [
-        (&[0.0, 3.0], &[9.0, 0.0]),
-        (&[0.0, 0.0], &[0.0, 0.0]),
-        (&[0.0, 3.0, 4.0], &[72.0, 0.0, 0.0]),
-        (&[-2.0, 0.0, 5.0], &[0.0, -60.0, 0.0]),
-    ];
-    for (factors, expected) in rows {
-        let (reduced, found) = all_reduced(Product, Replicate, factors, BY_RANK_FROM_1);
-        assert_eq!((reduced, &*found), (0.0, expected), "{factors:?}");
-    }
-}
-
-/// The product underflows; those of the others do not.
-#[test]
-fn a14_a_product_that_underflows() {
-    let found = all_reduced(Product, Replicate, &[1e-200, 1e-200, 1e200], BY_RANK_FROM_1);
-    assert_eq!(found, (0.0, vec![6.0, 6.0, 0.0]));
-}
-
-/// `b = [1, 3] + 2r`, `c = all_gather(b)`, `L = mean of c^2`.
+/// `b = [1, 3] + 2r`, `c = all_gather(b)`, `L = mean of c^2`: the sum of `W` such losses has the
+/// gradient `b`, and one of them `b / W`.
 #[test]
 fn e1_all_gather_with_a_mean_of_squares() {
-    let of = |ranks: usize, output| {
-        let b = |rank| vec![1.0 + 2.0 * rank as f64, 3.0 + 2.0 * rank as f64];
+    for (ranks, output, share) in [(2, Replicate, 1.0), (4, Replicate, 1.0), (2, Invariant, 0.5)] {
+        let b = |rank| vec![1.0 + 2.0 * f64::from(rank), 3.0 + 2.0 * f64::from(rank)];
         let inputs: Vec<Vec<f64>> = (0..ranks).map(b).collect();
-        let slope = |c: &f64| 2.0 * c / (2.0 * ranks as f64);
-        let done = differentiate(&Collective::AllGather { output }, &inputs, |_, c| {
-            c.iter().map(slope).collect()
-        });
-        (inputs, done)
-    };
-    let loss = |done: &[Done<f64>]| {
-        let c = &outputs(done)[0];
-        c.iter().map(|c| c * c).sum::<f64>() / c.len() as f64
-    };
-    for (ranks, expected) in [(2, 11.0), (4, 31.0)] {
-        let (b, done) = of(ranks, Replicate);
-        assert_eq!(outputs(&done), vec![b.concat(); ranks]);
-        assert_eq!(loss(&done), expected);
-        assert_eq!(gradients(&done), b, "that of the sum of {ranks} such losses");
+        let mean: Slope = if ranks == 2 { |_, c| c / 2.0 } else { |_, c| c / 4.0 };
+        let gathered = vec![inputs.concat(); inputs.len()];
+        let gradients: Vec<Vec<f64>> =
+            inputs.iter().map(|b| b.iter().map(|b| b * share).collect()).collect();
+        check("e1", &Collective::AllGather { output }, &inputs, mean, &gathered, &gradients);
     }
-    let (_, done) = of(2, Invariant);
-    assert_eq!(gradients(&done), [[0.5, 1.5], [1.5, 2.5]]);
 }
 
-/// `y = (r + 1) x`, `z = all_gather(y)`, `L = (r + 1) sum of z`.
 #[test]
-fn e2_all_gather_by_rank() {
-    for (ranks, expected) in [(2, vec![3.0, 6.0]), (4, vec![10.0, 20.0, 30.0, 40.0])] {
-        let inputs: Vec<Vec<f64>> = (0..ranks).map(|rank| vec![3.0 * (rank + 1) as f64]).collect();
-        let collective = Collective::AllGather { output: Replicate };
-        let done = differentiate(&collective, &inputs, |rank, z| vec![(rank + 1) as f64; z.len()]);
-        assert_eq!(outputs(&done), vec![inputs.concat(); ranks]);
-        let of_y = gradients(&done).concat();
-        let of_x = of_y.iter().enumerate().map(|(rank, of_y)| of_y * (rank + 1) as f64);
-        assert_eq!(of_x.collect::<Vec<f64>>(), expected);
+fn elements_that_move() {
+    let by_place =
+        |id, collective, inputs: &[Vec<f64>], outputs: &[Vec<f64>], gradients: &[Vec<f64>]| {
+            check(id, &collective, inputs, BY_RANK_FROM_1, outputs, gradients);
+        };
+    let all_gather = || Collective::AllGather { output: Replicate };
+    let two = [vec![3.0], vec![6.0]];
+    by_place("e2", all_gather(), &two, &[two.concat(), two.concat()], &[vec![3.0], vec![3.0]]);
+    let four = [vec![3.0], vec![6.0], vec![9.0], vec![12.0]];
+    by_place("e2", all_gather(), &four, &vec![four.concat(); 4], &vec![vec![10.0]; 4]);
+    // The loss is `3z` on rank 0 and `9z` elsewhere.
+    let broadcast = |output| Collective::Broadcast { root: 0, output };
+    for (ranks, expected) in [(2, 12.0), (4, 30.0)] {
+        let mut gradients = vec![vec![0.0]; ranks];
+        gradients[0] = vec![expected];
+        let loss: Slope = |rank, _| if rank == 0.0 { 3.0 } else { 9.0 };
+        let same = vec![vec![6.0]; ranks];
+        check("e4", &broadcast(Replicate), &same, loss, &same, &gradients);
+    }
+    let scattered = [vec![6.0, 6.0], vec![0.0, 0.0]];
+    let parts = [vec![6.0], vec![6.0]];
+    let of_parts = [vec![1.0, 2.0], vec![0.0, 0.0]];
+    by_place("e5", Collective::Scatter { root: 0 }, &scattered, &parts, &of_parts);
+    let gathered = [vec![3.0, 6.0], vec![]];
+    check("e5", &Collective::Gather { root: 0 }, &two, ITSELF, &gathered, &[vec![1.0], vec![1.0]]);
+    let swapped = [vec![0.0, 10.0], vec![1.0, 11.0]];
+    let all_to_all = Collective::AllToAll { send: vec![1, 1], receive: vec![1, 1] };
+    let inputs = [vec![0.0, 1.0], vec![10.0, 11.0]];
+    by_place("t1", all_to_all, &inputs, &swapped, &[vec![1.0, 2.0], vec![1.0, 2.0]]);
+    // Wrong: [1, 2], the cotangents, as if nothing had moved.
+    let fives = [vec![5.0], vec![5.0]];
+    by_place("b1", broadcast(Replicate), &[vec![5.0], vec![6.0]], &fives, &[vec![3.0], vec![0.0]]);
+    let inputs = [vec![5.0], vec![6.0], vec![7.0], vec![8.0]];
+    let of_four = [vec![10.0], vec![0.0], vec![0.0], vec![0.0]];
+    by_place("b1", broadcast(Replicate), &inputs, &vec![vec![5.0]; 4], &of_four);
+    let four_each: Slope = |_, _| 4.0;
+    let once = [vec![4.0], vec![0.0]];
+    check("b1", &broadcast(Invariant), &inputs[..2], four_each, &fives, &once);
+    // Sums of those up to a rank, and back of those from it on.
+    let sums = [vec![1.0], vec![3.0], vec![6.0]];
+    let from_it_on = [vec![6.0], vec![5.0], vec![3.0]];
+    let ranks = [vec![1.0], vec![2.0], vec![3.0]];
+    by_place("s1", Collective::Scan, &ranks, &sums, &from_it_on);
+    // A chain of three, and a rank that hands on to itself.
+    let permute = Collective::Permute { destinations: vec![Some(1), Some(2), None, Some(3)] };
+    let ranks = [vec![1.0], vec![2.0], vec![3.0], vec![4.0]];
+    let handed_on = [vec![0.0], vec![1.0], vec![2.0], vec![4.0]];
+    by_place("m1", permute, &ranks, &handed_on, &[vec![2.0], vec![3.0], vec![0.0], vec![4.0]]);
+}
+
+/// Parts of `[0, 1, 2, 3] + r`, and reductions of 5 and 6 to rank 0.
+#[test]
+fn reductions_to_some() {
+    let inputs = [vec![0.0, 1.0, 2.0, 3.0], vec![1.0, 2.0, 3.0, 4.0]];
+    let parts = [
+        ("r1", Sum, [vec![1.0, 3.0], vec![5.0, 7.0]], vec![vec![1.0, 1.0, 2.0, 2.0]; 2]),
+        // Wrong, here and in r3: [1, 1, 2, 2], that of the sum.
+        ("r2", Avg, [vec![0.5, 1.5], vec![2.5, 3.5]], vec![vec![0.5, 0.5, 1.0, 1.0]; 2]),
+        ("r3", Max, [vec![1.0, 2.0], vec![3.0, 4.0]], vec![vec![0.0; 4], vec![1.0, 1.0, 2.0, 2.0]]),
+    ];
+    for (id, reducer, outputs, gradients) in parts {
+        let collective = Collective::ReduceScatter { reducer };
+        check(id, &collective, &inputs, BY_RANK_FROM_1, &outputs, &gradients);
+    }
+    let to_root = [
+        (Sum, 11.0, [1.0, 1.0]),
+        (Avg, 5.5, [0.5, 0.5]),
+        (Product, 30.0, [6.0, 5.0]),
+        (Max, 6.0, [0.0, 1.0]),
+        (Min, 5.0, [1.0, 0.0]),
+    ];
+    for (reducer, reduced, gradients) in to_root {
+        let collective = Collective::Reduce { root: 0, reducer };
+        let gradients = gradients.map(|gradient| vec![gradient]);
+        let outputs = [vec![reduced], vec![]];
+        check("d1", &collective, &[vec![5.0], vec![6.0]], ITSELF, &outputs, &gradients);
+    }
+}
+
+/// Conversions, with the loss `(r + 1) sum`.
+#[test]
+fn conversions() {
+    let own = [vec![5.0], vec![7.0]];
+    let whole = [vec![5.0, 0.0], vec![0.0, 7.0]];
+    let places = [vec![1.0], vec![2.0]];
+    check("place", &Collective::Place, &own, BY_RANK_FROM_1, &whole, &places);
+    let copies = [vec![1.0, 2.0], vec![1.0, 2.0]];
+    let parts = [vec![1.0], vec![2.0]];
+    let rows = [
+        ("share", Collective::Share, copies.to_vec(), [vec![3.0, 3.0], vec![3.0, 3.0]]),
+        (
+            "slice",
+            Collective::Slice { input: Replicate },
+            parts.to_vec(),
+            [vec![1.0, 0.0], vec![0.0, 2.0]],
+        ),
+        ("slice", Collective::Slice { input: Invariant }, parts.to_vec(), copies.clone()),
+        (
+            "only_first",
+            Collective::OnlyFirst,
+            vec![vec![1.0, 2.0], vec![0.0, 0.0]],
+            [vec![1.0, 1.0], vec![0.0, 0.0]],
+        ),
+    ];
+    for (id, collective, outputs, gradients) in rows {
+        check(id, &collective, &copies, BY_RANK_FROM_1, &outputs, &gradients);
     }
 }
 
@@ -278,122 +302,6 @@ fn e3_there_and_back() {
     assert_eq!(found[0], (180.0, 60.0));
 }
 
-/// `x = 3`, `y = 2x` of rank 0 to all; the loss is `3z` on rank 0 and `9z` elsewhere.
-#[test]
-fn e4_broadcast_to_different_losses() {
-    for (ranks, expected) in [(2, 24.0), (4, 60.0)] {
-        let collective = Collective::Broadcast { root: 0, output: Replicate };
-        let loss = |rank, _: &[f64]| vec![if rank == 0 { 3.0 } else { 9.0 }];
-        let done = differentiate(&collective, &vec![vec![6.0]; ranks], loss);
-        let of_x: Vec<f64> = gradients(&done).concat().iter().map(|of_y| 2.0 * of_y).collect();
-        assert_eq!(of_x[0], expected);
-        assert!(of_x[1..].iter().all(|of_x| *of_x == 0.0), "{of_x:?}");
-    }
-}
-
-/// Scatter `y_i = 2 x_i` with `x_i = 3` and take `(r + 1) z`; gather `y = (r + 1) x` and take the sum.
-#[test]
-fn e5_scatter_and_gather() {
-    let scattered = differentiate(
-        &Collective::Scatter { root: 0 },
-        &[vec![6.0, 6.0], vec![0.0, 0.0]],
-        |rank, _| vec![(rank + 1) as f64],
-    );
-    assert_eq!(outputs(&scattered), [[6.0], [6.0]]);
-    assert_eq!(
-        gradients(&scattered)[0].iter().map(|of_y| 2.0 * of_y).collect::<Vec<_>>(),
-        [2.0, 4.0]
-    );
-    assert_eq!(gradients(&scattered)[1], [0.0, 0.0]);
-
-    let collective = Collective::Gather { root: 0 };
-    let gathered = differentiate(&collective, &[vec![3.0], vec![6.0]], |_, z| vec![1.0; z.len()]);
-    assert_eq!(gathered[0].output, Some(vec![3.0, 6.0]));
-    assert_eq!(gathered[1].output, None);
-    let of_x = [gathered[0].gradient[0], 2.0 * gathered[1].gradient[0]];
-    assert_eq!(of_x, [1.0, 2.0]);
-}
-
-/// `x_r = [0, .., 2W - 1] + r`, `L = (r + 1) sum`.
-fn reduce_scattered(reducer: Reducer) -> Vec<Done<f64>> {
-    let inputs = [vec![0.0, 1.0, 2.0, 3.0], vec![1.0, 2.0, 3.0, 4.0]];
-    let collective = Collective::ReduceScatter { reducer };
-    differentiate(&collective, &inputs, |rank, part| vec![(rank + 1) as f64; part.len()])
-}
-
-#[test]
-fn r1_reduce_scatter_of_a_sum() {
-    let done = reduce_scattered(Sum);
-    assert_eq!(outputs(&done), [[1.0, 3.0], [5.0, 7.0]]);
-    assert_eq!(gradients(&done), vec![[1.0, 1.0, 2.0, 2.0]; 2]);
-}
-
-#[test]
-fn r2_reduce_scatter_of_an_average() {
-    let done = reduce_scattered(Avg);
-    assert_eq!(outputs(&done), [[0.5, 1.5], [2.5, 3.5]]);
-    assert_eq!(gradients(&done), vec![[0.5, 0.5, 1.0, 1.0]; 2]);
-    assert_ne!(gradients(&done)[0], [1.0, 1.0, 2.0, 2.0], "that of the sum");
-}
-
-#[test]
-fn r3_reduce_scatter_of_the_largest() {
-    let done = reduce_scattered(Max);
-    assert_eq!(outputs(&done), [[1.0, 2.0], [3.0, 4.0]]);
-    assert_eq!(gradients(&done), [[0.0; 4], [1.0, 1.0, 2.0, 2.0]]);
-    assert_ne!(gradients(&done)[0], [1.0, 1.0, 2.0, 2.0], "that of the sum");
-}
-
-/// `x_r = [0, .., W - 1] + 10r`, `L = (r + 1) sum`.
-#[test]
-fn t1_all_to_all() {
-    let collective = Collective::AllToAll { send: vec![1, 1], receive: vec![1, 1] };
-    let done = differentiate(&collective, &[vec![0.0, 1.0], vec![10.0, 11.0]], |rank, part| {
-        vec![(rank + 1) as f64; part.len()]
-    });
-    assert_eq!(outputs(&done), [[0.0, 10.0], [1.0, 11.0]]);
-    assert_eq!(gradients(&done), [[1.0, 2.0], [1.0, 2.0]]);
-}
-
-/// `x_0 = 5`, `L = (r + 1) y`.
-#[test]
-fn b1_broadcast() {
-    for (ranks, expected) in [(2, vec![3.0, 0.0]), (4, vec![10.0, 0.0, 0.0, 0.0])] {
-        let collective = Collective::Broadcast { root: 0, output: Replicate };
-        let inputs: Vec<Vec<f64>> = (0..ranks).map(|rank| vec![5.0 + rank as f64]).collect();
-        let done = differentiate(&collective, &inputs, |rank, _| vec![(rank + 1) as f64]);
-        assert_eq!(outputs(&done), vec![[5.0]; ranks]);
-        let found = gradients(&done).concat();
-        assert_eq!(found, expected);
-        let untouched: Vec<f64> = (0..ranks).map(|rank| (rank + 1) as f64).collect();
-        assert_ne!(found, untouched, "the cotangents, as if nothing had moved");
-    }
-    let invariant = Collective::Broadcast { root: 0, output: Invariant };
-    let done = differentiate(&invariant, &[vec![5.0], vec![6.0]], |_, _| vec![4.0]);
-    assert_eq!(gradients(&done), [[4.0], [0.0]]);
-}
-
-/// 5 and 6, reduced to rank 0, whose loss is what it gets.
-#[test]
-fn d1_reduce() {
-    let rows = [
-        (Sum, 11.0, [1.0, 1.0]),
-        (Avg, 5.5, [0.5, 0.5]),
-        (Product, 30.0, [6.0, 5.0]),
-        (Max, 6.0, [0.0, 1.0]),
-        (Min, 5.0, [1.0, 0.0]),
-    ];
-    for (reducer, reduced, expected) in rows {
-        let collective = Collective::Reduce { root: 0, reducer };
-        let done = differentiate(&collective, &[vec![5.0], vec![6.0]], |_, _| vec![1.0]);
-        assert_eq!(done[0].output, Some(vec![reduced]), "{reducer:?}");
-        assert_eq!(done[1].output, None, "{reducer:?}");
-        assert_eq!(gradients(&done).concat(), expected, "{reducer:?}");
-        let as_of_a_sum = gradients(&done).concat() == [1.0, 1.0];
-        assert_eq!(as_of_a_sum, reducer == Sum, "{reducer:?}");
-    }
-}
-
 /// A factor of its own on each rank: `dx_r = k_r` times the sum of cotangents, not the sum of `k_s g_s`.
 #[test]
 fn p1_factors_that_differ() {
@@ -406,26 +314,4 @@ fn p1_factors_that_differ() {
         Ok((output, backward.gradient(Some(vec![world.rank().index() as f64 + 1.0]))?))
     });
     assert_eq!(found, [(Some(vec![8.0]), vec![9.0]), (Some(vec![8.0]), vec![15.0])]);
-    assert_ne!(found[0].1, [13.0], "3 + 5 x 2");
-}
-
-/// `x_r = r + 1`, `g_r = 10^r`: sums of those up to a rank, and back of those from it on.
-#[test]
-fn s1_scan() {
-    let inputs = [vec![1.0], vec![2.0], vec![3.0]];
-    let cotangents = [1.0, 10.0, 100.0];
-    let done = differentiate(&Collective::Scan, &inputs, |rank, _| vec![cotangents[rank]]);
-    assert_eq!(outputs(&done), [[1.0], [3.0], [6.0]]);
-    assert_eq!(gradients(&done), [[111.0], [110.0], [100.0]]);
-}
-
-/// A chain of three, and a rank that hands on to itself.
-#[test]
-fn m1_permute() {
-    let destinations = vec![Some(1), Some(2), None, Some(3)];
-    let inputs: Vec<Vec<f64>> = (1..5).map(|rank| vec![f64::from(rank)]).collect();
-    let collective = Collective::Permute { destinations };
-    let done = differentiate(&collective, &inputs, |rank, _| vec![10.0 * (rank + 1) as f64]);
-    assert_eq!(outputs(&done), [[0.0], [1.0], [2.0], [4.0]]);
-    assert_eq!(gradients(&done), [[20.0], [30.0], [0.0], [40.0]]);
 }

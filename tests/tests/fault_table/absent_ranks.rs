@@ -1,4 +1,4 @@
-//! Row 23: some ranks have more batches than others. tests/tests/uneven_inputs has the cases one by one.
+//! Row 23: some ranks have more batches than others. tests/tests/step/uneven_inputs has the cases one by one.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

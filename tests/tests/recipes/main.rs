@@ -1,5 +1,7 @@
-//! Optimizers, alone and beside each other, on meshes: against their formulas in f64, the plan, and a run on one rank.
+//! Optimizers, alone and beside each other, and averages of parameters, on meshes: against their formulas in f64, the
+//! plan, and a run on one rank.
 
+mod ema;
 mod formulas;
 mod meshes;
 mod model;
@@ -10,7 +12,12 @@ mod shampoo;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Held for writing by the test that measures memory, which is counted by rank.
+use hsdp::memory::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// Held for writing by the tests that measure memory, which is counted by rank.
 static TURN: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {

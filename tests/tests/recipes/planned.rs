@@ -1,15 +1,12 @@
 //! The memory of state and of the exchange of an update, and its bytes: measured as planned.
 
 use hsdp::checkpoint::Checkpointed;
-use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::memory::{self, Category};
 use hsdp::{ByteCount, Channel, Error, Flow, Op, Plan, Rank, ShardedModel};
 use hsdp_sharding::PlanOptions;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
 use crate::model::{Act, MESHES, Recipe, Steps, gradients, spec, with};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update: all-to-alls and all-reduces.
 type Numbers = (ByteCount, ByteCount, [Flow; 2]);

@@ -61,28 +61,6 @@ fn muon_needs_matrices() {
 }
 
 #[test]
-fn options_that_would_destroy_parameters_are_refused() {
-    let _turn = crate::beside_others();
-    let muon = |options: MuonOptions| {
-        refused(move |model, gradients| {
-            let mut muon = Muon::new(model, options);
-            let mut adamw = AdamW::new(model, AdamWOptions::default());
-            model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, |it| !is_matrix(it))])
-        })
-    };
-    let told = muon(MuonOptions { momentum: 1.0, ..MuonOptions::default() });
-    assert_eq!(told, "muon momentum 1.0: it must be 0 or more, and below 1");
-    let mut options = MuonOptions::default();
-    options.newton_schulz.coefficients[1] = f64::INFINITY;
-    let told = "muon newton_schulz.coefficients.1 inf: it must be finite in f32";
-    assert_eq!(muon(options), told);
-    let mut options = MuonOptions::default();
-    options.newton_schulz.eps = 1e-60;
-    let told = "muon newton_schulz.eps 1e-60: it must be finite and above 0 in f32";
-    assert_eq!(muon(options), told);
-}
-
-#[test]
 fn eight_bit_state_needs_blocks() {
     let _turn = crate::beside_others();
     let told = refused(|model, gradients| {
@@ -116,12 +94,17 @@ fn an_optimizer_keeps_its_parameters() {
 fn an_optimizer_of_another_model_is_refused() {
     let _turn = crate::beside_others();
     let other = model(ModelSpec::new().unit(Unit::new("other").param(Param::new("w", [4]))));
-    let told = refused(|model, gradients| {
+    let adamw = || AdamW::new(&other, AdamWOptions::default());
+    let beside = refused(|model, gradients| {
         let mut lion = Lion::new(model, LION);
-        let mut adamw = AdamW::new(&other, AdamWOptions::default());
-        model.update_by(gradients, [(&mut lion, is_matrix), (&mut adamw, |it| !is_matrix(it))])
+        model.update_by(gradients, [(&mut lion, is_matrix), (&mut adamw(), |it| !is_matrix(it))])
     });
-    assert_eq!(told, "optimizer step on rank 0, step 0: the optimizer was made for another model");
+    let alone = refused(|model, gradients| adamw().step(model, gradients));
+    let sgd = refused(|model, it| Sgd::new(&other, SgdOptions::default()).step(model, it));
+    for told in [beside, alone, sgd] {
+        let expected = "optimizer step on rank 0, step 0: the optimizer was made for another model";
+        assert_eq!(told, expected);
+    }
 }
 
 /// The results of four ranks, of which rank 1 has options that are refused, and of their next step by other options.

@@ -31,7 +31,8 @@ impl Endpoint {
     }
 
     fn wait_for_messages(&self, deadline: Duration) {
-        let (until, status) = (from_now(deadline), self.core.status());
+        let until = from_now(deadline);
+        let status = &self.state.status;
         while status.check_world().is_ok() && sync::now() < until {
             if self.ends_before(until.min(from_now(NAPS[1]))) {
                 return;
@@ -71,7 +72,7 @@ pub(super) struct LastWord(pub(super) Arc<Endpoint>);
 impl Drop for LastWord {
     fn drop(&mut self) {
         let Self(endpoint) = self;
-        endpoint.progress.lock().close(endpoint.core.status().world_end().as_ref());
+        endpoint.progress.lock().close(endpoint.state.status.world_end().as_ref());
         endpoint.change(|outgoing| outgoing.has_ended = true);
     }
 }

@@ -6,14 +6,12 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP};
-use crate::engine::Operation;
-use crate::engine::from_now;
+use crate::engine::{Operation, from_now};
 use crate::remote::header::end_bytes;
 use crate::remote::message::Kind;
 use crate::remote::progress::{self, Turned};
 use crate::remote::transport::{Answer, Loss};
-use crate::sync;
-use crate::{AbortReason, Error};
+use crate::{AbortReason, Error, sync};
 
 /// How long a process that forwards messages is waited for, if it cannot be asked.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,20 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Endpoint {
     /// The rank that decides about the end of the world, and compares the states of ranks: the lowest that has not left.
     pub(in crate::remote) fn lowest(&self) -> Option<Rank> {
-        (0..self.size).map(Rank::new).find(|rank| !self.core.record(*rank).has_left())
+        (0..self.size).map(Rank::new).find(|rank| !self.state.record(*rank).has_left())
     }
 
     /// Ends the world, unless it is over. Returns the end that all ranks get, or `error` while that is not known.
     pub(crate) fn end(&self, error: Error) -> Error {
-        if self.core.status().world_end().is_none() {
+        if self.state.status.world_end().is_none() {
             self.propose_end(&error);
         }
-        self.core.status().world_end().unwrap_or(error)
+        self.state.status.world_end().unwrap_or(error)
     }
 
     /// Ends the world by `rank`'s doing.
     pub(in crate::remote) fn end_by(&self, rank: Rank, reason: AbortReason) {
-        self.end(self.core.ended_by(rank, reason));
+        self.end(self.state.ended_by(rank, reason));
     }
 
     /// Ends the world since `rank` has sent an invalid message.
@@ -52,7 +50,7 @@ impl Endpoint {
             }
             Some(_) => {}
         }
-        while !progress::is_in_turn() && self.core.status().world_end().is_none() {
+        while !progress::is_in_turn() && self.state.status.world_end().is_none() {
             if !self.hear() {
                 self.try_end();
                 self.sleep(FIRST_NAP);
@@ -66,14 +64,14 @@ impl Endpoint {
         if let Some(doomed) = decided {
             // Before any message of a rank that knows the end.
             self.send_end(Kind::End, told, self.others(0..self.size));
-            self.core.end_here(own.clone(), &doomed);
+            self.state.end_here(own.clone(), &doomed);
         }
     }
 
     /// Another rank sees an end, and takes this one for the lowest: it gets the end of the world.
     pub(in crate::remote) fn hear_proposal(&self, from: Rank, error: &Error) {
         self.end_with(error, error);
-        if let Some(end) = self.core.status().world_end() {
+        if let Some(end) = self.state.status.world_end() {
             self.send_end(Kind::End, &end, vec![from]);
         }
     }
@@ -84,7 +82,7 @@ impl Endpoint {
         if let Some(doomed) = decided {
             let lowest = self.lowest().filter(|rank| ![from, self.rank].contains(rank));
             lowest.into_iter().for_each(|rank| self.send_end(Kind::End, error, vec![rank]));
-            self.core.end_here(error.clone(), &doomed);
+            self.state.end_here(error.clone(), &doomed);
         }
     }
 
@@ -93,8 +91,8 @@ impl Endpoint {
     /// others, if they hear it, that it hears nothing.
     pub(crate) fn await_forwarder(&self) {
         if let Some((rank, reason)) = self.silence() {
-            let told = self.core.ended_by(self.rank, reason.clone());
-            self.end_with(&self.core.ended_by(rank, reason), &told);
+            let told = self.state.ended_by(self.rank, reason.clone());
+            self.end_with(&self.state.ended_by(rank, reason), &told);
         }
     }
 
@@ -102,7 +100,7 @@ impl Endpoint {
     /// most; or for `PATIENCE`, if the progress thread hangs in its turn.
     fn silence(&self) -> Option<(Rank, AbortReason)> {
         let until = from_now(PATIENCE);
-        let goes_on = || self.core.status().world_end().is_none() && sync::now() < until;
+        let goes_on = || self.state.status.world_end().is_none() && sync::now() < until;
         while !progress::is_in_turn() && goes_on() {
             if let Some(answer) = self.answer_of_forwarder() {
                 return answer.err();

@@ -45,7 +45,7 @@ impl Greeting {
 impl Endpoint {
     /// Notes the identity of this process and its request, or sends it to process 0.
     pub(super) fn introduce(&self, asked: Asked) {
-        let own = Hello::of(asked.size, self.core.options());
+        let own = Hello::of(asked.size, &self.state.options);
         if self.rank == FIRST {
             self.greeted(FIRST, own).expect("it is the first hello of this process");
         } else {
@@ -114,7 +114,7 @@ impl Endpoint {
             if let Some(compared) = compared {
                 return compared;
             }
-            self.core.status().check_world()?;
+            self.state.status.check_world()?;
             match clock.alarm() {
                 Alarm::Deadline if is_first => self.welcome(&mut self.greeting.lock()),
                 Alarm::Deadline => return Err(self.misses_the_first(deadline)),

@@ -80,7 +80,7 @@ impl Endpoint {
     pub(crate) fn await_culprit(&self, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
         let verdict = || self.reports.lock().0.get(&wait).and_then(|it| it.verdict);
-        let end = || self.core.status().world_end().map(|_| None);
+        let end = || self.state.status.world_end().map(|_| None);
         let found = || verdict().map(|it| it.culprit).or_else(end);
         let tell = |_| self.report(Urgency::Deadline, wait);
         Ok(self.ask(PATIENCE, (tell, found))?.flatten())
@@ -93,8 +93,8 @@ impl Endpoint {
     /// The rank that has the comparer, if that does not answer within the deadline.
     pub(crate) fn tell_difference(&self) -> Result<(), Rank> {
         let tell = |to| self.post(Request::Compare { to, said: Compared::Differ });
-        let found = || self.core.status().world_end();
-        self.ask(self.core.options().deadline, (tell, found)).map(drop)
+        let found = || self.state.status.world_end();
+        self.ask(self.state.options.deadline, (tell, found)).map(drop)
     }
 
     /// Tells the comparer something, and each that follows it, and waits for its finding.
@@ -128,8 +128,8 @@ impl Endpoint {
 
     /// The state of this rank, with the hashes that are asked for.
     pub(in crate::remote) fn state(&self, hashes: Hashes) -> RankState {
-        let mut state = self.core.state(self.rank);
-        state.rolled = rolled(&self.core.record(self.rank).rolling, hashes);
+        let mut state = self.state.rank_state(self.rank);
+        state.rolled = rolled(&self.state.record(self.rank).rolling, hashes);
         state.issued = self.outgoing.lock().issued.clone();
         state
     }

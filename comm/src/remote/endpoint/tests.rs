@@ -2,23 +2,20 @@ mod beyond;
 mod greeting;
 mod stalls;
 
-use std::panic;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{panic, thread};
 
 use hsdp_sharding::Rank;
 
 use super::*;
-use crate::WorldOptions;
-use crate::backend::thread::Core;
 use crate::call::barrier_of;
 use crate::engine::from_now;
-use crate::remote;
 use crate::remote::buffer::Buffer;
 use crate::remote::progress;
 use crate::remote::transport::{Answer, Cause, Loss, TransportError};
-use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
+use crate::threads::Core;
+use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World, WorldOptions, remote};
 
 /// The others say nothing, and never take so many messages.
 #[derive(Default)]
@@ -60,11 +57,11 @@ fn loss(rank: usize, cause: Cause) -> Loss {
 }
 
 /// The rank that the world's end names, and the reason, after as many turns as that takes.
-fn end_after_turns(core: &Shared, endpoint: &Endpoint) -> (Rank, AbortReason) {
+fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
         let _ = endpoint.hear();
-        if let Some(Error::WorldAborted { rank, reason, .. }) = core.status().world_end() {
+        if let Some(Error::WorldAborted { rank, reason, .. }) = core.state.status.world_end() {
             return (rank, reason);
         }
         thread::yield_now();
@@ -80,7 +77,7 @@ fn opened(transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
 fn opened_by(rank: usize, transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
     let core = Core::new(3, WorldOptions::default());
     let asked = Asked { size: 3, processes: 3 };
-    let endpoint = Endpoint::new(&core, (Rank::new(rank), asked), Box::new(transport));
+    let endpoint = Endpoint::new(&core.state, (Rank::new(rank), asked), Box::new(transport));
     core.open_endpoint(Arc::clone(&endpoint));
     (core, endpoint)
 }
@@ -114,7 +111,7 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
         while endpoint.outgoing.lock().left.is_none() {
             thread::yield_now();
         }
-        core.end_here(gone(), &[]);
+        core.state.end_here(gone(), &[]);
     });
     assert!(endpoint.has_given_up() && started.elapsed() < Duration::from_secs(30));
 }
@@ -124,9 +121,9 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
     let _ = progress::in_turn(|| endpoint.end(gone()));
-    assert_eq!(core.status().world_end(), None, "the lowest rank decides");
+    assert_eq!(core.state.status.world_end(), None, "the lowest rank decides");
     endpoint.close(Duration::from_secs(60));
-    assert_eq!(core.status().world_end(), Some(gone()), "though the lowest rank says nothing");
+    assert_eq!(core.state.status.world_end(), Some(gone()), "though the lowest rank says nothing");
 }
 
 #[test]
@@ -143,7 +140,7 @@ fn the_lowest_rank_decides_which_end_all_ranks_have() {
     endpoint.hear_proposal(Rank::new(1), &end(1));
     assert_eq!(messages(&endpoint), [Kind::End], "it is told of the first");
     endpoint.hear_end(Rank::new(1), &end(1));
-    assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(end(2))));
+    assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(end(2))));
     assert_eq!(core.end(end(0)), end(2));
 }
 
@@ -153,11 +150,11 @@ fn an_end_that_is_not_of_the_lowest_rank_is_passed_on_to_it_once() {
     endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End]);
     endpoint.hear_end(Rank::new(2), &gone());
-    assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(gone())));
+    assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(gone())));
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(0), &gone());
     assert_eq!(messages(&endpoint), [Kind::Hello], "the lowest rank knows its own");
-    assert_eq!(core.status().world_end(), Some(gone()));
+    assert_eq!(core.state.status.world_end(), Some(gone()));
 }
 
 #[test]
@@ -165,7 +162,7 @@ fn a_rank_that_has_left_is_not_the_lowest() {
     let (core, endpoint) = opened_by(2, Silent::default());
     for rank in [0, 1, 2] {
         assert_eq!(endpoint.lowest(), Some(Rank::new(rank)));
-        assert!(core.record(Rank::new(rank)).leave());
+        assert!(core.state.record(Rank::new(rank)).leave());
     }
     assert_eq!(endpoint.lowest(), None);
     assert_eq!(core.end(gone()), gone(), "no rank is waited for");
@@ -218,7 +215,7 @@ fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() 
     let (core, endpoint) = opened(Silent::default());
     core.end_epoch(0, gone());
     assert_eq!(messages(&endpoint), [Kind::Stop]);
-    core.end_here(gone(), &[]);
+    core.state.end_here(gone(), &[]);
     core.end_epoch(1, gone());
     assert_eq!(messages(&endpoint), []);
 }
@@ -229,20 +226,20 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
     let lost = Some(loss(1, Cause::Ended("its connection ended".to_owned())));
     let (core, endpoint) = opened(Silent { lost, ..Silent::default() });
     let _ = endpoint.hear();
-    assert_eq!(core.status().world_end(), None, "it is looked at again");
+    assert_eq!(core.state.status.world_end(), None, "it is looked at again");
     let (rank, reason) = end_after_turns(&core, &endpoint);
     let problem = "its connection ended".into();
     assert_eq!((rank, reason), (Rank::new(1), AbortReason::Unreachable { problem }));
 }
 
 /// The end that a rank proposes whose deadline has passed.
-fn late(core: &Shared) -> Error {
+fn late(core: &Core) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
     let awaited = barrier_of(GroupId::of(&ranks, Channel::User));
     let (arrived, missing) = (vec![Rank::new(0)], vec![Rank::new(1), Rank::new(2)]);
     let deadline = Duration::from_secs(1);
     let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };
-    core.ended_by(Rank::new(1), reason)
+    core.state.ended_by(Rank::new(1), reason)
 }
 
 #[test]
@@ -251,12 +248,12 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let (core, endpoint) = opened(Silent { silent, ..Silent::default() });
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
     endpoint.await_forwarder();
-    assert_eq!(core.status().world_end(), Some(core.ended_by(Rank::new(2), reason)));
+    assert_eq!(core.state.status.world_end(), Some(core.state.ended_by(Rank::new(2), reason)));
     assert_eq!(messages(&endpoint), [Kind::End], "that this rank hears nothing");
 
     let (core, endpoint) = opened(Silent::default());
     endpoint.await_forwarder();
-    assert_eq!(core.status().world_end(), None, "messages pass, and a rank may be late");
+    assert_eq!(core.state.status.world_end(), None, "messages pass, and a rank may be late");
 }
 
 /// As if the process that forwards all messages were stopped until this rank asks it: nothing arrives before.

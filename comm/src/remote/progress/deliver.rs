@@ -22,7 +22,7 @@ impl Progress {
     pub(super) fn take_in(&mut self, endpoint: &Endpoint) {
         // Before a rank hears of it that could ask for the counts.
         let messages = mem::take(&mut self.relay.messages);
-        endpoint.core.record(endpoint.rank).ledger.moved(messages);
+        endpoint.state.record(endpoint.rank).ledger.moved(messages);
         while let Some((from, come)) = self.relay.come.pop_front() {
             let read = match come {
                 Come::Forwarded(message) => message.and_then(|it| self.put(endpoint, from, it)),
@@ -45,10 +45,10 @@ impl Progress {
         if *round >= rounds(descriptor.op) {
             return Err(format!("there is no round {round} of {descriptor}"));
         }
-        if endpoint.core.record(from).hear(descriptor, *step) {
-            endpoint.core.forget_old_epochs();
+        if endpoint.state.record(from).hear(descriptor, *step) {
+            endpoint.state.forget_old_epochs();
             self.mailbox
-                .forget_before(endpoint.core.record(endpoint.rank).epoch().saturating_sub(1));
+                .forget_before(endpoint.state.record(endpoint.rank).epoch().saturating_sub(1));
         }
         self.mailbox.put(from, message)
     }
@@ -81,7 +81,7 @@ impl Progress {
             }
             Kind::Compare => {
                 let said = header::read(encoded)?;
-                endpoint.core.record(endpoint.rank).ledger.moved(BACKGROUND);
+                endpoint.state.record(endpoint.rank).ledger.moved(BACKGROUND);
                 self.hear(endpoint, from, said);
             }
             Kind::Exchange => self.relay.receive(from, message)?,
@@ -91,8 +91,8 @@ impl Progress {
             Kind::End => endpoint.hear_end(from, &end_of(encoded)?.1),
             Kind::Left => {
                 self.comparer.left.insert(from, header::read(encoded)?);
-                endpoint.core.record(from).leave();
-                endpoint.core.status().ring();
+                endpoint.state.record(from).leave();
+                endpoint.state.status.ring();
                 self.look_at_all(endpoint);
             }
             Kind::Hello => {
@@ -111,7 +111,7 @@ impl Progress {
         from: Rank,
         (epoch, end): (u64, Error),
     ) -> Result<(), String> {
-        if !endpoint.core.record(from).stop(epoch) {
+        if !endpoint.state.record(from).stop(epoch) {
             return Err(format!("it ends epoch {epoch}, but not all epochs before"));
         }
         endpoint.end_epoch(epoch, end);
@@ -127,7 +127,7 @@ impl Progress {
         hellos: Vec<Option<Hello>>,
     ) -> Result<(), String> {
         endpoint.welcomed(from, hellos.clone())?;
-        for (rank, hello) in hellos.iter().take(endpoint.core.records().len()).enumerate() {
+        for (rank, hello) in hellos.iter().take(endpoint.state.records.len()).enumerate() {
             hello.iter().for_each(|hello| self.processes.see(Rank::new(rank), hello));
         }
         Ok(())
@@ -142,9 +142,9 @@ impl Progress {
 pub(super) fn look(endpoint: &Endpoint, open: &Open) {
     let descriptor = &open.descriptor;
     for rank in open.missing().filter(|rank| *rank != endpoint.rank) {
-        let record = endpoint.core.record(rank);
+        let record = endpoint.state.record(rank);
         if record.has_stopped(descriptor.epoch) {
-            return endpoint.core.fail_in_epoch(&open.operation, descriptor.epoch);
+            return endpoint.state.fail_in_epoch(&open.operation, descriptor.epoch);
         }
         if record.has_left() {
             let awaited = Arc::clone(descriptor);

@@ -1,299 +1,368 @@
-//! Common functions of one value.
+//! Functions of values whose states are types: candle's functions of one and of two tensors, and
+//! collectives along any dim.
 
 use candle_core::shape::{Dim, Dims, Shape};
 use candle_core::{DType, Result as CandleResult, Tensor, bail};
 use candle_nn::ops;
-use hsdp::dist::{self, Free, State};
+use hsdp::dist::{
+    Adds, Along, Dist, DistState, Free, Joins, MeshAxis, Multiplies, Own, Reduces, Replicate,
+    Sliced, Varying,
+};
 
 use super::Candle;
 use crate::error::Error;
 
-/// candle's functions of one tensor, each for the states in which it is correct. Not collective.
+/// Declares functions of one value, each by its name and further arguments, and candle's function.
+macro_rules! functions {
+    ($(#[$about:meta])+ trait $functions:ident;
+     linear {$($(#[$doc:meta])+ $name:ident($($arg:ident: $kind:ty),*), $function:expr;)+}
+     free {$(
+        $(#[$free_doc:meta])+
+        $free_name:ident($($free_arg:ident: $free_kind:ty),*), $free_function:expr;
+     )+}) => {
+        $(#[$about])+
+        pub trait $functions<R: DistState, S: DistState>: Sized {
+            $($(#[$doc])+
+            fn $name(&self, $($arg: $kind),*) -> Result<Self, Error>;)+
+
+            $($(#[$free_doc])+
+            fn $free_name(&self, $($free_arg: $free_kind),*) -> Result<Self, Error>
+            where
+                R: Free,
+                S: Free;)+
+        }
+
+        impl<R: DistState, S: DistState> $functions<R, S> for Dist<Candle, R, S> {
+            $(fn $name(&self, $($arg: $kind),*) -> Result<Self, Error> {
+                self.map_linear(of_one($function))
+            })+
+
+            $(fn $free_name(&self, $($free_arg: $free_kind),*) -> Result<Self, Error>
+            where
+                R: Free,
+                S: Free,
+            {
+                self.map(of_one($free_function))
+            })+
+        }
+    };
+}
+
+functions! {
+    /// candle's functions of one tensor, each for the states in which it is correct. Not
+    /// collective.
+    ///
+    /// Linear functions accept every state: their results for the terms of a sum add up to their
+    /// result for the sum. The others do not accept Partial values. For a value in 16 bits, sums,
+    /// means, factors and constants are computed in f32, and the result is rounded once. For other
+    /// functions see [`map`](Dist::map) and [`map_linear`](Dist::map_linear).
+    ///
+    /// ```compile_fail,E0277
+    /// # use hsdp::dist::{Partial, Replicate};
+    /// # use hsdp_candle::distributed::{Dist, Functions};
+    /// fn wrong(sum: &Dist<Replicate, Partial>) {
+    ///     let _ = sum.sqr(); // no: the square of a sum is not the sum of the squares
+    /// }
+    /// ```
+    ///
+    /// Each function fails with candle's error if candle fails.
+    #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
+    trait Functions;
+
+    linear {
+        /// Returns `-x`. Linear.
+        neg(), |x| x.neg();
+
+        /// Returns `factor * x`. Linear.
+        scale(factor: f64), |x| in_f32(x, |x| x.affine(factor, 0.0));
+
+        /// Sums over `dims`, which are removed. Linear.
+        sum(dims: impl Dims), |x| in_f32(x, |x| x.sum(dims));
+
+        /// Sums over `dims`, which are kept with size 1. Linear.
+        sum_keepdim(dims: impl Dims), |x| in_f32(x, |x| x.sum_keepdim(dims));
+
+        /// Sums this rank's elements. Linear.
+        sum_all(), |x| in_f32(x, |x| x.sum_all());
+
+        /// Returns the mean over `dims`, which are removed. Linear.
+        mean(dims: impl Dims), |x| in_f32(x, |x| x.mean(dims));
+
+        /// Returns the mean over `dims`, which are kept with size 1. Linear.
+        mean_keepdim(dims: impl Dims), |x| in_f32(x, |x| x.mean_keepdim(dims));
+
+        /// Returns the mean of this rank's elements. Linear.
+        mean_all(), |x| in_f32(x, |x| x.mean_all());
+
+        /// Returns the elements in another shape. Linear.
+        reshape(shape: impl Into<Shape>), |x| x.reshape(shape.into());
+
+        /// Exchanges two dims. Linear.
+        transpose(one: impl Dim, other: impl Dim), |x| x.transpose(one, other);
+
+        /// Returns `len` indices of `dim`, from `start` on. Linear.
+        narrow(dim: impl Dim, start: usize, len: usize), |x| x.narrow(dim, start, len);
+
+        /// Repeats the value along dims of size 1 to `shape`. Linear.
+        broadcast_as(shape: impl Into<Shape>), |x| x.broadcast_as(shape);
+
+        /// Converts the value to another float dtype. Linear except for the rounding. For integers
+        /// use [`map`](Dist::map).
+        to_dtype(dtype: DType), |x| to_float(x, dtype);
+
+        /// Returns the value without a gradient. Linear.
+        detach(), |x| Ok(x.detach());
+    }
+    free {
+        /// Returns `x + constant`.
+        add_constant(constant: f64), |x| in_f32(x, |x| x.affine(1.0, constant));
+
+        /// Returns `x * x`.
+        sqr(), |x| x.sqr();
+
+        /// Returns the square root.
+        sqrt(), |x| x.sqrt();
+
+        /// Returns `1 / x`.
+        recip(), |x| x.recip();
+
+        /// Returns `e` to the power of `x`.
+        exp(), |x| x.exp();
+
+        /// Returns the natural logarithm.
+        log(), |x| x.log();
+
+        /// Returns the hyperbolic tangent.
+        tanh(), |x| x.tanh();
+
+        /// Returns `x` if it is above 0, else 0.
+        relu(), |x| x.relu();
+
+        /// Computes the Gaussian error linear unit, approximated with tanh.
+        gelu(), |x| x.gelu();
+
+        /// Computes the softmax along `dim`: numbers above 0 whose sum is 1.
+        softmax(dim: impl Dim), |x| ops::softmax(x, dim);
+
+        /// Computes the logarithm of [`softmax`](Self::softmax).
+        log_softmax(dim: impl Dim), |x| ops::log_softmax(x, dim);
+    }
+}
+
+/// Declares a function of two values on each line: its name and further arguments, the rule that
+/// its states follow, the method of `Dist` that applies the rule, and candle's function.
+macro_rules! pairs {
+    ($(#[$about:meta])+ trait $pairs:ident; $(
+        $(#[$doc:meta])+
+        $name:ident($($argument:ident: $kind:ty)?)
+        by $rule:ident: $zip:ident, $function:expr;
+    )+) => {
+        $(#[$about])+
+        pub trait $pairs<R: DistState, S: DistState>: Sized {$(
+            $(#[$doc])+
+            fn $name<R2, S2>(
+                &self,
+                other: &Dist<Candle, R2, S2>,
+                $($argument: $kind,)?
+            ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
+            where
+                R2: $rule<R>,
+                S2: $rule<S>;
+        )+}
+
+        impl<R: DistState, S: DistState> $pairs<R, S> for Dist<Candle, R, S> {$(
+            fn $name<R2, S2>(
+                &self,
+                other: &Dist<Candle, R2, S2>,
+                $($argument: $kind,)?
+            ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
+            where
+                R2: $rule<R>,
+                S2: $rule<S>,
+            {
+                self.$zip(other, of_two($function))
+            }
+        )+}
+    };
+}
+
+pairs! {
+    /// candle's functions of two tensors, each for the pairs of states in which it is correct: sums
+    /// by [`Adds`], products by [`Multiplies`], others by [`Joins`]. Not collective. For other
+    /// functions see [`zip`](Dist::zip), [`zip_sum`](Dist::zip_sum) and
+    /// [`zip_product`](Dist::zip_product).
+    ///
+    /// ```compile_fail,E0277
+    /// # use hsdp::dist::{Invariant, Replicate, Varying};
+    /// # use hsdp_candle::distributed::{Dist, Pairs};
+    /// fn wrong(x: &Dist<Replicate, Varying>, w: &Dist<Replicate, Invariant>) {
+    ///     let _ = x.matmul(w); // no: w is not shared yet, and its gradient would be one rank's
+    /// }
+    /// ```
+    ///
+    /// Each function fails with candle's error if candle fails, and with [`hsdp::Error::State`] if
+    /// the values belong to two tapes.
+    #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
+    trait Pairs;
+
+    /// Returns `x + y`.
+    add() by Adds: zip_sum, |x, y| x.add(y);
+
+    /// Returns `x - y`.
+    sub() by Adds: zip_sum, |x, y| x.sub(y);
+
+    /// Returns `x + y`, repeated along dims of size 1.
+    broadcast_add() by Adds: zip_sum, |x, y| x.broadcast_add(y);
+
+    /// Returns `x - y`, repeated along dims of size 1.
+    broadcast_sub() by Adds: zip_sum, |x, y| x.broadcast_sub(y);
+
+    /// Joins the elements of both along `dim`.
+    cat(dim: impl Dim) by Adds: zip_sum, |x, y| Tensor::cat(&[x, y], dim);
+
+    /// Returns `x * y`, element by element.
+    mul() by Multiplies: zip_product, |x, y| x.mul(y);
+
+    /// Returns `x * y`, repeated along dims of size 1.
+    broadcast_mul() by Multiplies: zip_product, |x, y| x.broadcast_mul(y);
+
+    /// Multiplies two matrices, or two batches of them.
+    matmul() by Multiplies: zip_product, |x, y| x.matmul(y);
+
+    /// Multiplies batches of matrices, repeated along dims of size 1.
+    broadcast_matmul() by Multiplies: zip_product, |x, y| x.broadcast_matmul(y);
+
+    /// Returns `x / y`, element by element.
+    div() by Joins: zip, |x, y| x.div(y);
+
+    /// Returns `x / y`, repeated along dims of size 1.
+    broadcast_div() by Joins: zip, |x, y| x.broadcast_div(y);
+
+    /// Returns the indices of `dim` that `other` lists. `other` is u32, u8 or i64, of shape
+    /// `[indices]`.
+    index_select(dim: impl Dim) by Joins: zip, |x, y| x.index_select(y, dim);
+
+    /// Returns, for each element of `other`, the element of `x` at that index of `dim` and at the
+    /// element's own indices of the other dims.
+    gather_along(dim: impl Dim) by Joins: zip, |x, y| x.gather(y, dim);
+}
+
+/// The type of a value whose state along `A` becomes `Q`.
+type With<D, A, Q> = <D as Along<A>>::With<Q>;
+
+/// Collectives that split or join tensors along any dim. A dim that is not the first is transposed
+/// to the front and back, which takes two copies.
 ///
-/// Linear functions accept every state: their results for the terms of a sum add up to their result
-/// for the sum. The others do not accept Partial values. For a value in 16 bits, sums, means,
-/// factors and constants are computed in f32, and the result is rounded once. For other functions
-/// see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
-///
-/// ```compile_fail,E0277
-/// # use hsdp::dist::{Partial, Replicate};
-/// # use hsdp_candle::distributed::{Dist, Functions};
-/// fn wrong(sum: &Dist<Replicate, Partial>) {
-///     let _ = sum.sqr(); // no: the square of a sum is not the sum of the squares
-/// }
-/// ```
-///
-/// Each function fails with candle's error if candle fails.
+/// **Collective**, like the methods of [`Dist`] without `_dim`. They fail as those
+/// methods do, and if there is no such dim.
 #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
-pub trait Functions<R: State, S: State>: Sized {
-    /// Returns `-x`. Linear.
-    fn neg(&self) -> Result<Self, Error>;
-
-    /// Returns `factor * x`. Linear.
-    fn scale(&self, factor: f64) -> Result<Self, Error>;
-
-    /// Sums over `dims`, which are removed. Linear.
-    fn sum(&self, dims: impl Dims) -> Result<Self, Error>;
-
-    /// Sums over `dims`, which are kept with size 1. Linear.
-    fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
-
-    /// Sums this rank's elements. Linear.
-    fn sum_all(&self) -> Result<Self, Error>;
-
-    /// Returns the mean over `dims`, which are removed. Linear.
-    fn mean(&self, dims: impl Dims) -> Result<Self, Error>;
-
-    /// Returns the mean over `dims`, which are kept with size 1. Linear.
-    fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
-
-    /// Returns the mean of this rank's elements. Linear.
-    fn mean_all(&self) -> Result<Self, Error>;
-
-    /// Returns the elements in another shape. Linear.
-    fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
-
-    /// Exchanges two dims. Linear.
-    fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error>;
-
-    /// Returns `len` indices of `dim`, from `start` on. Linear.
-    fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error>;
-
-    /// Repeats the value along dims of size 1 to `shape`. Linear.
-    fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
-
-    /// Converts the value to another float dtype. Linear except for the rounding. For integers use
-    /// [`map`](dist::Dist::map).
-    fn to_dtype(&self, dtype: DType) -> Result<Self, Error>;
-
-    /// Returns the value without a gradient. Linear.
-    fn detach(&self) -> Result<Self, Error>;
-
-    /// Returns `x + constant`.
-    fn add_constant(&self, constant: f64) -> Result<Self, Error>
+pub trait AlongDim: Sized {
+    /// Gathers all ranks' parts, and joins them along `dim` in the order of the ranks. Each rank
+    /// uses the result in its own way.
+    fn all_gather_dim<A: MeshAxis>(
+        &self,
+        axis: A,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Replicate>, Error>
     where
-        R: Free,
-        S: Free;
+        Self: Along<A, Carrier = Candle, State: Own>,
+        With<Self, A, Replicate>: Turned;
 
-    /// Returns `x * x`.
-    fn sqr(&self) -> Result<Self, Error>
+    /// Reduces all ranks' elements, and gives each rank its part along `dim`.
+    fn reduce_scatter_dim<A: MeshAxis, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
     where
-        R: Free,
-        S: Free;
+        Self: Along<A, Carrier = Candle>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
+        With<Self, A, Varying>: Turned;
 
-    /// Returns the square root.
-    fn sqrt(&self) -> Result<Self, Error>
+    /// Returns this rank's part, along `dim`, of a value that all ranks hold.
+    fn slice_dim<A: MeshAxis>(
+        &self,
+        axis: A,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
     where
-        R: Free,
-        S: Free;
-
-    /// Returns `1 / x`.
-    fn recip(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Returns `e` to the power of `x`.
-    fn exp(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Returns the natural logarithm.
-    fn log(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Returns the hyperbolic tangent.
-    fn tanh(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Returns `x` if it is above 0, else 0.
-    fn relu(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Computes the Gaussian error linear unit, approximated with tanh.
-    fn gelu(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Computes the softmax along `dim`: numbers above 0 whose sum is 1.
-    fn softmax(&self, dim: impl Dim) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
-
-    /// Computes the logarithm of [`softmax`](Self::softmax).
-    fn log_softmax(&self, dim: impl Dim) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free;
+        Self: Along<A, Carrier = Candle, State: Sliced>,
+        With<Self, A, Varying>: Turned;
 }
 
-impl<R: State, S: State> Functions<R, S> for dist::Dist<Candle, R, S> {
-    fn neg(&self) -> Result<Self, Error> {
-        linear(self, |x| x.neg())
-    }
-
-    fn scale(&self, factor: f64) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.affine(factor, 0.0)))
-    }
-
-    fn sum(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.sum(dims)))
-    }
-
-    fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.sum_keepdim(dims)))
-    }
-
-    fn sum_all(&self) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.sum_all()))
-    }
-
-    fn mean(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.mean(dims)))
-    }
-
-    fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.mean_keepdim(dims)))
-    }
-
-    fn mean_all(&self) -> Result<Self, Error> {
-        linear(self, |x| in_f32(x, |x| x.mean_all()))
-    }
-
-    fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error> {
-        linear(self, |x| x.reshape(shape.into()))
-    }
-
-    fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error> {
-        linear(self, |x| x.transpose(one, other))
-    }
-
-    fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error> {
-        linear(self, |x| x.narrow(dim, start, len))
-    }
-
-    fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error> {
-        linear(self, |x| x.broadcast_as(shape))
-    }
-
-    fn to_dtype(&self, dtype: DType) -> Result<Self, Error> {
-        linear(self, |x| to_float(x, dtype))
-    }
-
-    fn detach(&self) -> Result<Self, Error> {
-        linear(self, |x| Ok(x.detach()))
-    }
-
-    fn add_constant(&self, constant: f64) -> Result<Self, Error>
+impl<R: DistState, S: DistState> AlongDim for Dist<Candle, R, S> {
+    fn all_gather_dim<A: MeshAxis>(
+        &self,
+        axis: A,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Replicate>, Error>
     where
-        R: Free,
-        S: Free,
+        Self: Along<A, Carrier = Candle, State: Own>,
+        With<Self, A, Replicate>: Turned,
     {
-        free(self, |x| in_f32(x, |x| x.affine(1.0, constant)))
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.all_gather(axis)?.turned(dim)
     }
 
-    fn sqr(&self) -> Result<Self, Error>
+    fn reduce_scatter_dim<A: MeshAxis, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
     where
-        R: Free,
-        S: Free,
+        Self: Along<A, Carrier = Candle>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
+        With<Self, A, Varying>: Turned,
     {
-        free(self, |x| x.sqr())
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.reduce_scatter(axis, reduction)?.turned(dim)
     }
 
-    fn sqrt(&self) -> Result<Self, Error>
+    fn slice_dim<A: MeshAxis>(
+        &self,
+        axis: A,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
     where
-        R: Free,
-        S: Free,
+        Self: Along<A, Carrier = Candle, State: Sliced>,
+        With<Self, A, Varying>: Turned,
     {
-        free(self, |x| x.sqrt())
-    }
-
-    fn recip(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.recip())
-    }
-
-    fn exp(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.exp())
-    }
-
-    fn log(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.log())
-    }
-
-    fn tanh(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.tanh())
-    }
-
-    fn relu(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.relu())
-    }
-
-    fn gelu(&self) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| x.gelu())
-    }
-
-    fn softmax(&self, dim: impl Dim) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| ops::softmax(x, dim))
-    }
-
-    fn log_softmax(&self, dim: impl Dim) -> Result<Self, Error>
-    where
-        R: Free,
-        S: Free,
-    {
-        free(self, |x| ops::log_softmax(x, dim))
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.slice(axis)?.turned(dim)
     }
 }
 
-fn linear<R: State, S: State>(
-    value: &dist::Dist<Candle, R, S>,
+fn place(tensor: &Tensor, dim: impl Dim) -> Result<usize, Error> {
+    Ok(dim.to_index(tensor.shape(), "a collective along a dim")?)
+}
+
+/// A candle value in any states with dims that can be exchanged.
+pub trait Turned: Sized {
+    /// Returns the value with its first dim and `dim` exchanged. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if there is no such dim.
+    fn turned(&self, dim: usize) -> Result<Self, Error>;
+}
+
+impl<R: DistState, S: DistState> Turned for Dist<Candle, R, S> {
+    fn turned(&self, dim: usize) -> Result<Self, Error> {
+        self.transpose(0, dim)
+    }
+}
+
+fn of_one(
     function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
-) -> Result<dist::Dist<Candle, R, S>, Error> {
-    value.map_linear(|x| Ok(function(x)?))
+) -> impl FnOnce(&Tensor) -> Result<Tensor, Error> {
+    |x| Ok(function(x)?)
 }
 
-fn free<R: Free, S: Free>(
-    value: &dist::Dist<Candle, R, S>,
-    function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
-) -> Result<dist::Dist<Candle, R, S>, Error> {
-    value.map(|x| Ok(function(x)?))
+fn of_two(
+    function: impl FnOnce(&Tensor, &Tensor) -> CandleResult<Tensor>,
+) -> impl FnOnce(&Tensor, &Tensor) -> Result<Tensor, Error> {
+    |x, y| Ok(function(x, y)?)
 }
 
 /// Applies a function in f32 to a value in 16 bits, and rounds the result once. candle would also

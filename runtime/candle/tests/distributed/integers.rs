@@ -83,7 +83,7 @@ fn what_is_computed_in_floats_and_what_does_not_fit_is_refused() {
         (
             AxisState::Varying,
             Collective::Permute { destinations: Vec::new() },
-            "permute on rank 0: 0 destinations for 1 members",
+            "permute on rank 0: it has 0 destinations for 1 members",
         ),
         (AxisState::Varying, Collective::Scan, "scan on rank 0: integers are not scanned"),
     ] {

@@ -1,7 +1,7 @@
 //! Collectives in candle's graph: their gradients, and the order in which they come.
 
+mod bits;
 mod functions;
-mod golden;
 mod integers;
 mod member;
 mod meshes;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{Invariant, OnShard, Partial, Replicate, State, Sum, Varying};
+use hsdp::dist::{DistState, Invariant, OnShard, Partial, Replicate, Sum, Varying};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{AlongDim as _, Dist, Functions as _};
 
@@ -106,7 +106,7 @@ fn a_view_that_is_not_contiguous() {
 }
 
 /// This rank's `[2, 4]` tensor, in the state that a test is about.
-fn tensor<S: State>(member: &Member, start: f64) -> Result<Dist<Invariant, S>, Error> {
+fn tensor<S: DistState>(member: &Member, start: f64) -> Result<Dist<Invariant, S>, Error> {
     Ok(member.tape.assume(counted([2, 4], start)?))
 }
 

@@ -7,9 +7,8 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Param, ParamId, UnitId};
 
 use crate::error::Error;
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
-use crate::state::context::Context;
+use crate::state::context::ErrorSite;
 
 /// The sizes of a parameter as a stack of matrices, its last two dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +54,14 @@ impl Factors {
 
     /// Makes the factors of all parameters of at least two dims that `has` selects.
     pub(super) fn of_all(
-        context: &Context,
-        (operation, step): Of,
+        site: ErrorSite<'_>,
         has: impl Fn(ParamId) -> bool,
     ) -> Result<BTreeMap<ParamId, Self>, Error> {
-        let params = context.plan.spec().params().filter(|(id, _)| has(*id));
+        let params = site.context.plan.spec().params().filter(|(id, _)| has(*id));
         let matrices = params.filter_map(|(id, param)| Some((id, Sizes::of(param)?)));
         let zeros = |(id, sizes): (ParamId, Sizes)| match Self::zeros(Category::Optimizer, sizes) {
             Ok(zeros) => Ok((id, zeros)),
-            Err(error) => Err(context.no_memory(error, operation, (step, id.unit))),
+            Err(error) => Err(site.memory(id.unit, error)),
         };
         matrices.map(zeros).collect()
     }
@@ -124,7 +122,7 @@ impl Sums {
             hsdp_kernels::zeros(at)
         };
         let first = sums.parameters().next().map_or(UnitId::new(0), |first| first.unit);
-        sums.values = zeros.map_err(|error| updating.no_memory(error, first))?;
+        sums.values = zeros.map_err(|error| updating.site().memory(first, error))?;
         Ok(sums)
     }
 

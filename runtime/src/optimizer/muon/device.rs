@@ -44,7 +44,7 @@ impl OnDevice {
         groups: &Groups<MuonOptions>,
         exchange: &Exchange,
     ) -> Result<Self, CudaError> {
-        let device = device.stream().device();
+        let device = device.stream.device();
         let directions = of_update(device, exchange.sent_len(), "directions of muon")?;
         Ok(Self { directions, products: Products::new(device, groups, exchange)? })
     }
@@ -86,12 +86,12 @@ impl Products {
         (values, sizes): (&mut [f32], (usize, usize)),
     ) -> Result<(), CudaError> {
         let Self { cublas, buffers, matrix } = self;
-        let stream = device.stream();
+        let stream = &*device.stream;
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
         matrix.write_part(stream, 0, Values::F32(values))?;
         stream.orthogonalize(by, (matrix, 0, sizes), buffers, cublas)?;
-        matrix.read_back_into((stream, device.patience()), 0, values)
+        matrix.read_back_into((stream, device.patience), 0, values)
     }
 }
 
@@ -104,14 +104,12 @@ impl OnDevice {
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), Error> {
-        let failed = |error| updating.device_error(error);
+        let failed = |error| updating.site().device(error);
         self.direct(held, exchange, groups, updating).map_err(failed)?;
         let Self { directions, products } = self;
         let device = updating.context.device.as_ref().expect(THERE);
         let fill = |values: &mut [f32]| {
-            directions
-                .read_back_into((device.stream(), device.patience()), 0, values)
-                .map_err(failed)
+            directions.read_back_into((&*device.stream, device.patience), 0, values).map_err(failed)
         };
         let of = (updating.context, updating.gradients.step);
         let values = exchange.run(
@@ -126,7 +124,7 @@ impl OnDevice {
                 products.orthogonalize(device, &by, (copies, sizes)).map_err(failed)
             },
         )?;
-        directions.write(device.stream(), Values::F32(&values)).map_err(failed)
+        directions.write(&device.stream, Values::F32(&values)).map_err(failed)
     }
 
     /// Computes the directions of all parts, and waits for nothing.
@@ -137,14 +135,14 @@ impl OnDevice {
         groups: &Groups<MuonOptions>,
         updating: &Updating<'_>,
     ) -> Result<(), CudaError> {
-        let stream = updating.context.device.as_ref().expect(THERE).stream();
+        let stream = &*updating.context.device.as_ref().expect(THERE).stream;
         for (part, direction) in exchange.sent() {
             let state = covered.places.of_piece(part.unit, &piece_of(exchange, part)).start;
             let step = step_of(groups, exchange, (part, updating.clip()));
             let (len, shard) = (part.shard.len(), part.shard.start);
             let of_part = PartOfMatrix { len, shard, state, direction };
             let gradient = updating.gradient_on_device(part.unit);
-            let momentum = states[0].device(part.unit);
+            let momentum = states[0][part.unit.index()].there_mut();
             stream.muon_direction(&mut self.directions, gradient, (&of_part, &step), momentum)?;
         }
         Ok(())
@@ -166,7 +164,7 @@ impl OnDevice {
                 let (len, shard) = (range.len(), piece.shard_start + range.start);
                 let (state, direction) = (state + range.start, place.start);
                 let of_part = PartOfMatrix { len, shard, state, direction };
-                let momentum = states[0].device(unit);
+                let momentum = states[0][unit.index()].there_mut();
                 let (update, by) = (reborrow(&mut update), (&of_part, &step));
                 stream.muon(update, by, &self.directions, momentum)?;
             }

@@ -240,5 +240,5 @@ fn zeros((context, step): (&Context, u64), unit: UnitId, len: usize) -> Result<V
         let _update = memory::scope(Category::Update);
         hsdp_kernels::zeros(len)
     };
-    zeros.map_err(|error| context.no_memory(error, "optimizer step", (step, unit)))
+    zeros.map_err(|error| context.site("optimizer step", step).memory(unit, error))
 }

@@ -15,15 +15,12 @@ use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::interface::{Optimizer, Update};
 use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::state::Of;
 use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
-use crate::persist::checkpointed::Checkpointed;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, Spread, StateTensor};
-use crate::state::context::Context;
-use crate::state::model_id::ModelId;
+use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.
@@ -97,11 +94,8 @@ impl WholeParameters {
         By { state: self, update }
     }
 
-    fn zeros(
-        &self,
-        (context, (operation, step)): (&Context, Of),
-        has: impl Fn(ParamId) -> bool,
-    ) -> Result<Held, Error> {
+    fn zeros(&self, site: ErrorSite<'_>, has: impl Fn(ParamId) -> bool) -> Result<Held, Error> {
+        let context = site.context;
         let exchange = Exchange::of(context, (Wholes::Parameters, COPIES), &has)?;
         let len = |param: ParamId| (self.len)(&context.plan.spec()[param]);
         let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
@@ -115,7 +109,7 @@ impl WholeParameters {
                 let _optimizer = memory::scope(Category::Optimizer);
                 hsdp_kernels::zeros(len(param))
             };
-            let failed = |error| context.no_memory(error, operation, (step, param.unit));
+            let failed = |error| site.memory(param.unit, error);
             Ok((param, zeros.map_err(failed)?))
         };
         let states = exchange.owned().map(|whole| zeros(whole.param));
@@ -210,8 +204,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         }
         lines.push_str(state.kind);
         lines.push('\n');
-        let of = ("optimizer step", updating.gradients.step);
-        let zeros = || state.zeros((updating.context, of), |id| updating.has(id));
+        let zeros = || state.zeros(updating.site(), |id| updating.has(id));
         let Some(held) = &state.held else {
             state.held = Some(zeros()?);
             return Ok(());
@@ -298,7 +291,7 @@ fn copies(
             let _update = memory::scope(Category::Update);
             hsdp_kernels::zeros(state.len())
         };
-        let failed = |error| context.no_memory(error, "optimizer step", (step, id.unit));
+        let failed = |error| context.site("optimizer step", step).memory(id.unit, error);
         let mut copy = zeros.map_err(failed)?;
         copy.copy_from_slice(state);
         Ok((*id, copy))
@@ -358,8 +351,8 @@ impl Checkpointed for WholeParameters {
         if has.is_empty() {
             return Ok(restored);
         }
-        let of = ("loading", model.committed_steps());
-        let mut held = self.zeros((&model.engine.context, of), |id| has.contains(&id))?;
+        let site = model.engine.context.site("loading", model.committed_steps());
+        let mut held = self.zeros(site, |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
             saved.read((self.kind, *parameter), 0, state)?;

@@ -8,7 +8,7 @@ fn of_two(rank: usize, processes: usize) -> (Arc<Core>, Arc<Endpoint>) {
     let core = Core::new(2, WorldOptions::default());
     let asked = Asked { size: 2, processes };
     let transport = Box::new(Silent::default());
-    let endpoint = Endpoint::new(&core, (Rank::new(rank), asked), transport);
+    let endpoint = Endpoint::new(&core.state, (Rank::new(rank), asked), transport);
     (core, endpoint)
 }
 
